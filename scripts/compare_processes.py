@@ -137,7 +137,7 @@ def run_systems(
     import jax
 
     import fedjax_sim
-    from fedjax_sim.settings import fields
+    from fedjax_sim.core.settings import fields
 
     results: dict[str, np.ndarray] = {}
     for name in systems or fedjax_sim.SYSTEMS:
@@ -165,9 +165,9 @@ def run_systems(
 def make_problem(system: Any) -> Any:
     """Make a small problem that suits a system: classes to tell apart, or a mean seen in noise."""
     from fedjax_sim import datasets, models, partition, problems
+    from fedjax_sim.core.types import LatentProblem
     from fedjax_sim.problems import latent
     from fedjax_sim.problems.latent.noisy_mean import Seen
-    from fedjax_sim.types import LatentProblem
 
     random, num = np.random.default_rng(0), 6 * NUM_CLIENTS
     labels = random.integers(0, 2, num)

@@ -13,8 +13,8 @@ from matplotlib.patches import ConnectionPatch
 
 import fedjax_sim
 from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.core.types import Timeline
 from fedjax_sim.systems import fedbuff
-from fedjax_sim.types import Timeline
 
 PATH = Path(__file__).parents[1] / "docs" / "images" / "idea.png"
 NUM_CLIENTS = 8

@@ -6,7 +6,7 @@
     python scripts/mishaps.py others [--out DIR]   full disk, removed folder, two writers, ...
 
 A run that was killed or stopped is resumed until it ends, and must then have the bits of one that
-was left alone. Every ending must be an exit code of `fedjax_sim.lifecycle` with one sentence. The
+was left alone. Every ending must be an exit code of `core.lifecycle` with one sentence. The
 kills go on where an earlier call left off; DIR/kills.json, DIR/studies.json and DIR/merges.json
 count them. Exit code 0: all as it must be.
 """
@@ -31,8 +31,8 @@ import xarray as xr
 
 import fedjax_sim.cli.training  # noqa: F401 (loaded here, so that forks need not)
 from fedjax_sim.cli import commands
-from fedjax_sim.lifecycle import InputError
-from fedjax_sim.reporting import plots, results  # noqa: F401
+from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.results import plots, reports  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 COMMON = ["--seeds", "2", "--evals", "5", "--checkpoint-every", "0.05"]
@@ -276,7 +276,7 @@ def merges(out: Path) -> None:
             kill(run, random.choice(open_kinds), count)
         if (folder / "summary.json").exists():
             try:
-                results.load(folder)
+                reports.load(folder)
             except InputError:
                 count["left a folder that is refused"] += 1
             else:

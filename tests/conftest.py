@@ -20,16 +20,16 @@ from flax import struct
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
-from fedjax_sim.compression import BlockQuantization
+from fedjax_sim.core.settings import idle_of, known_values, names_of
+from fedjax_sim.core.streams import stream
+from fedjax_sim.core.types import LatentProblem
 from fedjax_sim.engine.machine.compiling import COMPILE_EVENT
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
-from fedjax_sim.reporting import results
-from fedjax_sim.reporting.plots import style
-from fedjax_sim.settings import idle_of, known_values, names_of
-from fedjax_sim.streams import stream
-from fedjax_sim.types import LatentProblem
+from fedjax_sim.results import reports
+from fedjax_sim.results.plots import style
+from fedjax_sim.server.compression import BlockQuantization
 
 # Collecting makes many objects that stay; see `pytest_collection_finish`.
 gc.disable()
@@ -66,7 +66,7 @@ for name, value in (
 threadpool_limits(1, user_api="blas")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Coarse pictures of results folders take less time, and so do pictures that are not laid out.
-results.DPI = 60
+reports.DPI = 60
 style.SHEET["figure.constrained_layout.use"] = False
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.lifecycle import InputError
+from fedjax_sim.core.lifecycle import InputError
 
 NUM_FLIPS = 40
 

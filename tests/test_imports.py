@@ -25,44 +25,22 @@ from tests.exports import names_in
 # Each line names a room (a folder of the package or a file in its root) and the rooms that it may
 # import, which stand above it. "*" stands for all of them.
 ALLOWED = {
-    "lifecycle": "",
-    "settings": "lifecycle",
-    "checking": "settings",
-    "events": "settings checking",
-    "types": "events checking",
-    "targets": "",
-    "linear": "",
-    "trees": "types",
-    "streams": "types targets",
-    "batching": "types checking targets",
-    "timelines": "types lifecycle settings checking targets streams",
-    "compression": "types settings checking streams",
-    "privacy": "types settings checking",
-    "clients": "types settings checking targets trees streams batching privacy",
-    "server": (
-        "types settings checking targets trees streams batching timelines compression privacy "
-        "clients"
-    ),
-    "models": "types settings checking targets linear trees streams compression",
-    "datasets": "lifecycle settings checking",
-    "partition": "lifecycle settings checking",
-    "diagnostics": "types settings checking",
-    "problems": (
-        "types lifecycle settings checking targets trees streams models datasets partition "
-        "compression "
-        "diagnostics"
-    ),
-    "systems": "types settings targets trees streams batching timelines compression clients server",
-    "results": "types events lifecycle settings checking diagnostics",
-    "engine": (
-        "types events lifecycle settings checking targets trees streams linear batching "
-        "diagnostics results timelines"
-    ),
-    "theory": "settings checking timelines privacy systems",
-    "binding": "types settings checking trees timelines engine",
-    "__init__": "types settings systems engine results binding",
-    "reporting": "types lifecycle settings checking diagnostics results __init__",
-    "launch": "types lifecycle settings checking engine results reporting",
+    "version": "",
+    "core": "",
+    "kernels": "core",
+    "timelines": "core",
+    "clients": "core",
+    "server": "core kernels timelines clients",
+    "models": "core kernels server",
+    "datasets": "core",
+    "partition": "core",
+    "results": "core",
+    "problems": "core server models datasets partition results",
+    "systems": "core timelines clients server",
+    "engine": "core kernels timelines results",
+    "theory": "core timelines server systems",
+    "__init__": "version core server systems engine results",
+    "launch": "core engine results",
     "cli": "*",
     "__main__": "cli",
 }
@@ -85,7 +63,7 @@ def tree_of(module: str) -> ast.Module:
 
 
 def public_names(module: str) -> list[str]:
-    """Read what a face exports. Rooms inside these two are asked for their files by name."""
+    """Read what a face exports. These rooms are asked for their files by name."""
     if (names := names_in(MODULES[module])) is not None:
         return names
     if module == "systems":
@@ -93,7 +71,7 @@ def public_names(module: str) -> list[str]:
     for node in tree_of(module).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)
-    if module.startswith(("engine.", "timelines.")) or module == "results":
+    if module.startswith(("engine.", "timelines.")) or module in ("core", "kernels", "results"):
         return []
     raise AssertionError(f"{MODULES[module]} exports nothing")
 
@@ -125,7 +103,7 @@ def test_the_script_counts_no_circle_and_no_upward_arrow() -> None:
     assert circles_of(ARROWS) == []
     assert upward_arrows(ARROWS, TABLE) == []
     floors = floors_of(ARROWS)
-    assert (floors["lifecycle"], floors["settings"], floors["types"]) == (1, 2, 5)
+    assert (floors["core"], floors["timelines"], floors["server"]) == (1, 2, 3)
     assert max(floors, key=lambda room: floors[room]) == "__main__"
 
 
@@ -184,12 +162,12 @@ def test_the_theory_of_a_paper_does_not_import_that_of_another(module: str) -> N
     }
 
 
-def test_other_rooms_take_only_the_version_from_the_face() -> None:
+def test_other_rooms_take_nothing_from_the_face() -> None:
     for module in MODULES:
         for node in ast.walk(tree_of(module)):
             if module and isinstance(node, ast.ImportFrom) and node.module == "fedjax_sim":
                 names = {alias.name for alias in node.names}
-                assert names <= {*MODULES, "__version__"}, MODULES[module]
+                assert names <= {*MODULES}, MODULES[module]
 
 
 def test_the_root_has_few_files() -> None:
@@ -203,12 +181,12 @@ def test_the_wheel_holds_this_package_alone() -> None:
     config = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert config["packages"]["find"]["include"] == ["fedjax_sim*"]
     assert config["package-data"] == {"fedjax_sim": ["py.typed", "__init__.pyi"]}
-    assert config["dynamic"]["version"] == {"attr": "fedjax_sim.__version__"}
+    assert config["dynamic"]["version"] == {"attr": "fedjax_sim.version.__version__"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_says_what_it_holds_and_defines_nothing(package: str) -> None:
-    """The `__getattr__` of the face and of `systems` load what is asked for."""
+    """The face and `systems` load modules when they are asked for; the face knows old addresses."""
     tree = tree_of(package)
     assert ast.get_docstring(tree)
     names = public_names(package)
@@ -218,7 +196,7 @@ def test_a_package_says_what_it_holds_and_defines_nothing(package: str) -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     }
-    allowed = {"": {"__getattr__"}, "systems": {"__getattr__", "__dir__"}}
+    allowed = {"": {"__getattr__", "_Moved", "find_spec"}, "systems": {"__getattr__", "__dir__"}}
     assert definitions == allowed.get(package, set())
 
 
@@ -293,7 +271,7 @@ fedjax_sim.sweep, fedjax_sim.SYSTEMS
 
 
 def test_the_face_loads_what_is_asked_for() -> None:
-    rooms = set(ALLOWED) - {"__init__", "__main__"}
+    rooms = set(ALLOWED) - {"__init__", "__main__", "version"}
     assert rooms | set(fedjax_sim.__all__) <= set(dir(fedjax_sim))
     for name in rooms:
         assert getattr(fedjax_sim, name).__name__ == f"fedjax_sim.{name}"
@@ -301,6 +279,14 @@ def test_the_face_loads_what_is_asked_for() -> None:
         assert getattr(fedjax_sim, name) is getattr(fedjax_sim, name)
     with pytest.raises(AttributeError, match="'fedjax_sim' has no attribute 'swep'"):
         fedjax_sim.swep  # noqa: B018
+
+
+@pytest.mark.parametrize("old", fedjax_sim.MOVED)
+def test_an_old_address_gets_the_new_one(old: str) -> None:
+    new = f"fedjax_sim.{fedjax_sim.MOVED[old]}"
+    importlib.import_module(new)
+    with pytest.raises(ModuleNotFoundError, match=f"'fedjax_sim.{old}': it is '{new}' now"):
+        importlib.import_module(f"fedjax_sim.{old}")
 
 
 def test_type_checkers_see_the_same_names_as_python() -> None:
@@ -316,7 +302,7 @@ def test_type_checkers_see_the_same_names_as_python() -> None:
     handed_on = {name: home for name, home in homes.items() if home}
     for name, home in handed_on.items():
         assert getattr(fedjax_sim, name) is getattr(importlib.import_module(home), name)
-    assert set(homes) - set(handed_on) == set(ALLOWED) - {"__init__", "__main__"}
+    assert set(homes) - set(handed_on) == set(ALLOWED) - {"__init__", "__main__", "version"}
 
 
 @pytest.mark.parametrize("module", MODULES)

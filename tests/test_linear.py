@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.linear import linear_with_transpose
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.targets import is_for_cpu, tracing_for
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.targets import is_for_cpu, tracing_for
+from fedjax_sim.kernels.linear import linear_with_transpose
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 

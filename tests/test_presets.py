@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_sim import SYSTEMS
 from fedjax_sim.__main__ import main
-from fedjax_sim.settings import check, fields, names_of, value_of
+from fedjax_sim.core.settings import check, fields, names_of, value_of
 from fedjax_sim.systems import favano, fedavg, fedopt, hierarchical, langevin
 from fedjax_sim.timelines import ClientDelays, Contacts, Trace
 from fedjax_sim.timelines.presets import FAVANO, preset

@@ -19,19 +19,13 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import SYSTEMS, ConfigError, Layout, datasets, models, partition, systems
-from fedjax_sim.checking import Above0, Count
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.clients import ClientTraining
-from fedjax_sim.compression.messages import COMPRESSORS
-from fedjax_sim.lifecycle import BAD_INPUT
-from fedjax_sim.privacy import PRIVACY
-from fedjax_sim.problems import latent
-from fedjax_sim.server.attacks import SignFlip
-from fedjax_sim.server.attacks.catalogue import ATTACKS
-from fedjax_sim.server.rules import RULES, parse_rule
-from fedjax_sim.settings import (
+from fedjax_sim.core.checking import Above0, Count
+from fedjax_sim.core.lifecycle import BAD_INPUT
+from fedjax_sim.core.settings import (
     check,
     check_all,
     default_text,
@@ -53,6 +47,12 @@ from fedjax_sim.settings import (
     usual_values,
     value_of,
 )
+from fedjax_sim.problems import latent
+from fedjax_sim.server.attacks import SignFlip
+from fedjax_sim.server.attacks.catalogue import ATTACKS
+from fedjax_sim.server.compression.messages import COMPRESSORS
+from fedjax_sim.server.privacy import PRIVACY
+from fedjax_sim.server.rules import RULES, parse_rule
 from fedjax_sim.timelines import ClientDelays, Cohort
 from fedjax_sim.timelines.presets import preset
 

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import fedjax_sim
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.core.streams import shuffle_bits, shuffled_index, stream
 
 
 def names_of_streams() -> set[str]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import targets
+from fedjax_sim.core import targets
 
 
 def tree_of(random: np.random.Generator) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import jax
 
 import fedjax_sim
 from fedjax_sim import Layout, System, Timeline
+from fedjax_sim.core.types import LatentProblem, Problem
 from fedjax_sim.systems import fedavg
-from fedjax_sim.types import LatentProblem, Problem
 
 
 def correct(

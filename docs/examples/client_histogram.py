@@ -2,8 +2,8 @@
 
 import fedjax_sim
 from fedjax_sim import datasets, models, partition, problems
-from fedjax_sim.reporting import summary
-from fedjax_sim.reporting.plots import clients_figure
+from fedjax_sim.results.plots import clients_figure
+from fedjax_sim.results.summaries import summary
 
 digits = datasets.load("digits")
 split = partition.make("dirichlet", digits.train_labels, num_clients=20, alpha=0.3, seed=0)

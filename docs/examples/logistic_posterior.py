@@ -7,7 +7,7 @@ from sklearn.datasets import load_breast_cancer
 
 import fedjax_sim
 from fedjax_sim import diagnostics, problems
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 from fedjax_sim.systems import langevin
 
 x, y = load_breast_cancer(return_X_y=True)

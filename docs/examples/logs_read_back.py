@@ -5,7 +5,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import fedjax_sim
 from fedjax_sim import Ticks, Watch, datasets, models, partition, problems
-from fedjax_sim.reporting import trackers
+from fedjax_sim.results import trackers
 from fedjax_sim.systems import fedavg
 
 digits = datasets.load("digits")

@@ -7,7 +7,7 @@ from sklearn.datasets import make_moons
 
 import fedjax_sim
 from fedjax_sim import diagnostics, models, problems
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 from fedjax_sim.systems import langevin
 
 x, y = make_moons(300, noise=0.35, random_state=0)

@@ -29,9 +29,9 @@ import jax
 import numpy as np
 
 import fedjax_sim
-from fedjax_sim.reporting import plots
-from fedjax_sim.settings import default_text, fields, groups, is_traced
-from fedjax_sim.streams import stream
+from fedjax_sim.core.settings import default_text, fields, groups, is_traced
+from fedjax_sim.core.streams import stream
+from fedjax_sim.results import plots
 from fedjax_sim.systems import SYSTEMS
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ FIGURES = {
 SEED, TICKS = 0, 200
 """Seed and server actions of the schedules on the pages of algorithms."""
 SINGLE_MODULES = (
-    *("types", "streams", "batching", "trees", "targets"),
+    *(f"core.{name}" for name in ("types", "streams", "batching", "trees", "targets")),
     *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
 )
 """Public modules that are no packages."""

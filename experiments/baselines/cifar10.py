@@ -13,9 +13,9 @@ from experiments.baselines.setup import BOTH, ONE, RATES, Comparison, compare
 from experiments.favano.setup import CIFAR10
 from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import models
-from fedjax_sim.models import convolution
+from fedjax_sim.core.types import Array
+from fedjax_sim.kernels import convolution
 from fedjax_sim.models.calls import Model
-from fedjax_sim.types import Array
 
 
 class PatchNet(nn.Module):

@@ -17,12 +17,12 @@ import fedjax_sim
 from experiments.harness import Arguments, Outcome, Study, comparison, table
 from experiments.harness.comparison import Contestant, Summary, Tuned
 from fedjax_sim import SYSTEMS, datasets, partition, problems
+from fedjax_sim.core.settings import ConfigError, idle_of, names_of
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
-from fedjax_sim.reporting import plots, results
-from fedjax_sim.settings import ConfigError, idle_of, names_of
+from fedjax_sim.results import plots, reports
 
 HELD_OUT = 0.1
 """Share of the training examples on which settings are chosen."""
@@ -257,7 +257,7 @@ def metric_of(name: str) -> str:
     return "personal_accuracy" if name in PERSONAL else "accuracy"
 
 
-def _earlier(arguments: Arguments, facts: Mapping[str, Any]) -> results.Results | None:
+def _earlier(arguments: Arguments, facts: Mapping[str, Any]) -> reports.Results | None:
     """Load the earlier run, if one is named.
 
     Raises:
@@ -265,7 +265,7 @@ def _earlier(arguments: Arguments, facts: Mapping[str, Any]) -> results.Results 
     """
     if arguments.results is None:
         return None
-    found = results.load(arguments.results, trust=arguments.trust)
+    found = reports.load(arguments.results, trust=arguments.trust)
     differing = [name for name in SHARED if found.config.get(name) != facts[name]]
     if differing:
         allowed = f"the folder of a run with the same {differing[0]}, {facts[differing[0]]!r}"

@@ -36,16 +36,16 @@ from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.gaussian import clients_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, table
 from fedjax_sim import server, timelines, types
-from fedjax_sim.checking import Above0, AtLeast0
 from fedjax_sim.clients import Training, add_langevin_noise, local_steps
-from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.core.checking import Above0, AtLeast0
+from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.streams import stream
+from fedjax_sim.core.types import Algorithm
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
+from fedjax_sim.results.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.server.versions import Versioned
-from fedjax_sim.settings import setting, struct
-from fedjax_sim.streams import stream
 from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientDelays
-from fedjax_sim.types import Algorithm
 
 NUM_CLIENTS, LOCAL_STEPS = 8, 2
 STUDY = Study(

@@ -22,8 +22,8 @@ from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
-from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
-from fedjax_sim.reporting.plots import look, styled
+from fedjax_sim.results.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.results.plots import look, styled
 
 RHOS = (0.0, 0.5, 1.0)
 LOCAL_STEPS = (1, 5, 20)

@@ -23,9 +23,9 @@ from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.gaussian import Repeated, kept, largest
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
-from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.reporting.plots import look, styled
+from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.plots import look, styled
 
 LOCAL_STEPS = 100
 PANELS: dict[str, Participation] = {

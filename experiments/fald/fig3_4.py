@@ -35,12 +35,12 @@ from experiments import harness
 from experiments.fald.claims import DOUBT, Found, verdict
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import datasets, partition, problems
-from fedjax_sim.diagnostics import posterior
+from fedjax_sim.core.types import Array, Key, Problem
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.models.calls import Model
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
+from fedjax_sim.results.diagnostics import posterior
 from fedjax_sim.systems import langevin
-from fedjax_sim.types import Array, Key, Problem
 
 METRICS = {"accuracy": 1, "brier": -1, "ece": -1}
 """The figures' metrics, with 1 if larger is better and -1 if smaller is."""

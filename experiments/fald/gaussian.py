@@ -21,9 +21,9 @@ import xarray as xr
 import fedjax_sim
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget
-from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients, make_gaussian_clients
-from fedjax_sim.reporting.plots import look
+from fedjax_sim.results.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
+from fedjax_sim.results.plots import look
 from fedjax_sim.systems import langevin
 
 COVARIANCE = np.array([[5.0, -2.0], [-2.0, 1.0]])

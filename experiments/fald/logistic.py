@@ -33,11 +33,11 @@ from experiments.fald.claims import CLAIMS, Found, of_chains
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.harness import Arguments, Estimate, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import datasets
-from fedjax_sim.diagnostics import posterior
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.partition import dirichlet
 from fedjax_sim.problems import Logistic, make_logistic
-from fedjax_sim.reporting import plots
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.results import plots
+from fedjax_sim.results.diagnostics import posterior
 from fedjax_sim.systems import langevin
 
 STEP_SIZE, PRIOR_PRECISION, NUM_CLIENTS = 1e-3, 10.0, 5

@@ -23,8 +23,8 @@ from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas.exact_laws import Participation
 from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
-from fedjax_sim.privacy import NoisySteps, epsilon_after
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
+from fedjax_sim.server.privacy import NoisySteps, epsilon_after
 from fedjax_sim.systems import langevin
 from fedjax_sim.theory import langevin as privacy
 from fedjax_sim.theory.langevin import OutsiderWarning, PrivacySetup, guarantee

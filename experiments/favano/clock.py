@@ -39,11 +39,11 @@ from experiments.harness import (
     unless_unknown,
     verdict_table,
 )
-from fedjax_sim.reporting.plots import look, name_beside, styled
+from fedjax_sim.core.types import System, Timeline
+from fedjax_sim.results.plots import look, name_beside, styled
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 from fedjax_sim.theory import favano as theory
 from fedjax_sim.timelines import Trace
-from fedjax_sim.types import System, Timeline
 
 FAST, SLOW, BUDGET = 1 / 2, 1 / 16, 5000
 PERIOD = CLAIMS[8].criterion.period

@@ -19,11 +19,11 @@ from experiments.favano.formulas import bounds
 from experiments.favano.formulas.orders import favano_orders, favano_orders_printed
 from experiments.favano.theory import LAYOUT, RANGE, with_gradient_at_mean
 from experiments.harness import Arguments, Interval, Outcome, Sizes, Study, Verdict
-from fedjax_sim.models.low_bit import straight_through, uniform
+from fedjax_sim.core.types import Array, Key
+from fedjax_sim.kernels.low_bit import straight_through, uniform
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import favano, fedbuff
 from fedjax_sim.theory import favano as theory
-from fedjax_sim.types import Array, Key
 
 STUDY = Study(full=Sizes(seeds=48, ticks=2000), smoke=Sizes(seeds=6, ticks=200))
 TEN, FIRST, WARM, STEPS = 10, 5, 150, 230

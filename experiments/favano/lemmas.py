@@ -21,12 +21,12 @@ from experiments import harness
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.formulas import bounds as formulas
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, draw
+from fedjax_sim.core.types import EMPTY, Array, Event, Key, Plan
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting.plots import look, styled
+from fedjax_sim.results.plots import look, styled
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.systems import favano
 from fedjax_sim.theory import favano as theory
-from fedjax_sim.types import EMPTY, Array, Event, Key, Plan
 
 REWEIGHTINGS = ("stochastic", "deterministic")
 

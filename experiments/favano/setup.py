@@ -26,14 +26,14 @@ from experiments.favano.claims import SMOKE, verdict
 from experiments.harness import Arguments, Sample, Sizes, Study, Verdict, rule, statistics
 from experiments.harness.images import load
 from fedjax_sim import models, partition, problems
+from fedjax_sim.core.settings import ConfigError, fields, names_of, value_of
+from fedjax_sim.core.types import Problem, System
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.problems.augmentation import Augmentation
-from fedjax_sim.reporting import plots
-from fedjax_sim.reporting.plots.style import label_of_axis
-from fedjax_sim.reporting.results import load as load_results
-from fedjax_sim.settings import ConfigError, fields, names_of, value_of
+from fedjax_sim.results import plots
+from fedjax_sim.results.plots.style import label_of_axis
+from fedjax_sim.results.reports import load as load_results
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
-from fedjax_sim.types import Problem, System
 
 
 class Method(NamedTuple):

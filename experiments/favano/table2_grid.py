@@ -38,9 +38,9 @@ from experiments.harness import (
 )
 from experiments.harness.heatmaps import heat_maps
 from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.core.settings import names_of
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
-from fedjax_sim.settings import names_of
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 
 CLOCKS: dict[str, Method] = {

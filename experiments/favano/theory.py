@@ -20,14 +20,14 @@ from experiments import harness
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.formulas import bounds as formulas
 from experiments.harness import Arguments, Interval, Outcome, Sizes, Study, Verdict
-from fedjax_sim.compression import luq
-from fedjax_sim.models.low_bit import straight_through, uniform
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Plan
+from fedjax_sim.kernels.low_bit import straight_through, uniform
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
+from fedjax_sim.server.compression import luq
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.systems import favano
 from fedjax_sim.theory import favano as theory
-from fedjax_sim.types import Algorithm, Array, Event, Key, Plan
 
 REWEIGHTINGS = ("stochastic", "deterministic")
 FAST, SLOW, PERIOD = 1 / 2, 1 / 16, 7.0

@@ -12,7 +12,7 @@ import fedjax_sim
 from experiments.favano.setup import CIFAR10
 from experiments.harness import Arguments, Outcome, Sizes, Study, table
 from fedjax_sim import datasets, models, partition, problems
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 from fedjax_sim.systems import fedavg
 
 BATCH, EPOCH = 10, 5

@@ -36,9 +36,9 @@ from experiments.fedem.setup import (
 )
 from experiments.harness import Arguments, Interval, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import Ticks
-from fedjax_sim.compression import Compressor, parse_compressor
-from fedjax_sim.reporting.plots import look, styled
+from fedjax_sim.results.plots import look, styled
 from fedjax_sim.server import Memories
+from fedjax_sim.server.compression import Compressor, parse_compressor
 from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory import fedem as theory
 

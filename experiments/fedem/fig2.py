@@ -27,11 +27,11 @@ from experiments.fedem.counts import COUNTS, SPARSE, Visits, poisson, regional, 
 from experiments.fedem.setup import even, figure_of
 from experiments.harness import Arguments, Outcome, Sizes, Verdict, rule, table
 from experiments.harness.statistics import has_nan
-from fedjax_sim.compression import BlockQuantization
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import latent
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 from fedjax_sim.server import Memories
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.server.compression import BlockQuantization
 from fedjax_sim.systems import fedem
 
 RANK, HALF = 2, 0.5**0.5

@@ -20,7 +20,7 @@ from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, inter
 from fedjax_sim import Ticks, datasets
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.features import principal_components
-from fedjax_sim.reporting.plots import LABELS
+from fedjax_sim.results.plots import LABELS
 from fedjax_sim.systems import fedem, vr_fedem
 
 COMPONENTS, DIMENSIONS, GAMMA, BATCH, INNER = 10, 20, 0.001, 20, 35

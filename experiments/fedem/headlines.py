@@ -15,7 +15,7 @@ from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import moments
 from experiments.fedem.setup import Toy, clients_apart, exact_variance
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
-from fedjax_sim.compression import BlockQuantization, Dithering
+from fedjax_sim.server.compression import BlockQuantization, Dithering
 from fedjax_sim.theory import fedem as theory
 
 STUDY = Study(full=Sizes(draws=20_000, k_max=10_000), smoke=Sizes(draws=200, k_max=100))

@@ -20,13 +20,13 @@ from matplotlib.figure import Figure
 import fedjax_sim
 from experiments.fedem.formulas import moments
 from experiments.harness import Sizes, Study
-from fedjax_sim.compression import parse_compressor
+from fedjax_sim.core.types import System
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
-from fedjax_sim.reporting.plots import LABELS, look, name_beside, styled
+from fedjax_sim.results.plots import LABELS, look, name_beside, styled
+from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import fedem, vr_fedem
-from fedjax_sim.types import System
 
 BLOCKS = parse_compressor("block:norm=2:block=4")
 """The quantizer whose omega is 1."""

@@ -29,11 +29,11 @@ from experiments.fedem.setup import (
 )
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim import Ticks, compression, streams
+from fedjax_sim.core.types import Event, Plan
 from fedjax_sim.problems import latent
 from fedjax_sim.server import Memories
 from fedjax_sim.systems import em, fedem, vr_fedem
 from fedjax_sim.theory import fedem as theory
-from fedjax_sim.types import Event, Plan
 
 N, M, DIM, RIDGE, KAPPA, BATCH = 10, 20, 4, 0.25, 0.5, 5
 SPARSE = compression.parse_compressor("sparsification:keep=0.5")

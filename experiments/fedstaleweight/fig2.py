@@ -22,7 +22,7 @@ from experiments.fedstaleweight.claims import verdict
 from experiments.harness import difference, images, lead, rule
 from fedjax_sim import models, partition, problems
 from fedjax_sim.models import DoubleConvNet
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 from fedjax_sim.systems import fedstaleweight
 
 SYSTEM = fedstaleweight.system

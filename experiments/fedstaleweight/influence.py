@@ -22,16 +22,16 @@ from experiments import harness
 from experiments.fedstaleweight import formulas
 from experiments.fedstaleweight.claims import CLAIMS, verdict
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, draw, rule
-from fedjax_sim.diagnostics.fairness import fairness_report, influence
+from fedjax_sim.core.settings import check
+from fedjax_sim.core.types import Array, Params, Timeline
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting import plots
-from fedjax_sim.reporting.plots.fairness import ClientShares, influence_figure
+from fedjax_sim.results import plots
+from fedjax_sim.results.diagnostics.fairness import fairness_report, influence
+from fedjax_sim.results.plots.fairness import ClientShares, influence_figure
 from fedjax_sim.server.staleness import staleness_weights
-from fedjax_sim.settings import check
 from fedjax_sim.systems import fedstaleweight
 from fedjax_sim.theory import fedstaleweight as theory
 from fedjax_sim.timelines import ClientTable
-from fedjax_sim.types import Array, Params, Timeline
 
 SYSTEM = fedstaleweight.system
 HYPER: Any = SYSTEM.paper()

@@ -15,12 +15,12 @@ from experiments.harness.parts import CHECKPOINTS, ExperimentPart, WaitsError, r
 from fedjax_sim.cli.arguments import read_whole
 from fedjax_sim.cli.launching import read_launcher
 from fedjax_sim.cli.parser import Parser
+from fedjax_sim.core.lifecycle import exit_code_of
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
 from fedjax_sim.launch.parts import read_part
-from fedjax_sim.lifecycle import exit_code_of
-from fedjax_sim.reporting.results import UNFINISHED, Folder, save
 from fedjax_sim.results.records import to_json
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.results.reports import UNFINISHED, Folder, save
 
 IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset", "only")
 """Arguments that an unfinished run and the run that resumes it must have in common."""
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: The arguments, by default those of the process.
 
     Returns:
-      The exit code, see `fedjax_sim.lifecycle.EXIT_CODES`. Whatever is not 0 is explained in one
+      The exit code, see `core.lifecycle.EXIT_CODES`. Whatever is not 0 is explained in one
       sentence on stderr, apart from a fault of the program.
     """
     return exit_code_of("experiments", lambda: _run(parser().parse_args(argv)))

@@ -21,11 +21,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 import fedjax_sim
+from fedjax_sim.core.settings import ConfigError, check
+from fedjax_sim.core.types import AnyProblem, System
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.reporting import plots
-from fedjax_sim.reporting.targets import first_reach, median_reach
-from fedjax_sim.settings import ConfigError, check
-from fedjax_sim.types import AnyProblem, System
+from fedjax_sim.results import plots
+from fedjax_sim.results.targets import first_reach, median_reach
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 

@@ -9,7 +9,7 @@ import xarray as xr
 from experiments.harness.claims import Verdict
 from experiments.harness.parts import ExperimentPart
 from fedjax_sim import Checkpoints
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

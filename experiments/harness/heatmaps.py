@@ -9,7 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 
 DARK = 0.45
 """Luminance of a colour below which the number on it is white."""

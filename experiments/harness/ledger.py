@@ -32,9 +32,9 @@ from experiments.harness import drawn, registry
 from experiments.harness.claims import Claim, Claims, Verdict, claims_of, verdict_table, worded
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.statistics import HOLDS, NOT_HERE, NOT_RUN_WORDS, PARTLY, VERDICTS
-from fedjax_sim.lifecycle import read_json
-from fedjax_sim.reporting.results import to_json
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.lifecycle import read_json
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.results.reports import to_json
 
 ROOT = Path(__file__).parents[1]
 """The folder of all experiments."""

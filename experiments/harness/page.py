@@ -12,7 +12,7 @@ from experiments.harness import errata, ledger
 from experiments.harness.claims import ORIGINS, Claim, Verdict
 from experiments.harness.ledger import Row, counts
 from experiments.harness.statistics import HOLDS, PARTLY, VERDICTS
-from fedjax_sim.lifecycle import write_whole
+from fedjax_sim.core.lifecycle import write_whole
 
 COLORS = {
     "holds": "#1b7f4b",

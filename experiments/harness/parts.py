@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fedjax_sim.core.lifecycle import read_json, seal_json, write_whole
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.shares import Listed, Part, Unit
 from fedjax_sim.launch.parts import FOLDER
-from fedjax_sim.lifecycle import read_json, seal_json, write_whole
 from fedjax_sim.results import kept_settings
 from fedjax_sim.results.runs import Run, join_runs, load
-from fedjax_sim.settings import ConfigError
 
 IDENTITY = "experiment.json"
 """File that says which experiment the folder is of, and in how many parts."""

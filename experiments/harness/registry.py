@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments.harness.experiment import Arguments, Outcome
-from fedjax_sim.lifecycle import nearest
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.lifecycle import nearest
+from fedjax_sim.core.settings import ConfigError
 
 PAPERS = (
     "baselines",

@@ -13,7 +13,7 @@ from experiments.harness import ledger, page, statistics, tables
 from experiments.harness.claims import worded
 from experiments.harness.errata import ERRATA
 from experiments.harness.ledger import FIGURES, ROOT, Row, counts, rows
-from fedjax_sim.reporting.results import to_json
+from fedjax_sim.results.reports import to_json
 
 BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
 """Comments around what is written from the results."""

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core.streams import stream
+from fedjax_sim.core.types import System, Timeline
 from fedjax_sim.engine.planning.drawing import draw_timelines
-from fedjax_sim.streams import stream
 from fedjax_sim.timelines import Clients, draw_client_rates
-from fedjax_sim.types import System, Timeline
 
 
 def draw(system: System, hypers: Sequence[Any], seeds: int, num_ticks: int) -> Timeline:

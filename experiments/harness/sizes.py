@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 
 if TYPE_CHECKING:
     from experiments.harness.experiment import Arguments

@@ -25,11 +25,11 @@ from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas import bounds as formulas
 from experiments.hierarchical.setup import fixed_clock
-from fedjax_sim.reporting.plots import look, styled
+from fedjax_sim.core.types import Algorithm, Array, Key, Plan
+from fedjax_sim.results.plots import look, styled
 from fedjax_sim.systems import fedavg, hierarchical
 from fedjax_sim.theory.hierarchical import Delays
 from fedjax_sim.timelines import list_members
-from fedjax_sim.types import Algorithm, Array, Key, Plan
 
 SIZES, SHIFTS = (3, 5), (1.0, 0.5)
 DELAYS = Delays(np.array(SHIFTS), np.zeros(2), 4.0)

@@ -16,10 +16,10 @@ from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, draw
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas.delays import linear_delays
-from fedjax_sim.reporting import plots
+from fedjax_sim.core.types import Timeline
+from fedjax_sim.results import plots
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory import hierarchical as theory
-from fedjax_sim.types import Timeline
 
 TIE = 1e-9
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.harness import Arguments, Interval, Outcome, Verdict, interval
 from experiments.hierarchical import setup
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 
 STUDY = setup.study(
     setup.CIFAR10.replace(standardised=True), setup.MNIST.replace(standardised=True)

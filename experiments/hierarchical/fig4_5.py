@@ -19,7 +19,7 @@ from experiments.hierarchical.formulas.delays import linear_delays
 from experiments.hierarchical.tuning import Measured
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 
 STUDY = Study(
     full=tuning.sizes(setup.CIFAR10, tuning.FULL, tuning_seeds=5),

@@ -24,7 +24,7 @@ from experiments.hierarchical import claims, setup, tuning
 from experiments.hierarchical.tuning import Measured
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 
 STUDY = Study(
     full=tuning.sizes(setup.MNIST, tuning.FULL, most_clients=1000),

@@ -23,10 +23,10 @@ from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas import quadratics as formulas
 from experiments.hierarchical.formulas.delays import linear_delays
 from experiments.hierarchical.setup import FIG7, at, clock, fixed_clock
+from fedjax_sim.core.types import Array, Key
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 from fedjax_sim.systems import hierarchical
-from fedjax_sim.types import Array, Key
 
 LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
 """These models are few numbers, so that lanes are worth batching even on a CPU."""

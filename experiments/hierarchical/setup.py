@@ -42,11 +42,11 @@ from experiments.harness.statistics import has_collapsed
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas.delays import linear_delays
 from fedjax_sim import models, partition, problems
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
-from fedjax_sim.reporting import plots
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.results import plots
 from fedjax_sim.systems import hierarchical
 
 CHANCE = 10.0

@@ -26,12 +26,12 @@ from experiments.harness.images import dirichlet_problems, pooled
 from experiments.robustness.pictures import pictures
 from experiments.robustness.verdicts import SHARES, judged, told
 from fedjax_sim import datasets, models
+from fedjax_sim.core.types import System
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.server import attacks, rules
 from fedjax_sim.server.rules import CentredClipping, Krum, Mean, Median, Rule, TrimmedMean
 from fedjax_sim.systems import fedavg, fedbuff
-from fedjax_sim.types import System
 
 FIRST_TUNING_SEED = 1000
 """Seeds of tuning are counted from here, and those of the results from 0."""

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from experiments.harness import comparison, heatmaps, lead
 from experiments.harness.comparison import Tuned
 from experiments.robustness.verdicts import BUFFERED, WAITING, Ends, shares_of
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
 
 SHORT = {"sign flip": "flip", "inner product": "inner"}
 """Short names of attacks."""

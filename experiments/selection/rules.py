@@ -32,15 +32,15 @@ from experiments.selection.claims import OF_TARGET, ON_SPEAKERS
 from experiments.selection.tasks import Window, of_images, of_speakers
 from experiments.selection.verdicts import judged, told
 from fedjax_sim import datasets, models, streams
-from fedjax_sim.reporting import plots
-from fedjax_sim.reporting.targets import first_reach
+from fedjax_sim.core.types import Key, System
+from fedjax_sim.results import plots
+from fedjax_sim.results.targets import first_reach
 from fedjax_sim.systems import fedat, fedavg, fedbuff, fedcs, oort, pisces, powerofchoice, tifl
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.live import Asked, Choosing, Live
 from fedjax_sim.timelines.live import (
     Sizes as SlotSizes,
 )
-from fedjax_sim.types import Key, System
 
 FIRST_TUNING_SEED = 1000
 """Seeds of tuning are counted from here, and those of the results from 0."""

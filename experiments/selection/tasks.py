@@ -12,9 +12,9 @@ from experiments.harness import Arguments, Sizes, comparison
 from experiments.harness.images import dirichlet_problems, pooled
 from experiments.hierarchical.fig11 import made_up_play
 from fedjax_sim import datasets, partition, problems
+from fedjax_sim.core.types import Array
 from fedjax_sim.datasets import Text
 from fedjax_sim.models.mlp import dense
-from fedjax_sim.types import Array
 
 HELD_OUT = 0.1
 """Share of the training examples on which rates are chosen."""

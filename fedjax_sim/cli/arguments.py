@@ -10,10 +10,10 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import numpy as np
 
 from fedjax_sim.cli.parser import PARTITION_FLAGS
-from fedjax_sim.lifecycle import nearest
-from fedjax_sim.reporting.results import UNFINISHED
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Layout
+from fedjax_sim.core.lifecycle import nearest
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Layout
+from fedjax_sim.results.reports import UNFINISHED
 
 T = TypeVar("T")
 MOST_SEEDS = 10_000

@@ -8,8 +8,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from fedjax_sim import __version__, lifecycle
 from fedjax_sim.cli.parser import COMMANDS, NAMES, UsageError, make_parser
+from fedjax_sim.core import lifecycle
+from fedjax_sim.version import __version__
 
 MODULES = {
     "list": "listing",
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: The words after `fedjax-sim`; the words of the process if None.
 
     Returns:
-      The exit code, see `fedjax_sim.lifecycle.EXIT_CODES`.
+      The exit code, see `fedjax_sim.core.lifecycle.EXIT_CODES`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     return lifecycle.exit_code_of("fedjax-sim", lambda: _run(words))

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_sim import lifecycle, settings
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.defaults import Defaults, defaults_of
+from fedjax_sim.core import lifecycle, settings
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import LatentProblem, Problem, System, Time, Timeline
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results import kept_settings
+from fedjax_sim.results.reports import Folder
 from fedjax_sim.results.summaries import label_of
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Trace
-from fedjax_sim.types import LatentProblem, Problem, System, Time, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared if none is named."""

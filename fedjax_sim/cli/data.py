@@ -14,13 +14,13 @@ from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.comparison import Asked, Contender
 from fedjax_sim.cli.defaults import Defaults
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import LatentProblem, Plan, Problem, System
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.partition import Partition, parts
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.augmentation import AUGMENTATIONS
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import LatentProblem, Plan, Problem, System
 
 GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")
 """Flags of `run` that only systems of gradient steps use."""

@@ -10,11 +10,11 @@ from typing import Any
 from fedjax_sim import launch
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.comparison import Asked
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.launch import parts
 from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
-from fedjax_sim.reporting.results import Folder
+from fedjax_sim.results.reports import Folder
 from fedjax_sim.results.runs import Run
-from fedjax_sim.settings import ConfigError
 
 LAUNCHERS = {"local": launch.Local, "slurm": launch.Slurm, "ray": launch.Ray}
 OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress", "tracker"}

@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
-from fedjax_sim import compression, datasets, models, partition, privacy, systems
+from fedjax_sim import datasets, models, partition, systems
 from fedjax_sim.cli.arguments import check_name
 from fedjax_sim.cli.tables import make_console, print_json
+from fedjax_sim.core.settings import default_text, fields, groups, idle_of
 from fedjax_sim.problems import latent
-from fedjax_sim.server import attacks, rules
-from fedjax_sim.settings import default_text, fields, groups, idle_of
+from fedjax_sim.server import attacks, compression, privacy, rules
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ import argparse
 
 from fedjax_sim.cli import comparison, training
 from fedjax_sim.launch.parts import read_parts
-from fedjax_sim.reporting import results
+from fedjax_sim.results import reports
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> None:
     runs, config = read_parts(arguments.folders, trust=arguments.trust)
     folder.open()
     curves = {name: run.curves for name, run in runs.items()}
-    from fedjax_sim.reporting import plots  # Slow to import.
+    from fedjax_sim.results import plots  # Slow to import.
 
-    content = results.save(folder, curves, config, plots.metric_figures(curves), runs=runs)
+    content = reports.save(folder, curves, config, plots.metric_figures(curves), runs=runs)
     training.show_results(folder, curves, config, content, as_json=arguments.json)

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from fedjax_sim.lifecycle import InputError, nearest
+from fedjax_sim.core.lifecycle import InputError, nearest
 
 COMMANDS = {
     "list": (
@@ -173,7 +173,7 @@ class Parser(argparse.ArgumentParser):
 
     def _is_setting(self, name: str) -> bool:
         """Tell whether some system has a setting of this name; loads JAX, as only errors may."""
-        from fedjax_sim.settings import names_of
+        from fedjax_sim.core.settings import names_of
         from fedjax_sim.systems import SYSTEMS
 
         takes_settings = "--set" in self._option_string_actions

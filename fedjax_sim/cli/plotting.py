@@ -8,9 +8,9 @@ import xarray as xr
 
 from fedjax_sim.cli import comparison, tables
 from fedjax_sim.cli.arguments import read_names
-from fedjax_sim.reporting import plots, results
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.results import plots, reports
 from fedjax_sim.results.summaries import summary
-from fedjax_sim.settings import ConfigError
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: For a folder without curves, or an unknown metric.
     """
-    axes = read_names("against", arguments.against or "time", results.AXES)
+    axes = read_names("against", arguments.against or "time", reports.AXES)
     curves = read_folders(arguments.folders, trust=arguments.trust)
     drawn = list(dict.fromkeys(name for data in curves.values() for name in plots.drawable(data)))
     metrics = None if arguments.plot is None else read_names("metric", arguments.plot, drawn)
@@ -45,7 +45,7 @@ def read_folders(paths: Sequence[str], *, trust: bool) -> dict[str, xr.Dataset]:
 
     Args:
       paths: The folders.
-      trust: As in `fedjax_sim.reporting.results.load`.
+      trust: As in `fedjax_sim.results.reports.load`.
 
     Returns:
       The curves by system; with several folders, each system is named together with its folder.
@@ -69,10 +69,10 @@ def read_folders(paths: Sequence[str], *, trust: bool) -> dict[str, xr.Dataset]:
 
 def _curves_in(path: str, *, trust: bool) -> Mapping[str, xr.Dataset]:
     """Read the curves of one folder, and refuse schedules and parts, which have none to draw."""
-    found = results.load(path, trust=trust)
+    found = reports.load(path, trust=trust)
     if found.config.get("part") is not None:
         raise ConfigError("results folder", path, "one of a whole run: merge its parts first")
-    needed = {"failed", *results.AXES.values()}
+    needed = {"failed", *reports.AXES.values()}
     curves = {name: data for name, data in found.curves.items() if needed <= {*data.variables}}
     if not curves:
         raise ConfigError("results folder", path, "one with curves, as run and merge write them")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.diagnostics import average_predictions, reliability, score_predictions
+from fedjax_sim.results.diagnostics import average_predictions, reliability, score_predictions
 from fedjax_sim.results.runs import Run
 from fedjax_sim.results.summaries import label_of, settings_of
 
@@ -30,7 +30,7 @@ def calibration_figures(
     Returns:
       The picture; none if no problem predicts classes.
     """
-    from fedjax_sim.reporting import plots  # Slow to import.
+    from fedjax_sim.results import plots  # Slow to import.
 
     found = {}
     for name, run in runs.items():

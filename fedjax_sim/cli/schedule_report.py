@@ -11,13 +11,13 @@ import numpy as np
 import xarray as xr
 
 from fedjax_sim.cli.comparison import Asked, draw_schedules
-from fedjax_sim.diagnostics import fairness
-from fedjax_sim.reporting.plots import ClientShares, Row, influence_figure, timeline_figure
-from fedjax_sim.reporting.results import Folder
+from fedjax_sim.core.streams import stream
+from fedjax_sim.core.types import EMPTY, Timeline
+from fedjax_sim.results.diagnostics import fairness
+from fedjax_sim.results.plots import ClientShares, Row, influence_figure, timeline_figure
 from fedjax_sim.results.records import environment
-from fedjax_sim.streams import stream
+from fedjax_sim.results.reports import Folder
 from fedjax_sim.timelines import Clients, Groups, draw_client_rates
-from fedjax_sim.types import EMPTY, Timeline
 
 COLUMNS = {
     "ticks": "server steps",

@@ -5,8 +5,8 @@ import argparse
 from fedjax_sim import datasets
 from fedjax_sim.cli import comparison, schedule_report, tables
 from fedjax_sim.cli.arguments import check_name
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import compiling
-from fedjax_sim.settings import ConfigError
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -11,10 +11,10 @@ import xarray as xr
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_sim.lifecycle import is_terminal
-from fedjax_sim.reporting.targets import first_reach, median_reach
+from fedjax_sim.core.lifecycle import is_terminal
 from fedjax_sim.results.records import to_json
 from fedjax_sim.results.summaries import flagged, label_of, settings_of
+from fedjax_sim.results.targets import first_reach, median_reach
 
 SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
 """Metrics in the table, for classification and for expectation maximisation."""
@@ -27,7 +27,7 @@ GAP = 2
 
 
 class _Console(Console):
-    """A console that leaves closed pipes to `fedjax_sim.lifecycle`."""
+    """A console that leaves closed pipes to `fedjax_sim.core.lifecycle`."""
 
     def on_broken_pipe(self) -> None:
         """Raise the error again, where rich would exit.

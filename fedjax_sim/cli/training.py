@@ -14,17 +14,17 @@ from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, launching, samples, tables
 from fedjax_sim.cli.data import Data, load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults
+from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Keep, Layout, Time
 from fedjax_sim.engine import request, shares
 from fedjax_sim.engine.machine import compiling, processes
 from fedjax_sim.engine.planning import placement
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.engine.watching import Watch
 from fedjax_sim.launch import parts
-from fedjax_sim.lifecycle import InputError
-from fedjax_sim.reporting import results, trackers
+from fedjax_sim.results import reports, trackers
 from fedjax_sim.results.runs import LaneWarning, Run
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Keep, Layout, Time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ class Study(NamedTuple):
     arguments: argparse.Namespace
     asked: comparison.Asked
     data: Data
-    folder: results.Folder | None
+    folder: reports.Folder | None
     part: shares.Part | None
     layout: Layout
     num_evals: int
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> None:
       ConfigError: For input that is not allowed.
     """
     _join(arguments)
-    axes = texts.read_names("against", arguments.against or "time", results.AXES)
+    axes = texts.read_names("against", arguments.against or "time", reports.AXES)
     launcher = launching.read_launcher(arguments)
     study = _read(arguments)
     folder, config = study.folder, study.config()
@@ -124,13 +124,13 @@ def run(arguments: argparse.Namespace) -> None:
     if study.part is not None:
         config |= {"part": arguments.part}
     else:
-        from fedjax_sim.reporting import plots  # Slow to import.
+        from fedjax_sim.results import plots  # Slow to import.
 
         figures = plots.metric_figures(curves, metrics, axes)
         if arguments.keep_samples:
             problems = {name: grid["problem"] for name, grid in study.grids().items()}
             figures |= samples.calibration_figures(runs, problems)
-    summary = results.save(folder, curves, config, figures, runs=runs, can_go_on=True)
+    summary = reports.save(folder, curves, config, figures, runs=runs, can_go_on=True)
     if study.part is not None and not arguments.json:
         print(f"Written to {folder.path} (part {arguments.part}: {summary['lanes']} lanes)")
         return
@@ -233,7 +233,7 @@ def _read_trackers(arguments: argparse.Namespace) -> list[str]:
 
 
 @contextlib.contextmanager
-def _without_trace_if_refused(folder: results.Folder | None) -> Iterator[None]:
+def _without_trace_if_refused(folder: reports.Folder | None) -> Iterator[None]:
     """Take the results folder away again if it is found that the input is not allowed."""
     try:
         yield
@@ -244,7 +244,7 @@ def _without_trace_if_refused(folder: results.Folder | None) -> Iterator[None]:
 
 
 def show_results(
-    folder: results.Folder,
+    folder: reports.Folder,
     curves: Mapping[str, xr.Dataset],
     config: Mapping[str, Any],
     summary: Mapping[str, Any],

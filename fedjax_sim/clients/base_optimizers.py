@@ -4,7 +4,7 @@ Karimireddy et al. (2021, arXiv 2008.03606) split an optimizer into an update U(
 V(g, s) for its statistics s. Here both are results of an optax optimizer's `update`. Local steps
 use U with the server's statistics and leave these as they are.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from typing import Annotated
 
 import optax
 
-from fedjax_sim.checking import Limit
 from fedjax_sim.clients.gradient_steps import Training, local_steps, local_training
 from fedjax_sim.clients.local_settings import LocalTraining
-from fedjax_sim.settings import setting, struct
-from fedjax_sim.types import Event, Key, Losses, Params, Plan, Work
+from fedjax_sim.core.checking import Limit
+from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.types import Event, Key, Losses, Params, Plan, Work
 
 
 @struct

@@ -1,6 +1,6 @@
 """E-steps of the clients in the slots of a tick, in mini-batches or over all their examples.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import batching, streams
-from fedjax_sim.checking import Count
-from fedjax_sim.settings import ConfigError, setting, struct
-from fedjax_sim.types import Array, Event, Key, LatentProblem, Plan, Work
+from fedjax_sim.core import batching, streams
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.types import Array, Event, Key, LatentProblem, Plan, Work
 
 
 @struct

@@ -2,9 +2,9 @@
 
 A system binds it once, `train = local_training(problem, hyper, plan)`, and then calls
 `train(key, event, start=model)` at every tick. The plan is what the engine fixed before compiling
-(`fedjax_sim.types.Plan`); a system only passes it on.
+(`fedjax_sim.core.types.Plan`); a system only passes it on.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import optax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from fedjax_sim import batching, targets
-from fedjax_sim.checking import checked
 from fedjax_sim.clients import rows
 from fedjax_sim.clients.local_settings import Descent, LastingTraining, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.clients.packing import run_in_rows
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
+from fedjax_sim.core import batching, targets
+from fedjax_sim.core.checking import checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
 
 Direction = Callable[..., Params]
 """A function from the gradient g to the direction of a local step, shaped like the model.

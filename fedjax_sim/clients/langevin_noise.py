@@ -9,7 +9,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.clients.mini_batches import BatchGradient
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.core.types import Array, Key, Params
 
 Number = Array | float
 

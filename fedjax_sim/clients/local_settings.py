@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import settings
-from fedjax_sim.checking import Above0, AtLeast0, Count
-from fedjax_sim.settings import Checked, ConfigError, setting, struct
-from fedjax_sim.types import Array, Params
+from fedjax_sim.core import settings
+from fedjax_sim.core.checking import Above0, AtLeast0, Count
+from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.types import Array, Params
 
 
 @functools.cache

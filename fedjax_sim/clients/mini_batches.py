@@ -1,6 +1,6 @@
 """Mini-batches of a client's examples, and the loss and gradient on them.
 
-Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
+Dimension letters: those of `fedjax_sim.core.types`; `m` examples of a client.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import batching, trees
-from fedjax_sim.checking import Whole
-from fedjax_sim.privacy.clipping import clip_updates
-from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.types import Array, Key, Losses, Params, Settings
+from fedjax_sim.clients.clipping import clip_updates
+from fedjax_sim.core import batching, trees
+from fedjax_sim.core.checking import Whole
+from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
+from fedjax_sim.core.types import Array, Key, Losses, Params, Settings
 
 BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""

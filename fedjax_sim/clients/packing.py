@@ -12,7 +12,7 @@ rows at once, because it has at most K steps. Where a row comes to the end of a 
 in this row, it writes the slot's model to an array `[S, P]`; where it comes to the next slot, it
 reads that one's model from there.
 
-Dimension letters: those of `fedjax_sim.types`; `K` steps of a row, `W` rows, `F` lanes of a family.
+Dimension letters: those of `core.types`; `K` steps of a row, `W` rows, `F` lanes of a family.
 """
 
 import math
@@ -25,7 +25,7 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.tree_util import PyTreeDef
 
-from fedjax_sim.types import Array, PackedRows, Params
+from fedjax_sim.core.types import Array, PackedRows, Params
 
 LARGEST_COPIED = 2**16
 """Bytes of the arrays that steps read and that differ between lanes, up to which slots have copies.

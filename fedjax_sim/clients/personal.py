@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import trees
-from fedjax_sim.settings import Checked, ConfigError, setting, struct
-from fedjax_sim.types import Array, Params
+from fedjax_sim.core import trees
+from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.types import Array, Params
 
 
 @struct
@@ -104,7 +104,7 @@ def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[
       Means over clients such as "personal_accuracy", and, if the problem reports clients one by
       one, "personal_client_accuracy[client]" and so on: `f[N]`. Clients whose value is nan are left
       out of means. Nothing if the problem has no examples of single clients, see
-      `fedjax_sim.types.Problem`.
+      `fedjax_sim.core.types.Problem`.
     """
     if not trees.has(problem, "evaluate_clients"):
         return {}

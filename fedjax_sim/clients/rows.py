@@ -1,12 +1,12 @@
 """Rows of arrays over clients, read and written for the slots of a tick.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.types import Array, Params
+from fedjax_sim.core.types import Array, Params
 
 
 def read_rows(models: Params, rows: Array) -> Params:

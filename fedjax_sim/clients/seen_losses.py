@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import batching
 from fedjax_sim.clients.mini_batches import batches_of
-from fedjax_sim.types import (
+from fedjax_sim.core import batching
+from fedjax_sim.core.types import (
     EMPTY,
     Algorithm,
     Array,

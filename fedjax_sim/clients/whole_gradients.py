@@ -1,6 +1,6 @@
 """Gradients of clients' losses at one model, without local steps.
 
-Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
+Dimension letters: those of `fedjax_sim.core.types`; `m` examples of a client.
 """
 
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import streams, trees
-from fedjax_sim.batching import look_ahead, map_slots
-from fedjax_sim.checking import Whole
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
-from fedjax_sim.settings import Checked, ConfigError, struct
-from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
+from fedjax_sim.core import streams, trees
+from fedjax_sim.core.batching import look_ahead, map_slots
+from fedjax_sim.core.checking import Whole
+from fedjax_sim.core.settings import Checked, ConfigError, struct
+from fedjax_sim.core.types import Array, Event, Key, Params, Plan, Work
 
 
 @struct

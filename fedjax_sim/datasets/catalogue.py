@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fedjax_sim import checking, lifecycle
+from fedjax_sim.core import checking, lifecycle
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.datasets import bundled, synthetic
 from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_npz
 from fedjax_sim.datasets.fetched import SOURCES, TEXTS, fetch, fetch_text
 from fedjax_sim.datasets.text import Text, from_file
-from fedjax_sim.settings import ConfigError
 
 
 def names() -> dict[str, str]:

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.core.lifecycle import InputError, check_seal, is_terminal, write_arrays
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.datasets import raw_files
 from fedjax_sim.datasets.arrays import Dataset, from_npz
 from fedjax_sim.datasets.raw_files import Raw
 from fedjax_sim.datasets.text import Text, from_text
 from fedjax_sim.datasets.text import from_npz as text_from_npz
-from fedjax_sim.lifecycle import InputError, check_seal, is_terminal, write_arrays
-from fedjax_sim.settings import ConfigError
 
 
 class Source(NamedTuple):

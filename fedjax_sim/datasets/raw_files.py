@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from fedjax_sim.core.settings import ConfigError, check_file
 from fedjax_sim.datasets.text import encode_clients
-from fedjax_sim.settings import ConfigError, check_file
 
 T = TypeVar("T")
 

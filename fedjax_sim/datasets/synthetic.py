@@ -21,9 +21,9 @@ import re
 
 import numpy as np
 
-from fedjax_sim.checking import AtLeast0, Count, Seed, checked
+from fedjax_sim.core.checking import AtLeast0, Count, Seed, checked
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.datasets.arrays import Dataset, from_arrays
-from fedjax_sim.settings import ConfigError
 
 DIMENSION = 60
 CLASSES = 10

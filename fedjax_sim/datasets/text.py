@@ -20,9 +20,9 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.checking import Count, Fraction, checked, shape
+from fedjax_sim.core.checking import Count, Fraction, checked, shape
+from fedjax_sim.core.settings import ConfigError, check_file
 from fedjax_sim.datasets.arrays import READING
-from fedjax_sim.settings import ConfigError, check_file
 
 PADDING = 0
 """Code that fills the end of a sequence."""

@@ -25,6 +25,10 @@ Random numbers are those of JAX's implementation `jax_default_prng_impl`, which 
 records.
 """
 
+from fedjax_sim.core.types import Keep as Keep
+from fedjax_sim.core.types import Layout as Layout
+from fedjax_sim.core.types import Ticks as Ticks
+from fedjax_sim.core.types import Time as Time
 from fedjax_sim.engine.machine.compiling import keep_compiled as keep_compiled
 from fedjax_sim.engine.machine.compiling import use_cores as use_cores
 from fedjax_sim.engine.request import Checkpoints as Checkpoints
@@ -38,7 +42,3 @@ from fedjax_sim.results.runs import DivergedWarning as DivergedWarning
 from fedjax_sim.results.runs import LaneWarning as LaneWarning
 from fedjax_sim.results.runs import Run as Run
 from fedjax_sim.results.runs import load as load
-from fedjax_sim.types import Keep as Keep
-from fedjax_sim.types import Layout as Layout
-from fedjax_sim.types import Ticks as Ticks
-from fedjax_sim.types import Time as Time

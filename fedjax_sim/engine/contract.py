@@ -3,7 +3,7 @@
 What shows without tracing is checked when a sweep begins; models, losses, metrics and steps are
 checked where they are traced anyway, before anything learns.
 
-Dimension letters: those of `fedjax_sim.types`, `D` timelines.
+Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import trees, types
+from fedjax_sim.core import trees, types
+from fedjax_sim.core.settings import ConfigError, fields, is_known, value_of
+from fedjax_sim.core.trees import has
+from fedjax_sim.core.types import Algorithm
 from fedjax_sim.engine.machine.user_code import in_one_call
-from fedjax_sim.settings import ConfigError, fields, is_known, value_of
-from fedjax_sim.trees import has
-from fedjax_sim.types import Algorithm
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -88,7 +88,7 @@ def check_problem(system: types.System, problem: Any) -> None:
     owner = type(problem)
     lacking = [each for each in members if not (hasattr(owner, each) or has(problem, each))]
     if lacking or isinstance(problem, type):
-        allowed = f"a {kind.__name__} (see fedjax_sim/types.py) for {system.name}"
+        allowed = f"a {kind.__name__} (see fedjax_sim/core/types.py) for {system.name}"
         if isinstance(problem, type):
             allowed += ", not a class"
         elif len(lacking) < len(members):
@@ -311,7 +311,7 @@ def check_step(state: Any, event: types.Event, result: Any, changes: Collection[
         raise ConfigError("result of step", type(result).__name__, "the pair (state, info)")
     after, info = result
     if not hasattr(info, "_asdict"):
-        allowed = "a NamedTuple of numbers, such as fedjax_sim.types.Work"
+        allowed = "a NamedTuple of numbers, such as fedjax_sim.core.types.Work"
         raise ConfigError("info that step returns", type(info).__name__, allowed)
     changed, slots = getattr(info, "event", None), event.clients.shape
     if changes and not isinstance(changed, types.Event):

@@ -18,16 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import types
-from fedjax_sim.checking import AtLeast0, Count, OneOf, checked
-from fedjax_sim.engine import contract
-from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
-from fedjax_sim.engine.planning.placement import check_layout
-from fedjax_sim.engine.watching import Watch, check_file
-from fedjax_sim.results.curves import Grid, label_of_value
-from fedjax_sim.results.records import text_of
-from fedjax_sim.results.runs import Run, lane_labels
-from fedjax_sim.settings import (
+from fedjax_sim.core import types
+from fedjax_sim.core.checking import AtLeast0, Count, OneOf, checked
+from fedjax_sim.core.settings import (
     ConfigError,
     check_all,
     full_name,
@@ -37,8 +30,24 @@ from fedjax_sim.settings import (
     plain,
     value_of,
 )
-from fedjax_sim.trees import has, shapes_of_model, typed_structure
-from fedjax_sim.types import AnyProblem, Budget, HyperT, Keep, LatentProblem, Layout, Params, System
+from fedjax_sim.core.trees import has, shapes_of_model, typed_structure
+from fedjax_sim.core.types import (
+    AnyProblem,
+    Budget,
+    HyperT,
+    Keep,
+    LatentProblem,
+    Layout,
+    Params,
+    System,
+)
+from fedjax_sim.engine import contract
+from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
+from fedjax_sim.engine.planning.placement import check_layout
+from fedjax_sim.engine.watching import Watch, check_file
+from fedjax_sim.results.curves import Grid, label_of_value
+from fedjax_sim.results.records import text_of
+from fedjax_sim.results.runs import Run, lane_labels
 
 Precision = Annotated[str, OneOf(types.PRECISIONS)]
 """How exact matrix products are on accelerators."""

@@ -13,15 +13,15 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Count, Whole, checked
+from fedjax_sim.core.checking import Count, Whole, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import EMPTY, AnyProblem, HyperT, Layout, System, Ticks
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.prepare import plan_group
 from fedjax_sim.engine.request import Options, grid_of, list_lanes
 from fedjax_sim.engine.resuming.checkpoint import asked_of
 from fedjax_sim.results.runs import Run
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, AnyProblem, HyperT, Layout, System, Ticks
 
 LaneT = TypeVar("LaneT")
 

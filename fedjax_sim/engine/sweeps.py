@@ -1,6 +1,6 @@
 """Run one system for settings and seeds: the lanes of a sweep, one compiled program per group.
 
-Dimension letters: those of `fedjax_sim.types`; `V` evaluations.
+Dimension letters: those of `fedjax_sim.core.types`; `V` evaluations.
 """
 
 import dataclasses
@@ -14,8 +14,10 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from fedjax_sim import types
-from fedjax_sim.checking import Count, LaneSeed, Whole, checked
+from fedjax_sim.core import types
+from fedjax_sim.core.checking import Count, LaneSeed, Whole, checked
+from fedjax_sim.core.lifecycle import say
+from fedjax_sim.core.settings import ConfigError, fields, is_traced, names_of, value_of
 from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
 from fedjax_sim.engine.planning.lanes import Lane
@@ -23,11 +25,9 @@ from fedjax_sim.engine.request import Checkpoints, Options, Precision, ProblemT,
 from fedjax_sim.engine.running.pieces import locked, run_in_pieces
 from fedjax_sim.engine.shares import Listed, Part, Sharing, check_num_parts
 from fedjax_sim.engine.watching import Watch
-from fedjax_sim.lifecycle import say
 from fedjax_sim.results import metric_names, records
 from fedjax_sim.results.curves import Grid, label_curves, label_lanes
 from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
-from fedjax_sim.settings import ConfigError, fields, is_traced, names_of, value_of
 
 
 @checked
@@ -146,7 +146,7 @@ def sweep(
     Raises:
       ConfigError: Before any training, if an input is not allowed.
       StorageError: If the disk refuses a checkpoint. Older ones are kept.
-      Stopped: If a signal asked for it, see `fedjax_sim.lifecycle`; after a checkpoint.
+      Stopped: If a signal asked for it, see `fedjax_sim.core.lifecycle`; after a checkpoint.
 
     Warns:
       LaneWarning: Once if lanes diverged, once if lanes collapsed to chance, and once for each

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from fedjax_sim import lifecycle
-from fedjax_sim.checking import Count, Whole, checked
+from fedjax_sim.core import lifecycle
+from fedjax_sim.core.checking import Count, Whole, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Tracker
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.results.curves import NEVER
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Tracker
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -225,7 +225,7 @@ class Watch:
         some, None or False none. It may be called again with the same progress in a resumed run,
         and should decide by that alone. A stopped lane stays stopped in a resumed run, also if the
         function is another one by then.
-      trackers: What keeps metrics while lanes run, see `fedjax_sim.reporting.trackers`.
+      trackers: What keeps metrics while lanes run, see `fedjax_sim.results.trackers`.
     """
 
     progress: bool | str | Path | None = None

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from fedjax_sim import lifecycle
-from fedjax_sim.lifecycle import PartError
+from fedjax_sim.core import lifecycle
+from fedjax_sim.core.lifecycle import PartError
 
 RESUME = "--resume"
 PAUSE = 0.2

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fedjax_sim.checking import Count, Whole, checked
+from fedjax_sim.core.checking import Count, Whole, checked
 from fedjax_sim.launch.jobs import Job, Launcher, Runner, Started
 
 

@@ -1,6 +1,6 @@
 """Parts of a study: how they are named, which lanes they have, and how they are put together.
 
-A part's folder is a results folder (`fedjax_sim.reporting.results`) with these differences: its
+A part's folder is a results folder (`fedjax_sim.results.reports`) with these differences: its
 `config.json` has an entry `part`, its curves have the dimension `lane` in place of settings and
 seeds, its `summary.json` counts lanes, and it has no pictures.
 """
@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim import lifecycle
+from fedjax_sim.core import lifecycle
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.shares import Part, Unit, check_num_parts
 from fedjax_sim.launch.jobs import Launcher
-from fedjax_sim.reporting import results
+from fedjax_sim.results import reports
 from fedjax_sim.results.runs import Run, join_runs, load_runs
-from fedjax_sim.settings import ConfigError
 
 FOLDER = "parts"
 """Name of the folder, next to the checkpoints, in which a launched study keeps its parts."""
@@ -111,7 +111,7 @@ def read_parts(
         are missing.
       InputError: If a file is damaged, or needs trust.
     """
-    configs = [results.load(path, trust=trust).config for path in paths]
+    configs = [reports.load(path, trust=trust).config for path in paths]
     _check([*map(str, paths)], configs)
     known = [load_runs(path, trust=trust) for path in paths]
     runs = {}
@@ -147,7 +147,7 @@ def _check(paths: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> None:
         ours, theirs = _common(config), _common(configs[0])
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
-                place, here, there = results.first_difference(
+                place, here, there = reports.first_difference(
                     name, ours.get(name), theirs.get(name)
                 )
                 raise ConfigError(f"{place} of {path}", here, f"{there!r}, as in {paths[0]}")

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
+from fedjax_sim.core.checking import Above0, AtLeast0, Whole, checked
+from fedjax_sim.core.lifecycle import PartError
 from fedjax_sim.launch.jobs import Job, Launcher, Runner, Started
-from fedjax_sim.lifecycle import PartError
 
 
 @checked

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fedjax_sim.checking import Above0, Count, Whole, checked
+from fedjax_sim.core.checking import Above0, Count, Whole, checked
+from fedjax_sim.core.lifecycle import PartError
 from fedjax_sim.launch.jobs import Job, Launcher, Runner, Started, last_line
-from fedjax_sim.lifecycle import PartError
 
 PATIENCE = 600
 """Seconds in which Slurm kills a job that it ends."""

@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedjax_sim.checking import Count, LaneSeed, checked
+from fedjax_sim.core.checking import Count, LaneSeed, checked
+from fedjax_sim.core.lifecycle import check_seal, read_record, write_record, write_sealed
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
 from fedjax_sim.launch.local import Local
-from fedjax_sim.lifecycle import check_seal, read_record, write_record, write_sealed
-from fedjax_sim.settings import ConfigError
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
+    from fedjax_sim.core.types import Budget, HyperT, InfoT, StateT, System
     from fedjax_sim.engine.request import Checkpoints, ProblemT, RunOptions
     from fedjax_sim.results.runs import Run
-    from fedjax_sim.types import Budget, HyperT, InfoT, StateT, System
 
 CALL = "call.pkl"
 """File with the arguments of the sweep, for the parts to read."""

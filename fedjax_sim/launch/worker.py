@@ -12,7 +12,7 @@ from pathlib import Path
 import cloudpickle
 import jax
 
-from fedjax_sim import lifecycle
+from fedjax_sim.core import lifecycle
 from fedjax_sim.engine.machine import compiling
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.engine.watching import Watch
@@ -27,7 +27,7 @@ def main(words: Sequence[str]) -> int:
       words: The file with the sweep's arguments, the part, its folder, and perhaps `--resume`.
 
     Returns:
-      The exit code, see `fedjax_sim.lifecycle.EXIT_CODES`.
+      The exit code, see `fedjax_sim.core.lifecycle.EXIT_CODES`.
     """
     return lifecycle.exit_code_of("fedjax-sim", lambda: _run(words))
 

@@ -12,6 +12,7 @@ linen modules have these. Where to look:
 - `calls`: how a model is called in training.
 """
 
+from fedjax_sim.kernels.convolution import CONVOLUTIONS as CONVOLUTIONS
 from fedjax_sim.models.adapters import from_equinox as from_equinox
 from fedjax_sim.models.adapters import from_haiku as from_haiku
 from fedjax_sim.models.adapters import from_nnx as from_nnx
@@ -23,7 +24,6 @@ from fedjax_sim.models.cnn import ResNet as ResNet
 from fedjax_sim.models.cnn import SmallCNN as SmallCNN
 from fedjax_sim.models.cnn import resnet18 as resnet18
 from fedjax_sim.models.cnn import resnet20 as resnet20
-from fedjax_sim.models.convolution import CONVOLUTIONS as CONVOLUTIONS
 from fedjax_sim.models.mlp import MLP as MLP
 from fedjax_sim.models.mlp import LogisticRegression as LogisticRegression
 from fedjax_sim.models.text import CharacterRNN as CharacterRNN

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import checked
+from fedjax_sim.core.checking import checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import Model, check_switches, switches_of
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Params
 
 if TYPE_CHECKING:
     import equinox as eqx

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from flax import linen as nn
 
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.trees import in_32_bits
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.trees import in_32_bits
+from fedjax_sim.core.types import Array, Key, Params
 
 
 class Model(Protocol):

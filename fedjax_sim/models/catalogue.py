@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from flax import linen as nn
 
+from fedjax_sim.core.settings import Named
+from fedjax_sim.kernels.convolution import Convolution
 from fedjax_sim.models.cnn import DoubleConvNet, LeNet, SmallCNN, resnet18, resnet20
-from fedjax_sim.models.convolution import Convolution
 from fedjax_sim.models.mlp import MLP, LogisticRegression
 from fedjax_sim.models.text import CharacterRNN
-from fedjax_sim.settings import Named
 
 
 class Entry(NamedTuple):

@@ -19,10 +19,10 @@ import jax
 from flax import linen as nn
 from flax.typing import Dtype
 
-from fedjax_sim.checking import Count, OneOf, checked
-from fedjax_sim.models.convolution import Convolution, auto, max_pool, pooled
+from fedjax_sim.core.checking import Count, OneOf, checked
+from fedjax_sim.core.types import Array, Key
+from fedjax_sim.kernels.convolution import Convolution, auto, max_pool, pooled
 from fedjax_sim.models.mlp import dense, flatten
-from fedjax_sim.types import Array, Key
 
 
 @checked

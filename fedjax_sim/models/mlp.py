@@ -14,9 +14,9 @@ import jax
 from flax import linen as nn
 from flax.typing import Dtype
 
-from fedjax_sim.checking import Count, checked
-from fedjax_sim.models import products
-from fedjax_sim.types import Array, Key
+from fedjax_sim.core.checking import Count, checked
+from fedjax_sim.core.types import Array, Key
+from fedjax_sim.kernels import products
 
 
 @checked

@@ -32,11 +32,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.module import InterceptorContext
 
-from fedjax_sim.compression import luq
-from fedjax_sim.models import low_bit
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.kernels import low_bit
 from fedjax_sim.models.calls import draw_params, outputs_of
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.server.compression import luq
 
 LAYERS = (nn.Dense, nn.DenseGeneral, nn.Conv, nn.ConvLocal, nn.ConvTranspose)
 """The layers that are quantized: flax's layers with one input and a parameter named "kernel"."""

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.typing import Dtype
 
-from fedjax_sim.checking import Count, OneOf, Whole, checked
+from fedjax_sim.core.checking import Count, OneOf, Whole, checked
+from fedjax_sim.core.types import Array
 from fedjax_sim.models.mlp import dense
-from fedjax_sim.types import Array
 
 CELLS = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
 """Recurrent cells by name."""

@@ -10,7 +10,7 @@ from the same seed. Where to look:
   Pachinko allocation.
 - `parts`: `Partition`, the result of all of them, and what they share.
 
-`fedjax_sim.reporting.plots.holdings_figure` draws who holds what.
+`fedjax_sim.results.plots.holdings_figure` draws who holds what.
 """
 
 from fedjax_sim.partition.by_label import classes_per_client as classes_per_client

@@ -6,10 +6,10 @@ in `fedjax_sim.timelines`. Letters: `n` training examples, `N` clients, `C` clas
 
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, Seed, Share, Whole, checked
+from fedjax_sim.core.checking import Above0, Count, Seed, Share, Whole, checked
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.partition import parts
 from fedjax_sim.partition.parts import Partition
-from fedjax_sim.settings import ConfigError
 
 CIFAR100_SUPERCLASSES = (
     *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11),

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.checking import Count, Seed, checked
+from fedjax_sim.core.checking import Count, Seed, checked
+from fedjax_sim.core.settings import ConfigError, Named
 from fedjax_sim.partition import by_label, schemes
 from fedjax_sim.partition.parts import Partition
 from fedjax_sim.partition.schemes import iid
-from fedjax_sim.settings import ConfigError, Named
 
 PARTITIONS: Named[tuple[Callable[..., Partition], str]] = Named(
     "partition",

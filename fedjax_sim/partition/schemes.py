@@ -5,10 +5,10 @@ Letters: `n` training examples, `N` clients, `C` classes.
 
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, Seed, checked
+from fedjax_sim.core.checking import Above0, Count, Seed, checked
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.partition import parts
 from fedjax_sim.partition.parts import Partition
-from fedjax_sim.settings import ConfigError
 
 TRIES = 100
 """Draws of `dirichlet` with `top_up` before examples are moved to the clients that lack them."""

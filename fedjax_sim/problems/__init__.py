@@ -1,4 +1,4 @@
-"""Problems: clients' data and a loss, see `fedjax_sim.types.Problem`.
+"""Problems: clients' data and a loss, see `fedjax_sim.core.types.Problem`.
 
 `supervised` (in `building`) builds a problem from any network, loss and data, which `examples`
 reads and `checking` checks; `supervision` has the problem itself, `losses` the usual losses and

@@ -11,10 +11,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Whole, checked
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import stream
-from fedjax_sim.types import Array, Key
+from fedjax_sim.core.checking import Whole, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.streams import stream
+from fedjax_sim.core.types import Array, Key
 
 
 @checked

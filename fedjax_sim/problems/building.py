@@ -10,8 +10,10 @@ from typing import Any, overload
 import jax
 import numpy as np
 
-from fedjax_sim import trees
-from fedjax_sim.checking import AtLeast0, Count, Seed, checked
+from fedjax_sim.core import trees
+from fedjax_sim.core.checking import AtLeast0, Count, Seed, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data, examples
@@ -19,8 +21,6 @@ from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.examples import Examples
 from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
 from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supervised
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Params
 
 
 @checked

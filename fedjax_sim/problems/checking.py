@@ -14,12 +14,12 @@ import numpy as np
 from flax import linen as nn
 from flax.errors import InvalidRngError
 
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.trees import TypedStructure, typed_structure
+from fedjax_sim.core.types import Array, Params
 from fedjax_sim.models.calls import SWITCHES, check_switches, outputs_of
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.problems.supervision import Supervised
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import Array, Params
 
 PARAMETERS = "params"
 """The collection in which a flax module keeps its parameters."""

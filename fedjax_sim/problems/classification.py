@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim import targets, trees
-from fedjax_sim.checking import Above0, AtLeast0, Finite, checked
+from fedjax_sim.core import targets, trees
+from fedjax_sim.core.checking import Above0, AtLeast0, Finite, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.models.calls import Model, outputs_of
 from fedjax_sim.partition import Partition
@@ -23,8 +25,6 @@ from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised, inf_for_nan
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Params
 
 CLIENT_TESTS = 200
 """Test examples on which each client's own model is evaluated."""

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Count, Seed, checked
-from fedjax_sim.lifecycle import free_on_host, write_bytes
+from fedjax_sim.core.checking import Count, Seed, checked
+from fedjax_sim.core.lifecycle import free_on_host, write_bytes
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.trees import as_array
+from fedjax_sim.core.types import Array
 from fedjax_sim.partition import Partition, parts
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.trees import as_array
-from fedjax_sim.types import Array
 
 LOOKED_AT = 10**8
 """Bytes from which on an array is compared with the memory that is free."""

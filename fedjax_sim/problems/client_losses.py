@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.types import Array, Params
+from fedjax_sim.core.types import Array, Params
 
 CLIENTS_AT_ONCE = 50
 """Number of clients for which losses are computed together."""

@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 from jax.tree_util import PyTreeDef
 
-from fedjax_sim import trees
-from fedjax_sim.checking import checked
-from fedjax_sim.lifecycle import free_on_host, write_bytes
+from fedjax_sim.core import trees
+from fedjax_sim.core.checking import checked
+from fedjax_sim.core.lifecycle import free_on_host, write_bytes
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Params
 from fedjax_sim.partition import Partition
 from fedjax_sim.partition.parts import gather_by_owner
 from fedjax_sim.problems.checking import first_line, form_of
 from fedjax_sim.problems.client_data import check_partition, on_device, partition_by_ids
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Params
 
 if TYPE_CHECKING:
     import pandas as pd

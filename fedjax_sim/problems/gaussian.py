@@ -19,12 +19,12 @@ import numpy.typing as npt
 from flax import struct
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.checking import AtLeast0, Count, FloatType, Limit, Seed, checked, shape
-from fedjax_sim.diagnostics.gaussians import Gaussian
+from fedjax_sim.core.checking import AtLeast0, Count, FloatType, Limit, Seed, checked, shape
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.trees import in_32_bits
+from fedjax_sim.core.types import Array, Key
 from fedjax_sim.problems.client_losses import ClientLosses
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.trees import in_32_bits
-from fedjax_sim.types import Array, Key
+from fedjax_sim.results.diagnostics.gaussians import Gaussian
 
 MOST = 2**31 - 1
 COUNTS = Limit(least=1, most=MOST, is_whole=True)

@@ -28,7 +28,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from fedjax_sim import checking, trees
+from fedjax_sim.core import checking, trees
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.classification import Classification
@@ -36,8 +38,6 @@ from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.problems.client_losses import ClientLosses
 from fedjax_sim.problems.examples import read_arrays, read_owners
 from fedjax_sim.problems.logistic import Logistic
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Params
 
 LogLikelihood = Callable[[Params, Params], Array]
 """From parameters and one example, a pytree like the data without its first axis, to `f[]`."""
@@ -230,7 +230,7 @@ def from_logdensity(
 
 
 def log_density_of(problem: Classification | Logistic) -> LogDensity:
-    """Write a problem of classes as a log-density, for `fedjax_sim.diagnostics.predictive`.
+    """Write a problem of classes as a log-density, for `fedjax_sim.results.diagnostics.predictive`.
 
     Runs of the problem can then predict new inputs, and have pointwise likelihoods. What a
     classification does in local steps alone (augmentation, dropout) is left out.

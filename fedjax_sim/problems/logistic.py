@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.checking import AtLeast0, FloatType, checked
+from fedjax_sim.core.checking import AtLeast0, FloatType, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.trees import as_array, in_32_bits
+from fedjax_sim.core.types import Array, Key
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.classification import check_data
 from fedjax_sim.problems.client_data import check_tests, pad_partitions
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.trees import as_array, in_32_bits
-from fedjax_sim.types import Array, Key
 
 
 @struct.dataclass

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Params
+from fedjax_sim.core.checking import Count, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Params
 
 PerExample = Callable[[Params, Params], Array]
 """From outputs and targets of B examples to one number for each, `[B]` or `[B, ...]`."""

@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from flax import struct
 
-from fedjax_sim.checking import checked
+from fedjax_sim.core.checking import checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.trees import as_array
+from fedjax_sim.core.types import Array, Params
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
@@ -20,9 +23,6 @@ from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.client_data import check_partition, on_device
 from fedjax_sim.problems.losses import Metric, cross_entropy
 from fedjax_sim.problems.supervision import Preparation, Supervised
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.trees import as_array
-from fedjax_sim.types import Array, Params
 
 EVALUATED_AT_ONCE = 100
 """Test sequences that are evaluated together: a limit on the memory for activations."""

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.checking import Count, Probability, Seed, Whole, checked
+from fedjax_sim.core.checking import Count, Probability, Seed, Whole, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Params
 from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.classification import Classification
 from fedjax_sim.problems.losses import Metric
 from fedjax_sim.problems.supervision import Supervised
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Params
 
 SUCCESS = "attack_success"
 """The metric of a backdoor."""

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy.typing as npt
 from flax import struct
 
-from fedjax_sim.checking import Limit, checked, shape
+from fedjax_sim.core.checking import Limit, checked, shape
+from fedjax_sim.core.trees import in_32_bits
+from fedjax_sim.core.types import Array, Key
 from fedjax_sim.problems.client_losses import ClientLosses
-from fedjax_sim.trees import in_32_bits
-from fedjax_sim.types import Array, Key
 
 
 @struct.dataclass

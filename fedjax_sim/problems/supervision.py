@@ -27,13 +27,13 @@ import optax
 from flax import struct
 from jax.extend.core import Var
 
-from fedjax_sim import trees
-from fedjax_sim.checking import Count
+from fedjax_sim.core import trees
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.streams import stream
+from fedjax_sim.core.targets import TreeT, is_for_cpu, lanes_together
+from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import Model, draw_params, outputs_of
 from fedjax_sim.problems.losses import Metric, PerExample
-from fedjax_sim.streams import stream
-from fedjax_sim.targets import TreeT, is_for_cpu, lanes_together
-from fedjax_sim.types import Array, Key, Params
 
 Sums = dict[str, tuple[Array, Array | None]]
 """Sums over entries by name, and how many entries these are; None for the number of examples."""

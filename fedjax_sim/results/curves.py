@@ -1,6 +1,6 @@
 """Label the results of lanes: one dataset over settings, seeds and evaluations.
 
-Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `C` evaluations of a
+Dimension letters: those of `core.types`; `D` schedules, `V` evaluations, `C` evaluations of a
 chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
 """
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.events.clocks import ENDINGS
+from fedjax_sim.core.events.clocks import ENDINGS
+from fedjax_sim.core.settings import ConfigError, OneOfSeveral, plain
+from fedjax_sim.core.types import Timeline
 from fedjax_sim.results.metric_names import COORDINATES, read_name
-from fedjax_sim.settings import ConfigError, OneOfSeveral, plain
-from fedjax_sim.types import Timeline
 
 if TYPE_CHECKING:
     import xarray as xr

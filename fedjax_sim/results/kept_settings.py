@@ -29,9 +29,9 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from fedjax_sim import settings
+from fedjax_sim.core import settings
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results import records
-from fedjax_sim.settings import ConfigError
 
 OWN = __name__.partition(".")[0]
 """This package: modules of it are imported where a class is in one."""

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import ConfigError, plain
-from fedjax_sim.types import AnyProblem
+from fedjax_sim.core.settings import ConfigError, plain
+from fedjax_sim.core.types import AnyProblem
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.settings import plain
+from fedjax_sim.core.settings import plain
 
 _DIGESTS: dict[int, tuple[weakref.ref, bytes]] = {}
 """Digests of arrays by their identity, because problems and groups share large ones."""

@@ -14,7 +14,7 @@ seed, for any program that reads netCDF: `xarray.open_datatree(path)["fedavg"]`.
 adds pictures, and says more in config.json.
 
 Each file is written under another name in its folder and then renamed. It ends with its SHA-256,
-see `fedjax_sim.lifecycle.seals`, and config.json has those of all others: files of different runs,
+see `core.lifecycle.seals`, and config.json has those of all others: files of different runs,
 such as those of a writer that was killed while it replaced an older run, are not read as one run.
 """
 
@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import numpy as np
 
-from fedjax_sim import lifecycle
-from fedjax_sim.diagnostics.samples import named_leaves
-from fedjax_sim.lifecycle import InputError
+from fedjax_sim.core import lifecycle
+from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.core.settings import ConfigError, fields, value_of, writing_to
+from fedjax_sim.core.types import Timeline
 from fedjax_sim.results import kept_settings
 from fedjax_sim.results.curves import label_of_value
+from fedjax_sim.results.diagnostics.samples import named_leaves
 from fedjax_sim.results.records import environment, to_json
 from fedjax_sim.results.store import storable
 from fedjax_sim.results.summaries import is_part, summary
-from fedjax_sim.settings import ConfigError, fields, value_of, writing_to
-from fedjax_sim.types import Timeline
 
 if TYPE_CHECKING:
     import xarray as xr

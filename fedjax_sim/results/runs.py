@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic
 import jax
 import numpy as np
 
-from fedjax_sim.checking import checked
+from fedjax_sim.core.checking import checked
+from fedjax_sim.core.settings import ConfigError, late_of
+from fedjax_sim.core.types import HyperT, Params, Timeline
 from fedjax_sim.results.curves import join_lanes, lengthen
 from fedjax_sim.results.run_files import read_files, write_files
-from fedjax_sim.settings import ConfigError, late_of
-from fedjax_sim.types import HyperT, Params, Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,17 +40,17 @@ class Run(Generic[HyperT]):
 
     Attributes:
       curves: Metrics with dimensions (swept names..., seed, eval), and further ones that a
-        metric names, see `fedjax_sim.types.Problem.evaluate`. Coordinates: time, ticks,
+        metric names, see `fedjax_sim.core.types.Problem.evaluate`. Coordinates: time, ticks,
         local_steps, uplink_bits, downlink_bits, and further traffic that the system counts (see
-        `fedjax_sim.types.Messages`). Per lane: staleness_mean and staleness_max in
+        `fedjax_sim.core.types.Messages`). Per lane: staleness_mean and staleness_max in
         server versions, the algorithm's `Info` (gradient evaluations executed and needed), and
         failed (whether some metric or parameter was not finite), failed_at (the first evaluation
         at which it was not, else -1) and collapsed_at (the first evaluation from which on a lane
-        was at chance up to its end, else -1; see `fedjax_sim.types.Problem`). With
+        was at chance up to its end, else -1; see `fedjax_sim.core.types.Problem`). With
         `on_evaluation` also stopped_at, the evaluation at which a lane was stopped, else -1: from
         there on its metrics and coordinates repeat their last values, so that none is NaN and the
         last evaluation is the lane's end. Of live clocks also ended, why a lane did nothing more:
-        one of `fedjax_sim.events.clocks.ENDINGS`. Attributes: seconds_compile, seconds_run,
+        one of `fedjax_sim.core.events.clocks.ENDINGS`. Attributes: seconds_compile, seconds_run,
         programs_compiled.
       models: Final models, leaves `[L, ...]`.
       timelines: Each lane's schedule, cut to its budget, or to where it was stopped.

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from fedjax_sim import lifecycle
+from fedjax_sim.core import lifecycle
 
 Arrays: TypeAlias = dict[str, np.ndarray]
 

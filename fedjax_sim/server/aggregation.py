@@ -1,13 +1,13 @@
 """Aggregate the models of the slots of a tick.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import weighted_sum
-from fedjax_sim.types import Array, Event, Params, StateT
+from fedjax_sim.core.batching import weighted_sum
+from fedjax_sim.core.types import Array, Event, Params, StateT
 
 
 def mean_with_server(server: Params, reports: Params, is_present: Array) -> Params:

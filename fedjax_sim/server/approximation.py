@@ -11,10 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import streams, trees
-from fedjax_sim.checking import Above0
-from fedjax_sim.settings import setting, struct
-from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Timeline, full_precision_bits
+from fedjax_sim.core import streams, trees
+from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.types import (
+    Array,
+    Event,
+    Key,
+    LatentProblem,
+    Leaf,
+    Timeline,
+    full_precision_bits,
+)
 
 
 def constant(tick: Array) -> Array:

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Count, shape
+from fedjax_sim.core.checking import Count, shape
+from fedjax_sim.core.settings import group, struct
+from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
-from fedjax_sim.settings import group, struct
 from fedjax_sim.timelines import Arrivals, schedule_arrivals
-from fedjax_sim.types import Array, Key, Timeline
 
 
 @struct

@@ -27,7 +27,7 @@ Groups of unequal size are padded to the largest. A client's batches and noise a
 number and by the local steps that it would have done if it had taken part in all iterations that
 its group has done since the run began.
 
-Dimension letters: those of `fedjax_sim.types`; `M` groups, `C` clients of the largest group that
+Dimension letters: those of `core.types`; `M` groups, `C` clients of the largest group that
 take part in a round.
 """
 
@@ -40,8 +40,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import batching, settings, trees, types
-from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import (
     ABOUT_TRAINING,
     ClientTraining,
@@ -52,19 +50,32 @@ from fedjax_sim.clients import (
     rows,
 )
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
-from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, parse_compressor
-from fedjax_sim.privacy import NoLocalPrivacy
+from fedjax_sim.core import batching, settings, trees, types
+from fedjax_sim.core.checking import AtLeast0, Count
+from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
+from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
+from fedjax_sim.core.types import (
+    Array,
+    Event,
+    Facts,
+    Key,
+    Leaf,
+    Losses,
+    Params,
+    Plan,
+    Timeline,
+    Work,
+)
 from fedjax_sim.server import attacks
 from fedjax_sim.server.aggregation import expand
 from fedjax_sim.server.attacks import Adversary
+from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
+from fedjax_sim.server.privacy import NoLocalPrivacy
 from fedjax_sim.server.report_settings import ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
 from fedjax_sim.server.robustness import Combination, check_codes, combination_of
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
-from fedjax_sim.settings import Checked, ConfigError, group, setting, struct
-from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
-from fedjax_sim.types import Array, Event, Facts, Key, Leaf, Losses, Params, Plan, Timeline, Work
 
 
 @struct

@@ -4,7 +4,7 @@ Each client has a memory V_i, which follows S_{k+1,i} - S_k: how far the client'
 from the server's. It sends the rest, compressed: Q(S_{k+1,i} - S_k - V_i). From messages and
 memories the server makes the field H, along which its statistics move: S_{k+1} = S_k + gamma H.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple
@@ -13,14 +13,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import streams, trees, types
-from fedjax_sim.checking import AtLeast0, OneOf
 from fedjax_sim.clients.rows import read_rows, write_clients
-from fedjax_sim.compression import Identity
-from fedjax_sim.compression.messages import Compression
+from fedjax_sim.core import streams, trees, types
+from fedjax_sim.core.checking import AtLeast0, OneOf
+from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.types import (
+    Array,
+    Event,
+    Key,
+    LatentProblem,
+    Leaf,
+    Messages,
+    Settings,
+    Timeline,
+)
 from fedjax_sim.server import aggregation, approximation
-from fedjax_sim.settings import setting, struct
-from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Messages, Settings, Timeline
+from fedjax_sim.server.compression import Identity
+from fedjax_sim.server.compression.messages import Compression
 
 WITH_MEMORIES = ("fedem", "local_memory")
 """Fields for which clients have memories."""

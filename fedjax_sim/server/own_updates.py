@@ -24,7 +24,7 @@ are not counted in `local_steps`, which are the clients'. Where the slots of a t
 devices, each device does the server's steps. They run in a second loop, after which an accelerator
 has launched about twice as many kernels as for the clients' steps alone.
 
-Dimension letters: those of `fedjax_sim.types`; `M` root examples.
+Dimension letters: those of `fedjax_sim.core.types`; `M` root examples.
 """
 
 from collections.abc import Callable
@@ -35,10 +35,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.clients import Train
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
+from fedjax_sim.core.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
 from fedjax_sim.server.rules import Rule
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
 
 Training = Callable[[Any, Any, Plan], Train]
 """From a problem, the settings and a plan to the local training of the system's clients."""

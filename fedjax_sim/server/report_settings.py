@@ -5,21 +5,27 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedjax_sim import privacy, settings, trees, types
-from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, parse_compressor
-from fedjax_sim.compression.messages import Compression, count_message_bits
-from fedjax_sim.privacy import LOCAL_PRIVACY, PRIVACY, LocalPrivacy, NoLocalPrivacy, NoPrivacy
-from fedjax_sim.privacy.accounting import Mechanism, check_package
-from fedjax_sim.privacy.kinds import Privacy, parse_privacy
-from fedjax_sim.privacy.local import OwnNoise, parse_local_privacy
-from fedjax_sim.server import robustness
+from fedjax_sim.core import settings, trees, types
+from fedjax_sim.core.settings import Checked, ConfigError, fields, setting, struct
+from fedjax_sim.core.types import EMPTY, Leaf, Messages, Params, Settings, Timeline
+from fedjax_sim.server import privacy, robustness
 from fedjax_sim.server.attacks import Canary, Honest
 from fedjax_sim.server.attacks.simple import FreeRider, Gaussian, NotFinite, Scaling, SignFlip
+from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
+from fedjax_sim.server.compression.messages import Compression, count_message_bits
+from fedjax_sim.server.privacy import (
+    LOCAL_PRIVACY,
+    PRIVACY,
+    LocalPrivacy,
+    NoLocalPrivacy,
+    NoPrivacy,
+)
+from fedjax_sim.server.privacy.accounting import Mechanism, check_package
+from fedjax_sim.server.privacy.kinds import Privacy, parse_privacy
+from fedjax_sim.server.privacy.local import OwnNoise, parse_local_privacy
 from fedjax_sim.server.robustness import COMBINED, Robust
 from fedjax_sim.server.rules import Mean
-from fedjax_sim.settings import Checked, ConfigError, fields, setting, struct
 from fedjax_sim.timelines import Arrivals, ClientQueues
-from fedjax_sim.types import EMPTY, Leaf, Messages, Params, Settings, Timeline
 
 RELIED_ON = (
     ("messages.compression", Identity()),

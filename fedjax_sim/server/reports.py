@@ -14,12 +14,12 @@ switched on costs nothing and changes no bit.
   (EF21-P, Gruntkowska, Tyurin and Richtarik 2023, arXiv 2209.15218). Clients start from v. Where
   a message has more than a model, such as a control variate, it is one vector.
 - Private: what the server decodes is clipped and summed with one fixed weight, and noise is added
-  once to the sum (`fedjax_sim.privacy`).
+  once to the sum (`fedjax_sim.server.privacy`).
 - Locally private: clients clip their progress and add their own noise before anything else
-  (`fedjax_sim.privacy.local`). With error feedback Delta_i is that noisy progress, so that the
+  (`server.privacy.local`). With error feedback Delta_i is that noisy progress, so that the
   estimates are made of what was sent.
 - Private by the schedule: the same with noise that needs no sampling and may be correlated over
-  ticks (`fedjax_sim.privacy.correlated`).
+  ticks (`fedjax_sim.server.privacy.correlated`).
 - Malicious clients forge their progress, and the server makes a centre of what it hears by a rule
   (`fedjax_sim.server.robustness`, which has the order of all parts).
 
@@ -31,7 +31,7 @@ Deviation: under partial participation EF21-PP (Fatkhullin et al. 2021, arXiv 21
 the estimates of all clients, old ones included. Here old estimates do not move the model, so that a
 tick's weights mean the same with and without error feedback.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import functools
@@ -42,20 +42,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import batching, privacy, streams
 from fedjax_sim.clients import SumRequest, read_clients, write_clients
-from fedjax_sim.compression import Compressor, Identity, messages, powers
-from fedjax_sim.privacy import AdaptiveClipping, Clipping, CorrelatedNoise, NoPrivacy, OwnNoise
-from fedjax_sim.privacy.clipping import finite
-from fedjax_sim.server import attacks, own_updates, report_settings, versions
-from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum, where_slots
-from fedjax_sim.server.attacks.adversary import malicious_slots_of
-from fedjax_sim.server.own_updates import Training
-from fedjax_sim.server.robustness import COMBINED, Combination, combination_of
-from fedjax_sim.server.versions import Memo, Versioned
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.types import (
+from fedjax_sim.clients.clipping import finite
+from fedjax_sim.core import batching, streams
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import (
     EMPTY,
     Algorithm,
     Array,
@@ -68,6 +59,22 @@ from fedjax_sim.types import (
     Settings,
     StateT,
 )
+from fedjax_sim.kernels import rounding
+from fedjax_sim.server import attacks, own_updates, privacy, report_settings, versions
+from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum, where_slots
+from fedjax_sim.server.attacks.adversary import malicious_slots_of
+from fedjax_sim.server.compression import Compressor, Identity, messages
+from fedjax_sim.server.own_updates import Training
+from fedjax_sim.server.privacy import (
+    AdaptiveClipping,
+    Clipping,
+    CorrelatedNoise,
+    NoPrivacy,
+    OwnNoise,
+)
+from fedjax_sim.server.robustness import COMBINED, Combination, combination_of
+from fedjax_sim.server.versions import Memo, Versioned
+from fedjax_sim.timelines.cohorts import previous_visits
 
 
 class RoundState(NamedTuple):
@@ -239,7 +246,7 @@ class Wire:
             sent if self.is_compressed_down else (),
             jnp.asarray(self.privacy.clip, precision) if is_adaptive else (),
             noises=(
-                batching.replicate(jax.tree.map(powers.wide_of, zeros), self.privacy.bands - 1)
+                batching.replicate(jax.tree.map(rounding.wide_of, zeros), self.privacy.bands - 1)
                 if self.has_memory_of_noise
                 else ()
             ),
@@ -340,9 +347,13 @@ class Wire:
             _, earlier = previous_visits(event.clients[None])
             keys = jax.vmap(jax.random.fold_in)(keys, earlier[0])
         # In at least 32 bits: in 16, noise has so few values that it gives the message away.
-        progress = jax.tree.map(lambda y, x: powers.wide_of(y) - powers.wide_of(x), local, starts)
+        progress = jax.tree.map(
+            lambda y, x: rounding.wide_of(y) - rounding.wide_of(x), local, starts
+        )
         noisy = privacy.privatise(keys, own_noise, progress)
-        claimed = jax.tree.map(lambda x, d: (powers.wide_of(x) + d).astype(x.dtype), starts, noisy)
+        claimed = jax.tree.map(
+            lambda x, d: (rounding.wide_of(x) + d).astype(x.dtype), starts, noisy
+        )
         if self.combination.is_honest:
             return claimed
         adversary = self.combination.adversary
@@ -366,7 +377,7 @@ class Wire:
           estimates: Estimates of the slots' progress, leaves `[S, ...]`; () without error feedback.
           starts: Models that the slots started from, leaves `[S, ...]`.
           local: Models that they reached, leaves `[S, ...]`.
-          turns: As in `fedjax_sim.compression.messages.decode_messages`.
+          turns: As in `fedjax_sim.server.compression.messages.decode_messages`.
 
         Returns:
           What is decoded, leaves `[S, ...]`, and the next estimates.
@@ -577,7 +588,7 @@ class Wire:
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
         self._asked |= {"privacy"}
-        known, _ = finite(jax.tree.map(powers.wide_of, updates), event.clients != EMPTY)
+        known, _ = finite(jax.tree.map(rounding.wide_of, updates), event.clients != EMPTY)
         return privacy.clip_updates(known, bound)
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:

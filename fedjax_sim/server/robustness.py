@@ -3,7 +3,7 @@
 The order of what happens to a message, and why:
 
 1. Honest clients clip their progress and add their own noise, if they do that
-   (`fedjax_sim.privacy.local`). Whatever a client does to its own message, an attacker need not do:
+   (`server.privacy.local`). Whatever a client does to its own message, an attacker need not do:
    those at work in the tick keep what they have learnt.
 2. An attacker replaces its progress (`fedjax_sim.server.attacks`). It knows what it has learnt
    itself and, of others, what they send: noise of theirs would not protect them from somebody who
@@ -23,7 +23,7 @@ The order of what happens to a message, and why:
    other rule than the mean is allowed.
 8. The server's optimizer makes its step.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from typing import Any
@@ -32,14 +32,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import batching, streams, timelines
-from fedjax_sim.compression import Identity
-from fedjax_sim.privacy.clipping import finite
+from fedjax_sim import timelines
+from fedjax_sim.clients.clipping import finite
+from fedjax_sim.core import batching, streams
+from fedjax_sim.core.settings import Checked, ConfigError, fields, group, setting, struct, value_of
+from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings, Timeline
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
 from fedjax_sim.server.attacks import Adversary, Honest
+from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, base, parse_rule
-from fedjax_sim.settings import Checked, ConfigError, fields, group, setting, struct, value_of
-from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Settings, Timeline
 
 COMBINED = (("aggregator", Mean()), ("adversary.attack", Honest()))
 """Settings that an algorithm must obey, each with a value of the kind that needs no obeying."""

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, OneOf, Probability, shape
-from fedjax_sim.settings import Checked, setting, struct
-from fedjax_sim.types import Array
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, OneOf, Probability, shape
+from fedjax_sim.core.settings import Checked, setting, struct
+from fedjax_sim.core.types import Array
 
 AVERAGED = ("eq8", "alg1", "code")
 """Weightings that use a client's average staleness."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import optax
 
-from fedjax_sim.checking import Above0
 from fedjax_sim.clients.local_settings import optimizer_named, refuse_name
-from fedjax_sim.settings import setting, struct
+from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.settings import setting, struct
 
 
 def _makes_transformations(value: Any) -> bool:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients.rows import read_rows
-from fedjax_sim.types import Event, Params, Plan
+from fedjax_sim.core.types import Event, Params, Plan
 
 
 class Memo(NamedTuple):

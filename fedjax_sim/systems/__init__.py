@@ -5,7 +5,7 @@ A file defines its settings (`Hyper`), what it carries from tick to tick (`State
 from `fedbuff.py` (asynchronous) or `fedavg.py` (synchronous). A system with parts that no other one
 needs is a folder, with the algorithm in the file of its name: `favano`, `langevin`.
 Systems do not import each other: what two of them need lives in `fedjax_sim.clients`,
-`fedjax_sim.server`, `fedjax_sim.compression` or `fedjax_sim.timelines`. Only a system that is the
+`fedjax_sim.server`, `server.compression` or `fedjax_sim.timelines`. Only a system that is the
 algorithm of another one with a clock or a setting more, such as `oort` or `fedprox`, imports that.
 
 A system is loaded when it is first used, and all of them with `SYSTEMS`.
@@ -14,9 +14,10 @@ A system is loaded when it is first used, and all of them with `SYSTEMS`.
 import importlib
 from typing import TYPE_CHECKING
 
-from fedjax_sim.settings import Named, UnknownAttributeError
+from fedjax_sim.core.settings import Named, UnknownAttributeError
 
 if TYPE_CHECKING:
+    from fedjax_sim.core.types import System
     from fedjax_sim.systems import adacomm as adacomm
     from fedjax_sim.systems import async_hierarchical as async_hierarchical
     from fedjax_sim.systems import ditto as ditto
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from fedjax_sim.systems import scaffold as scaffold
     from fedjax_sim.systems import tifl as tifl
     from fedjax_sim.systems import vr_fedem as vr_fedem
-    from fedjax_sim.types import System
 
     SYSTEMS: Named[System]
     """The systems by name, in the order in which they are listed."""

@@ -35,17 +35,17 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Above0, Portion
 from fedjax_sim.clients import LastingTraining, seeing_losses
+from fedjax_sim.core.checking import Above0, Portion
+from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.types import EMPTY, Array, Hints, Key, Problem
 from fedjax_sim.server import Reports
-from fedjax_sim.settings import Checked, ConfigError, group, setting, struct
-from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import close
 from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.rounds.synchronous import rounds_within
-from fedjax_sim.types import EMPTY, Array, Hints, Key, Problem
 
 
 @struct

@@ -27,9 +27,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import timelines, trees, types
-from fedjax_sim.checking import Above0
-from fedjax_sim.compression import Identity
+from fedjax_sim import timelines
+from fedjax_sim.core import trees, types
+from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.settings import ConfigError, group, setting, struct
+from fedjax_sim.core.types import Algorithm, Problem
 from fedjax_sim.server import (
     EdgeTraining,
     StalenessWeights,
@@ -45,10 +47,9 @@ from fedjax_sim.server import (
     stale_models,
     staleness_weights,
 )
+from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.report_settings import RELIED_ON
-from fedjax_sim.settings import ConfigError, group, setting, struct
 from fedjax_sim.timelines import GroupArrivals, presets
-from fedjax_sim.types import Algorithm, Problem
 
 
 @struct

@@ -6,7 +6,7 @@
 Every client has a model of its own, v_k, which it pulls to the global one:
 v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t)). The global model is FedAvg's and does not
 know of the others. Personal models are evaluated on each client's own kind of test examples; see
-`fedjax_sim.types.Problem`.
+`fedjax_sim.core.types.Problem`.
 
 Deviation: Algorithm 1 has a number of steps s of its own for personal models, and draws their
 mini-batches for themselves. Here both models of a client take as many steps, at one learning rate
@@ -19,13 +19,13 @@ client knows it, which differs from the server's with a compressed downlink.
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import replicate
-from fedjax_sim.checking import AtLeast0
 from fedjax_sim.clients import LocalTraining, local_training, personal_metrics, rows
+from fedjax_sim.core.batching import replicate
+from fedjax_sim.core.checking import AtLeast0
+from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
-from fedjax_sim.settings import setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 
 
 @struct

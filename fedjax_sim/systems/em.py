@@ -11,12 +11,12 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import trees, types
 from fedjax_sim.clients import Expectation, local_expectation
+from fedjax_sim.core import trees, types
+from fedjax_sim.core.settings import fixed, redefault, struct
+from fedjax_sim.core.types import Algorithm
 from fedjax_sim.server import broadcast_bits, keep_if_empty, weighted_sum
-from fedjax_sim.settings import fixed, redefault, struct
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
-from fedjax_sim.types import Algorithm
 
 
 @struct

@@ -22,8 +22,10 @@ among the values of FedAsync's own experiments.
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import AtLeast0, Portion
 from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.core.checking import AtLeast0, Portion
+from fedjax_sim.core.settings import ConfigError, fixed, redefault, setting, struct
+from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 from fedjax_sim.server import (
     Reports,
     StalenessWeights,
@@ -35,9 +37,7 @@ from fedjax_sim.server import (
     stale_models,
     weigh_arrivals,
 )
-from fedjax_sim.settings import ConfigError, fixed, redefault, setting, struct
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
-from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 DISCOUNTS = ("polynomial", "hinge", "exponential", "mean")
 

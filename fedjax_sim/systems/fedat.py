@@ -36,19 +36,30 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import batching, streams
-from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.core import batching, streams
+from fedjax_sim.core.checking import AtLeast0, Count
+from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.targets import put
+from fedjax_sim.core.types import (
+    EMPTY,
+    Algorithm,
+    Array,
+    Event,
+    Hints,
+    Key,
+    Params,
+    Plan,
+    Problem,
+    Work,
+)
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
-from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.systems import fedbuff
-from fedjax_sim.targets import put
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, mean_times
 from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
 from fedjax_sim.timelines.rounds.synchronous import check_clients
-from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Hints, Key, Params, Plan, Problem, Work
 
 
 @struct

@@ -22,10 +22,10 @@ from functools import partial
 from typing import Any
 
 from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training, local_training
+from fedjax_sim.core.settings import struct
+from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Work
 from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
-from fedjax_sim.settings import struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, Work
 
 
 @struct

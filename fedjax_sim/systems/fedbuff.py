@@ -41,8 +41,10 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Above0, Limit
 from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.core.checking import Above0, Limit
+from fedjax_sim.core.settings import is_known, redefault, setting, struct
+from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
 from fedjax_sim.server import (
     Memo,
     ScheduledReports,
@@ -55,9 +57,7 @@ from fedjax_sim.server import (
     stale_models,
     weigh_arrivals,
 )
-from fedjax_sim.settings import is_known, redefault, setting, struct
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
-from fedjax_sim.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
 
 
 @struct

@@ -32,18 +32,18 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import streams, targets
-from fedjax_sim.checking import AtLeast1, Count, Portion, Probability, Whole
 from fedjax_sim.clients import LastingTraining, seeing_losses
+from fedjax_sim.core import streams, targets
+from fedjax_sim.core.checking import AtLeast1, Count, Portion, Probability, Whole
+from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
+from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState
-from fedjax_sim.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import mean_times
 from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.live.devices import times_of_work
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
-from fedjax_sim.types import EMPTY, Algorithm, Array, Key, Plan, Problem, Work
 
 ROUNDING = 1e-5
 """By what share deadlines are longer, because a client's time is a rounded sum of many."""

@@ -20,13 +20,13 @@ to examples. With a compressed downlink theta^{t-1} is what the clients know of 
 
 import optax
 
-from fedjax_sim.batching import replicate
-from fedjax_sim.checking import Above0
 from fedjax_sim.clients import LocalTraining, local_training, read_clients, write_clients
+from fedjax_sim.core.batching import replicate
+from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState, Wire, keep_if_empty, report_messages
-from fedjax_sim.settings import setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, Work
 
 
 @struct

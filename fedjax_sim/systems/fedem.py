@@ -21,8 +21,10 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_sim import types
 from fedjax_sim.clients import Expectation, check_batch_size, local_expectation
+from fedjax_sim.core import types
+from fedjax_sim.core.settings import group, setting, struct
+from fedjax_sim.core.types import Algorithm
 from fedjax_sim.server import (
     Approximation,
     Memories,
@@ -33,9 +35,7 @@ from fedjax_sim.server import (
     keep_random,
     memory_messages,
 )
-from fedjax_sim.settings import group, setting, struct
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
-from fedjax_sim.types import Algorithm
 
 
 @struct

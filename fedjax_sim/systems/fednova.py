@@ -23,12 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.checking import AtLeast0, Limit
 from fedjax_sim.clients import ABOUT_TRAINING, ClientTraining, LocalTraining, local_training
+from fedjax_sim.core.checking import AtLeast0, Limit
+from fedjax_sim.core.settings import ConfigError, group, is_known, setting, struct
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState, ServerStep, Wire, report_messages
-from fedjax_sim.settings import ConfigError, group, is_known, setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import Algorithm, Array, Event, Key, Plan, Problem, Work
 
 
 @struct

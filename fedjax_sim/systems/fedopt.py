@@ -24,13 +24,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import types
-from fedjax_sim.checking import Above0, Limit
 from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.core import types
+from fedjax_sim.core.checking import Above0, Limit
+from fedjax_sim.core.settings import fixed, redefault, setting, struct
+from fedjax_sim.core.types import Algorithm, Problem
 from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire, report_messages
-from fedjax_sim.settings import fixed, redefault, setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import Algorithm, Problem
 
 
 def adagrad(v: types.Array, square: types.Array, decay: types.Array | float) -> types.Array:

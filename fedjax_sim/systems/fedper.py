@@ -12,7 +12,7 @@ model's, so that clients differ by their data alone.
 
 Readings. The model that is evaluated on everybody's test examples has the mean of all heads, which
 no client uses; personal models are the body as clients know it with their own head, and are
-evaluated on each client's own kind of test examples, see `fedjax_sim.types.Problem`. In
+evaluated on each client's own kind of test examples, see `fedjax_sim.core.types.Problem`. In
 FedRep, gradients of leaves whose turn it is not are 0; a local optimizer with momentum or weight
 decay moves these leaves all the same.
 """
@@ -20,14 +20,14 @@ decay moves these leaves all the same.
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import replicate
-from fedjax_sim.checking import Whole
 from fedjax_sim.clients import LocalTraining, PersonalLeaves, local_training, personal_metrics, rows
+from fedjax_sim.core.batching import replicate
+from fedjax_sim.core.checking import Whole
+from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.trees import join
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState, Wire, report_messages
-from fedjax_sim.settings import setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.trees import join
-from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 
 
 @struct

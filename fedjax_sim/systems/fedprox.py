@@ -16,10 +16,10 @@ or empty in all synchronous systems; steps differ between clients under `local_e
 Readings. The local optimizer of the paper is SGD; the state of another one may be kept.
 """
 
-from fedjax_sim.checking import AtLeast0
 from fedjax_sim.clients import LastingTraining
+from fedjax_sim.core.checking import AtLeast0
+from fedjax_sim.core.settings import setting, struct
 from fedjax_sim.server import PrivateReports, report_messages
-from fedjax_sim.settings import setting, struct
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import CohortRounds, cohort_system
 

@@ -29,16 +29,16 @@ share memory, here each version keeps its values.
 """
 
 from fedjax_sim import server
-from fedjax_sim.checking import Above0
 from fedjax_sim.clients import LocalTraining
+from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.settings import redefault, setting, struct
+from fedjax_sim.core.types import Hints, System
 from fedjax_sim.server import (
     Reports,
     WeightedArrivals,
 )
-from fedjax_sim.settings import redefault, setting, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
-from fedjax_sim.types import Hints, System
 
 
 @struct

@@ -21,13 +21,13 @@ probabilities; `routing` gives them one by one.
 
 from functools import partial
 
-from fedjax_sim.checking import Above0
 from fedjax_sim.clients import LocalTraining
+from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.types import Hints, System
 from fedjax_sim.server import Reports, report_messages
-from fedjax_sim.settings import setting, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import ClientQueues, client_queues_within, presets, schedule_client_queues
-from fedjax_sim.types import Hints, System
 
 
 @struct

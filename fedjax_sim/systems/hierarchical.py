@@ -66,8 +66,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import batching, clients, timelines, trees, types
-from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim import clients, timelines
+from fedjax_sim.core import batching, trees, types
+from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.types import Algorithm, Problem
 from fedjax_sim.server import (
     EdgeTraining,
     Memo,
@@ -79,10 +81,9 @@ from fedjax_sim.server import (
     iteration_examples,
     member_bits,
 )
+from fedjax_sim.server.compression.messages import count_message_bits
 from fedjax_sim.server.report_settings import RELIED_ON
-from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.timelines import list_members, presets
-from fedjax_sim.types import Algorithm, Problem
 
 
 @struct

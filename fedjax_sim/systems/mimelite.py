@@ -23,14 +23,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import replicate
 from fedjax_sim.clients import BaseOptimizer, WholeGradients, frozen_training, gradients_at
-from fedjax_sim.compression import Identity
+from fedjax_sim.core.batching import replicate
+from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.types import Algorithm, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState, Wire, report_messages
 from fedjax_sim.server.aggregation import keep_if_empty
-from fedjax_sim.settings import ConfigError, setting, struct
+from fedjax_sim.server.compression import Identity
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import Algorithm, Event, Key, Params, Plan, Problem, Work
 
 
 @struct

@@ -35,17 +35,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import settings, streams
-from fedjax_sim.checking import AtLeast0, Count, Portion, Probability
 from fedjax_sim.clients import LastingTraining, seeing_losses
+from fedjax_sim.core import settings, streams
+from fedjax_sim.core.checking import AtLeast0, Count, Portion, Probability
+from fedjax_sim.core.settings import Checked, setting, struct
+from fedjax_sim.core.targets import put, put_all
+from fedjax_sim.core.types import EMPTY, Array, Key, Problem
 from fedjax_sim.server import Reports
-from fedjax_sim.settings import Checked, setting, struct
 from fedjax_sim.systems import fedavg
-from fedjax_sim.targets import put, put_all
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import mean_times
 from fedjax_sim.timelines.live import Asked, Choosing, Clock, Drawn, Live, LiveCohorts, Shown, Sizes
-from fedjax_sim.types import EMPTY, Array, Key, Problem
 
 UTILITY_CLIP = 0.95
 """Quantile at which utilities are clipped."""

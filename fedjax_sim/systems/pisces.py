@@ -42,20 +42,20 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, Whole
 from fedjax_sim.clients import LocalTraining, seeing_losses
 from fedjax_sim.clients.seen_losses import SeenLosses
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Whole
+from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.targets import put, put_all, repeat_while
+from fedjax_sim.core.types import EMPTY, Array, Event, Hints, Key, Problem
 from fedjax_sim.server import Reports, stale_models
-from fedjax_sim.settings import Checked, ConfigError, group, setting, struct
-from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedbuff
-from fedjax_sim.targets import put, put_all, repeat_while
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
 from fedjax_sim.timelines.rounds.synchronous import check_clients
-from fedjax_sim.types import EMPTY, Array, Event, Hints, Key, Problem
 
 
 @struct

@@ -26,17 +26,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import settings, trees
-from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import LastingTraining, losses_of
+from fedjax_sim.core import settings, trees
+from fedjax_sim.core.checking import AtLeast0, Count
+from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
+from fedjax_sim.core.types import (
+    EMPTY,
+    Array,
+    Key,
+    Leaf,
+    Plan,
+    Problem,
+    Timeline,
+    full_precision_bits,
+)
 from fedjax_sim.server import Reports, check_numbers
 from fedjax_sim.server.report_settings import downlink_of_slots, report_messages
-from fedjax_sim.settings import ConfigError, setting, struct
-from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.live import Asked, Choosing, Clock, Live, LiveCohorts, Sizes
-from fedjax_sim.types import EMPTY, Array, Key, Leaf, Plan, Problem, Timeline, full_precision_bits
 
 
 @struct

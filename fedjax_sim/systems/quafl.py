@@ -21,14 +21,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import batching, types
 from fedjax_sim.clients import LocalTraining, local_training, read_rows, write_clients
-from fedjax_sim.compression import Identity, messages
-from fedjax_sim.compression.messages import Compression
+from fedjax_sim.core import batching, types
+from fedjax_sim.core.settings import struct
+from fedjax_sim.core.types import Algorithm, Problem
 from fedjax_sim.server import COMBINED, Robust, attacks, check_numbers, combination_of
-from fedjax_sim.settings import struct
+from fedjax_sim.server.compression import Identity, messages
+from fedjax_sim.server.compression.messages import Compression
 from fedjax_sim.timelines import Contacts, presets, schedule_contacts
-from fedjax_sim.types import Algorithm, Problem
 
 
 @struct

@@ -33,7 +33,7 @@ that. Clients that crashed have their model already.
 Deviation: a round in which nobody reports leaves the models as they are. By the paper it would
 average the cache again, in which undrafted reports may have come.
 
-Dimension letters: those of `fedjax_sim.types`; a tick has a slot for every client.
+Dimension letters: those of `fedjax_sim.core.types`; a tick has a slot for every client.
 """
 
 from typing import NamedTuple
@@ -42,20 +42,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import batching, trees, types
-from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import LocalTraining, local_training, write_clients
+from fedjax_sim.core import batching, trees, types
+from fedjax_sim.core.checking import AtLeast0, Count
+from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.types import Algorithm, Problem
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, report_messages, stale_models
 from fedjax_sim.server.aggregation import where_slots
 from fedjax_sim.server.report_settings import downlink_of_slots
-from fedjax_sim.settings import setting, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import is_lost
 from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.live.devices import devices_of, draw_clients
 from fedjax_sim.timelines.rounds.synchronous import are_in_time, check_clients
-from fedjax_sim.types import Algorithm, Problem
 
 
 @struct

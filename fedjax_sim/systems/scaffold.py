@@ -22,13 +22,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import batching, clients
-from fedjax_sim.checking import Above0
+from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, LocalTraining, WholeGradients, local_training, rows
+from fedjax_sim.core import batching
+from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.settings import group, setting, struct
+from fedjax_sim.core.types import EMPTY, Algorithm, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState, Wire, expand, report_messages
-from fedjax_sim.settings import group, setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import EMPTY, Algorithm, Event, Key, Params, Plan, Problem, Work
 
 
 @struct

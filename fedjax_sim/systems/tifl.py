@@ -34,24 +34,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import batching, streams, trees
-from fedjax_sim.checking import AtLeast0, AtLeast1, Count
 from fedjax_sim.clients import LastingTraining, batch_loss
+from fedjax_sim.core import batching, streams, trees
+from fedjax_sim.core.checking import AtLeast0, AtLeast1, Count
+from fedjax_sim.core.settings import Checked, ConfigError, group, is_known, setting, struct
+from fedjax_sim.core.targets import put
+from fedjax_sim.core.types import EMPTY, Array, Key, Params, Problem
 from fedjax_sim.server import Reports
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    group,
-    is_known,
-    setting,
-    struct,
-)
 from fedjax_sim.systems import fedavg
-from fedjax_sim.targets import put
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.live.devices import devices_of, running_time, times_of_work
-from fedjax_sim.types import EMPTY, Array, Key, Params, Problem
 
 CLIENTS_AT_ONCE = 50
 """Clients whose mini-batches are evaluated together."""

@@ -24,8 +24,6 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import batching, types
-from fedjax_sim.checking import Count
 from fedjax_sim.clients import (
     Expectation,
     check_batch_size,
@@ -33,6 +31,10 @@ from fedjax_sim.clients import (
     read_rows,
     write_clients,
 )
+from fedjax_sim.core import batching, types
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import ConfigError, group, setting, struct
+from fedjax_sim.core.types import Algorithm
 from fedjax_sim.server import (
     Approximation,
     Memories,
@@ -43,9 +45,7 @@ from fedjax_sim.server import (
     keep_random,
     memory_messages,
 )
-from fedjax_sim.settings import ConfigError, group, setting, struct
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
-from fedjax_sim.types import Algorithm
 
 
 @struct

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, OneOf, Probability, checked
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, OneOf, Probability, checked
 from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import STEP_COUNT_LAWS
 

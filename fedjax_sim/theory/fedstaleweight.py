@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from fedjax_sim.checking import Count, OneOf, checked
+from fedjax_sim.core.checking import Count, OneOf, checked
 
 Numbers = npt.NDArray[np.float64]
 Weighting = Callable[[Numbers], Numbers]

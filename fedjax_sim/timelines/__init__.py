@@ -1,7 +1,7 @@
 """Schedules: when the server acts, and by which clients and from which models the work is.
 
 A schedule is drawn from a random key and settings, before any learning. The rule that decides it is
-a clock: a settings struct, and a function that draws its `fedjax_sim.types.Timeline`. The clocks,
+a clock: a settings struct, and a function that draws its `core.types.Timeline`. The clocks,
 by what the server waits for:
 
 - `rounds`: for the clients that it selected (`CohortRounds`, `WeightedRounds`, `CoinRounds`).

@@ -1,6 +1,6 @@
 """Checks of schedules: those that timeline functions draw, and those of one's own.
 
-Dimension letters: those of `fedjax_sim.types`, `D` timelines.
+Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, System, Timeline
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import EMPTY, System, Timeline
 
 INTEGERS = ("clients", "steps", "version", "holds")
 """Fields of a timeline that are whole numbers."""

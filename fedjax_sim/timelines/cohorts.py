@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import streams
-from fedjax_sim.settings import setting
-from fedjax_sim.types import EMPTY, Array, Key
+from fedjax_sim.core import streams
+from fedjax_sim.core.settings import setting
+from fedjax_sim.core.types import EMPTY, Array, Key
 
 
 def draw_cohorts(key: Key, num_clients: int, num_selected: int, num_ticks: int) -> Array:

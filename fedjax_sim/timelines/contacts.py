@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import settings, streams
-from fedjax_sim.checking import AtLeast0, Count
-from fedjax_sim.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core import settings, streams
+from fedjax_sim.core.checking import AtLeast0, Count
+from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.types import EMPTY, Array, Key, Timeline
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.delays.devices import (
     bisect,
@@ -20,7 +21,6 @@ from fedjax_sim.timelines.delays.devices import (
     time_available,
 )
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, draw_runtimes
-from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
 @struct

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.targets import tracing_for
+from fedjax_sim.core.targets import tracing_for
 
 PEERS = str(Path(__file__).parent / "peer_workers")
 Step = Callable[[Any, Any, Any, Any], Any]

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_sim.reporting.results import load
+from fedjax_sim.results.reports import load
 
 LAYOUT = "slots_at_once=1,lanes_at_once=false,client_devices=1"
 STUDY = ("fedavg", "fedbuff", "favano", "--set", "lr=0.05,0.1,0.2,0.5", "--seeds", "6")

@@ -8,9 +8,9 @@ from benchmarks.timing import in_turns, wall
 
 import fedjax_sim
 from fedjax_sim import Layout, Ticks, Time
+from fedjax_sim.core.types import System
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.systems import fedavg, fedbuff
-from fedjax_sim.types import System
 
 CLIENTS, LANES = (100, 10_000), (1, 64)
 SHARED = {"local_steps": 10, "batch_size": 32, "rate_spread": 1.0}

@@ -24,10 +24,10 @@ from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture as Reference
 
 import fedjax_sim
-from fedjax_sim.compression import parse_compressor
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.gaussian_mixture import COVARIANCE_TYPES, Mixture
+from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import em, fedem
 
 CLIENTS = 10

@@ -318,7 +318,7 @@ def _tiny(name: str) -> dict[str, Any]:
     import fingerprint
 
     import fedjax_sim
-    from fedjax_sim.settings import idle_of, names_of
+    from fedjax_sim.core.settings import idle_of, names_of
 
     system = fedjax_sim.SYSTEMS[name]
     few = {"num_clients": fingerprint.NUM_CLIENTS, "batch_size": 2, "num_selected": 4}

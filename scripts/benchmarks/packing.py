@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.types import Ticks
 from fedjax_sim.engine.planning.drawing import request_timelines
 from fedjax_sim.systems import favano
-from fedjax_sim.types import Ticks
 
 TICKS = 714
 """Ticks of a run of Table 2."""

@@ -44,6 +44,7 @@ from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
 import fedjax_sim
+from fedjax_sim.core.types import LatentProblem, System
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.models import CONVOLUTIONS, MLP, LeNet, SmallCNN, resnet18, resnet20
@@ -61,7 +62,6 @@ from fedjax_sim.timelines.live import (
     uniform_cohort,
     with_clock,
 )
-from fedjax_sim.types import LatentProblem, System
 
 SCRIPTS = Path(__file__).parents[1]
 RESULTS = SCRIPTS / "benchmark_results.json"

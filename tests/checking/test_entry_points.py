@@ -20,10 +20,10 @@ import pandas as pd
 import pytest
 
 import fedjax_sim
-from fedjax_sim import datasets, engine, launch, models, partition, problems, reporting, timelines
-from fedjax_sim.lifecycle import InputError
+from fedjax_sim import datasets, engine, launch, models, partition, problems, timelines
+from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.problems import latent
-from fedjax_sim.reporting import trackers
+from fedjax_sim.results import reports, trackers
 from fedjax_sim.theory import favano, fedem
 from tests.checking.test_wrong_calls import (
     DATASET,
@@ -113,8 +113,8 @@ MADE: dict[Callable[..., Any], dict[str, Any]] = {
     timelines.ClientTable: {"rate": [1.0]},
     timelines.read_trace: {"path": "no file.csv"},
     timelines.read_client_table: {"path": "no file.csv"},
-    reporting.load: {"path": "no folder"},
-    reporting.Folder: {"path": "out"},
+    reports.load: {"path": "no folder"},
+    reports.Folder: {"path": "out"},
     engine.load: {"folder": "no folder"},
     trackers.CSV: {"path": "out.csv"},
     favano.FavanoSetup: SETUP,
@@ -125,7 +125,7 @@ READING = (
     models.from_nnx,
     timelines.read_trace,
     timelines.read_client_table,
-    reporting.load,
+    reports.load,
     engine.load,
 )
 """Those whose call is right, but finds no file and no module of nnx."""

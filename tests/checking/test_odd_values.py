@@ -10,11 +10,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import compression, diagnostics, problems, timelines
-from fedjax_sim.lifecycle import InputError
-from fedjax_sim.privacy.kinds import Privacy
+from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.core.settings import check
 from fedjax_sim.server.attacks import Attack
+from fedjax_sim.server.privacy.kinds import Privacy
 from fedjax_sim.server.rules import Rule
-from fedjax_sim.settings import check
 from fedjax_sim.systems import fedavg
 
 RUN = fedjax_sim.simulate(

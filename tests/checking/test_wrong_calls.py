@@ -25,12 +25,11 @@ from fedjax_sim import (
     partition,
     privacy,
     problems,
-    reporting,
     timelines,
 )
-from fedjax_sim.lifecycle import InputError
+from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.problems import latent
-from fedjax_sim.reporting import trackers
+from fedjax_sim.results import reports, trackers
 from fedjax_sim.theory import favano, fedem, fedstaleweight, hierarchical
 
 # Values that are wrong for each kind of argument.
@@ -429,9 +428,9 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
         ),
     ],
     "reporting": [
-        (reporting.load, {}, {"path": [*PATH, "no folder"]}),
-        (reporting.Folder, {"path": "out"}, {"path": PATH, "resume": SWITCH, "overwrite": SWITCH}),
-        (reporting.summary, {}, {"curves": MAPPING}),
+        (reports.load, {}, {"path": [*PATH, "no folder"]}),
+        (reports.Folder, {"path": "out"}, {"path": PATH, "resume": SWITCH, "overwrite": SWITCH}),
+        (reports.summary, {}, {"curves": MAPPING}),
         (trackers.CSV, {}, {"path": PATH}),
     ],
 }

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.lifecycle import write_record
+from fedjax_sim.core.lifecycle import write_record
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 PAPER = ["--preset", "paper"]

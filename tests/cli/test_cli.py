@@ -28,11 +28,11 @@ from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.cli.parser import make_parser
 from fedjax_sim.cli.tables import print_table
-from fedjax_sim.compression import COMPRESSORS
-from fedjax_sim.lifecycle import BAD_INPUT, EXIT_CODES, read_json
+from fedjax_sim.core.lifecycle import BAD_INPUT, EXIT_CODES, read_json
+from fedjax_sim.core.settings import ConfigError, check, fields, idle_of
 from fedjax_sim.server.attacks import ATTACKS
+from fedjax_sim.server.compression import COMPRESSORS
 from fedjax_sim.server.rules import RULES
-from fedjax_sim.settings import ConfigError, check, fields, idle_of
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 SIZES = {"num_clients": 5, "num_selected": 2, "local_steps": 2, "batch_size": 8}

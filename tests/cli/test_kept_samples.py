@@ -17,8 +17,8 @@ import fedjax_sim
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.samples import calibration_figures
-from fedjax_sim.diagnostics import average_predictions, reliability, to_arviz
-from fedjax_sim.reporting import plots
+from fedjax_sim.results import plots
+from fedjax_sim.results.diagnostics import average_predictions, reliability, to_arviz
 
 WORDS = "run langevin --model logistic --preset paper --seeds 2 --time-budget 40 --evals 10 --set"
 WORDS += " num_clients=3 --set local_steps=2 --set batch_size=8 --set step_size=1e-6"

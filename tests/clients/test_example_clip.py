@@ -11,9 +11,9 @@ import pytest
 from fedjax_sim import Plan
 from fedjax_sim.clients import LocalTraining
 from fedjax_sim.clients.mini_batches import batch_gradient
-from fedjax_sim.privacy import parse_privacy
+from fedjax_sim.core.streams import stream
 from fedjax_sim.server import RoundState, Wire
-from fedjax_sim.streams import stream
+from fedjax_sim.server.privacy import parse_privacy
 from fedjax_sim.systems import fedavg
 from tests.server.test_reports import event_of
 

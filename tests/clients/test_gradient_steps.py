@@ -27,11 +27,11 @@ from fedjax_sim.clients import (
 )
 from fedjax_sim.clients.local_settings import Descent
 from fedjax_sim.clients.mini_batches import LossGradient, shuffled_examples
-from fedjax_sim.events import PackedRows
+from fedjax_sim.core.events import PackedRows
+from fedjax_sim.core.streams import shuffle_bits
+from fedjax_sim.core.targets import tracing_for
+from fedjax_sim.core.types import Facts
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.streams import shuffle_bits
-from fedjax_sim.targets import tracing_for
-from fedjax_sim.types import Facts
 
 
 @struct.dataclass

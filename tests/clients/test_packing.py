@@ -24,13 +24,13 @@ from fedjax_sim.clients import (
     packing,
 )
 from fedjax_sim.clients.packing import lay_in_rows, run_in_rows
+from fedjax_sim.core.events import PackedRows
+from fedjax_sim.core.types import Event, Facts
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.program import prepare
-from fedjax_sim.events import PackedRows
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import make_classifications
-from fedjax_sim.types import Event, Facts
 
 LISTS = [
     [5, 0, 2, 3, 1],

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.compression import Compressor, parse_compressor
-from fedjax_sim.settings import ConfigError, check
+from fedjax_sim.core.settings import ConfigError, check
+from fedjax_sim.server.compression import Compressor, parse_compressor
 from fedjax_sim.systems import fedem, quafl
 from tests.compression.variances import variance
 

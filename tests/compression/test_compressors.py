@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.compression import (
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.server.compression import (
     COMPRESSORS,
     Compressor,
     Identity,
@@ -22,7 +23,6 @@ from fedjax_sim.compression import (
     RandSparsification,
     parse_compressor,
 )
-from fedjax_sim.settings import ConfigError
 from tests.compression.variances import variance
 
 DIM = 11

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.compression import Compressor, Identity, RandK
-from fedjax_sim.compression.powers import wide_of
+from fedjax_sim.kernels.rounding import wide_of
+from fedjax_sim.server.compression import Compressor, Identity, RandK
 
 
 def variance(compressor: Compressor, vector: jax.Array) -> jax.Array:

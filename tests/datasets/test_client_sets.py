@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets, partition
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.datasets import fetched
-from fedjax_sim.settings import ConfigError
 from tests.datasets.small_files import add_member, register, rows, write_hdf5
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets, partition
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 from tests.datasets.small_files import add_member, register
 
 WRITERS = {"f0002_01": 5, "f0001_41": 3, "f0003_07": 4}

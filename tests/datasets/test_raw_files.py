@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.datasets import raw_files
-from fedjax_sim.settings import ConfigError
 from tests.datasets.small_files import (
     ARCHIVES,
     CIFAR10_NAMES,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets, partition
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 
 
 def inputs_of(data: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:

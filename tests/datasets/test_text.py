@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.datasets import fetched
 from fedjax_sim.datasets import text as texts
-from fedjax_sim.settings import ConfigError
 from tests.datasets.plays import PLAY
 from tests.datasets.small_files import register
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim.diagnostics.fairness import (
+from fedjax_sim.core.types import EMPTY, Timeline
+from fedjax_sim.results.diagnostics.fairness import (
     client_staleness,
     deviation,
     entropy,
@@ -23,7 +24,6 @@ from fedjax_sim.diagnostics.fairness import (
     worst_decile,
 )
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
-from fedjax_sim.types import EMPTY, Timeline
 
 
 def timeline(time: list, clients: list, version: list, weight: list) -> Timeline:

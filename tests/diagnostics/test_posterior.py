@@ -9,7 +9,7 @@ import pytest
 from flax import struct
 
 from fedjax_sim import ConfigError
-from fedjax_sim.diagnostics import posterior
+from fedjax_sim.results.diagnostics import posterior
 
 
 @struct.dataclass

@@ -13,7 +13,8 @@ import xarray as xr
 
 import fedjax_sim
 from fedjax_sim import ConfigError
-from fedjax_sim.diagnostics import (
+from fedjax_sim.problems import LogDensity, from_logdensity
+from fedjax_sim.results.diagnostics import (
     averaged_predictions,
     calibration,
     posterior,
@@ -21,7 +22,6 @@ from fedjax_sim.diagnostics import (
     score_predictions,
     to_arviz,
 )
-from fedjax_sim.problems import LogDensity, from_logdensity
 from fedjax_sim.systems import langevin
 
 X = np.random.default_rng(0).normal(size=(20, 2)).astype("float32")

@@ -21,10 +21,10 @@ from flax import nnx
 
 import fedjax_sim
 from fedjax_sim import Event, Plan, datasets, models, partition, problems
-from fedjax_sim.events import Facts
+from fedjax_sim.core.events import Facts
+from fedjax_sim.core.settings import Checked, check
+from fedjax_sim.core.streams import stream
 from fedjax_sim.problems import latent
-from fedjax_sim.settings import Checked, check
-from fedjax_sim.streams import stream
 from fedjax_sim.systems import favano, fedavg
 from tests.clients.test_gradient_steps import event_of
 from tests.exports import exports_of
@@ -153,7 +153,7 @@ def test_an_example_runs(name: str, prelude: dict[str, Any], tmp_path: Path) -> 
     names: dict[str, Any] = {}
     for room in (*ROOMS, *own):
         names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
-    names |= prelude | {"folder": tmp_path, "settings": fedjax_sim.settings}
+    names |= prelude | {"folder": tmp_path, "settings": fedjax_sim.core.settings}
     before = set(map(id, names.values()))
     exec(compile(EXAMPLES[name], name, "exec"), names)
     for value in names.values():

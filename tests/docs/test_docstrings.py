@@ -25,7 +25,7 @@ from tests import exports
 
 ROOT = Path(fedjax_sim.__file__).parent
 SINGLE_MODULES = (
-    *("types", "streams", "batching", "trees", "targets"),
+    *(f"core.{name}" for name in ("types", "streams", "batching", "trees", "targets")),
     *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
 )
 CONVENTIONS = ("hyper", "problem", "system", "key", "event", "plan", "state", "run")

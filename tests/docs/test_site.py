@@ -23,7 +23,7 @@ import pytest
 
 from fedjax_sim import timelines
 from fedjax_sim.cli.commands import main
-from fedjax_sim.settings import fields
+from fedjax_sim.core.settings import fields
 from fedjax_sim.systems import SYSTEMS
 from tests.exports import exports_of
 

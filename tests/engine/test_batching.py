@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import Plan
-from fedjax_sim.batching import any_lane, map_families, map_lanes, map_slots
+from fedjax_sim.core.batching import any_lane, map_families, map_lanes, map_slots
 from fedjax_sim.engine.planning.placement import Placement
 
 STEPS = jnp.array([5, 0, 2, 3, 1], "int32")

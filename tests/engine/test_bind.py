@@ -16,11 +16,11 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Bound, ConfigError, Layout, Timeline, bind, bind_together
-from fedjax_sim.compression import Identity
-from fedjax_sim.privacy import FixedClipping
+from fedjax_sim.core.settings import full_name, value_of
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.server.compression import Identity
+from fedjax_sim.server.privacy import FixedClipping
 from fedjax_sim.server.rules import Krum
-from fedjax_sim.settings import full_name, value_of
 from fedjax_sim.systems import fedavg, fedbuff, fednova
 from tests.conftest import Regression
 

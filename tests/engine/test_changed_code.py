@@ -18,9 +18,9 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
+from fedjax_sim.core.lifecycle import read_record, write_record
 from fedjax_sim.engine.planning import schedule
 from fedjax_sim.engine.resuming.checkpoint import CONFIGURATION, Checkpoint
-from fedjax_sim.lifecycle import read_record, write_record
 from fedjax_sim.results import records
 from tests.engine.test_checkpoint import QUAFL, assert_same_bits
 

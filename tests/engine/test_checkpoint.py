@@ -24,14 +24,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.compression import BlockQuantization, ScaledSign, TopK
-from fedjax_sim.engine.planning import drawing
-from fedjax_sim.engine.program import prepare
-from fedjax_sim.engine.resuming import checkpoint
-from fedjax_sim.engine.resuming.checkpoint import Checkpoint
-from fedjax_sim.engine.running import groups
-from fedjax_sim.engine.running.chunks import _Pace
-from fedjax_sim.lifecycle import (
+from fedjax_sim.core.lifecycle import (
     STOPPED,
     FolderLock,
     InputError,
@@ -40,8 +33,15 @@ from fedjax_sim.lifecycle import (
     write_sealed,
     write_whole,
 )
-from fedjax_sim.reporting.trackers import CSV
+from fedjax_sim.engine.planning import drawing
+from fedjax_sim.engine.program import prepare
+from fedjax_sim.engine.resuming import checkpoint
+from fedjax_sim.engine.resuming.checkpoint import Checkpoint
+from fedjax_sim.engine.running import groups
+from fedjax_sim.engine.running.chunks import _Pace
 from fedjax_sim.results.records import text_of
+from fedjax_sim.results.trackers import CSV
+from fedjax_sim.server.compression import BlockQuantization, ScaledSign, TopK
 from fedjax_sim.timelines import ClientTable, Trace
 
 QUAFL, FAVANO = fedjax_sim.SYSTEMS["quafl"], fedjax_sim.SYSTEMS["favano"]
@@ -384,7 +384,8 @@ def test_one_process_writes_to_a_folder(
 ) -> None:
     """A process that was killed leaves no lock behind."""
     source = (
-        "import sys, time; from pathlib import Path; from fedjax_sim.lifecycle import FolderLock; "
+        "import sys, time; from pathlib import Path; "
+        "from fedjax_sim.core.lifecycle import FolderLock; "
         f"lock = FolderLock(Path({str(tmp_path)!r})); print('locked', flush=True); time.sleep(99)"
     )
     root = Path(fedjax_sim.__file__).parents[1]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import fedjax_sim
 from fedjax_sim import Layout
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.shares import MOST_UNEVEN, Unit, divide
 from fedjax_sim.results.curves import join_lanes
 from fedjax_sim.results.runs import join_runs
-from fedjax_sim.settings import ConfigError
 
 FAVANO, FEDBUFF = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedbuff"))
 PINNED = Layout(slots_at_once=4, lanes_at_once=False, client_devices=1)

@@ -11,8 +11,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Energy, Ticks
-from fedjax_sim.compression import RandSparsification
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.server.compression import RandSparsification
 from fedjax_sim.timelines.delays.client_table import ClientTable
 from tests.conftest import slow_but
 

@@ -5,9 +5,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedjax_sim.core.types import EMPTY
 from fedjax_sim.engine.planning.store import held_versions
 from fedjax_sim.engine.program.replay import client_variance, first_store, write_version
-from fedjax_sim.types import EMPTY
 
 RANDOM = np.random.default_rng(0)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 import fedjax_sim
-from fedjax_sim.checking import Whole
+from fedjax_sim.core.checking import Whole
+from fedjax_sim.core.settings import late_of, setting, struct
 from fedjax_sim.results.runs import LaneWarning
 from fedjax_sim.server.attacks import Adversary, Mimic, SignFlip
-from fedjax_sim.settings import late_of, setting, struct
 from fedjax_sim.systems import fedavg, oort
 
 FLIPPED = Adversary(attack=SignFlip(), malicious=0.4, attack_from=99)
@@ -55,7 +55,7 @@ def test_what_begins_or_was_not_given_gets_none() -> None:
     """The last tick is early enough; defaults, and settings without effect, are nobody's wish."""
 
     @struct
-    class Hyper(fedjax_sim.settings.Checked):
+    class Hyper(fedjax_sim.core.settings.Checked):
         since: Whole = setting(7, "Ticks before it.", begins="it", traced=True)
 
     assert late_of(Hyper(since=9), 9) == {"since": (9, "it")}

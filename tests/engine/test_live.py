@@ -11,11 +11,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Checkpoints, Keep, Layout, Ticks, Time, Watch
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import EMPTY, Event, Hints, Key, System
 from fedjax_sim.server.rules import TrimmedMean
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg, fedbuff, oort
 from fedjax_sim.timelines.live import Clock, Instant, Live, Received, Sizes, with_clock
-from fedjax_sim.types import EMPTY, Event, Hints, Key, System
 from tests.conftest import slow_but
 
 ALONE = Layout(4, False, 1)

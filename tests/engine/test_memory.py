@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.engine.machine.memory import (
-    OutOfMemoryError,
-    count_bytes,
-    drop_programs_near_the_limit,
-    is_out_of_memory,
-)
-from fedjax_sim.lifecycle.free_memory import (
+from fedjax_sim.core.lifecycle.free_memory import (
     free_addresses,
     free_in_group,
     free_on_host,
     free_on_machine,
     write_bytes,
+)
+from fedjax_sim.engine.machine.memory import (
+    OutOfMemoryError,
+    count_bytes,
+    drop_programs_near_the_limit,
+    is_out_of_memory,
 )
 
 
@@ -78,7 +78,8 @@ def test_a_limit_of_address_space_counts() -> None:
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         assert free_addresses() == np.inf
     code = (
-        "import resource; from fedjax_sim.lifecycle.free_memory import free_addresses as free\n"
+        "import resource\n"
+        "from fedjax_sim.core.lifecycle.free_memory import free_addresses as free\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36)); before = free()\n"
         "held = bytearray(2**30); print(2**36 - before, before - free())"
     )

@@ -12,11 +12,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout, launch
-from fedjax_sim.checking import checked
+from fedjax_sim.core.checking import checked
+from fedjax_sim.core.types import Hints
 from fedjax_sim.engine.machine.compiling import CompileMeter
 from fedjax_sim.engine.planning.drawing import request_timelines
 from fedjax_sim.engine.request import RunOptions
-from fedjax_sim.types import Hints
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 

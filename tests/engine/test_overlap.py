@@ -16,11 +16,11 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout
+from fedjax_sim.core.lifecycle import STOPPED, exit_code_of
 from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
-from fedjax_sim.lifecycle import STOPPED, exit_code_of
 from fedjax_sim.results.runs import Run
 from tests.engine.limited_sweep import Bowl
 from tests.engine.test_checkpoint import assert_same_bits, kill_after

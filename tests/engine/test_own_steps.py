@@ -11,10 +11,10 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Algorithm, Layout, Plan, System, compression, problems
 from fedjax_sim.clients import local_training
-from fedjax_sim.events import Facts
+from fedjax_sim.core.events import Facts
+from fedjax_sim.core.settings import fixed, struct
+from fedjax_sim.core.streams import lane_stream, stream, tick_key
 from fedjax_sim.server import attacks, mean_of, rules
-from fedjax_sim.settings import fixed, struct
-from fedjax_sim.streams import lane_stream, stream, tick_key
 from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.timelines import cohort_system
 from fedjax_sim.timelines.live import Asked, Live, Sizes, live_rounds, live_tasks, with_clock

@@ -7,9 +7,9 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
+from fedjax_sim.core.targets import is_for_cpu, tracing_for
+from fedjax_sim.core.types import PRECISIONS
 from fedjax_sim.engine.shares import listed
-from fedjax_sim.targets import is_for_cpu, tracing_for
-from fedjax_sim.types import PRECISIONS
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 

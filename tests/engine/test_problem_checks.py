@@ -11,8 +11,8 @@ import pytest
 from flax import struct
 
 import fedjax_sim
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import em, fedavg
 
 HYPER = fedavg.paper(num_clients=5, num_selected=2, local_steps=2, batch_size=2)

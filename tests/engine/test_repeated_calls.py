@@ -18,10 +18,10 @@ import pytest
 from flax import struct
 
 import fedjax_sim
+from fedjax_sim.core.events.clocks import Instant
 from fedjax_sim.engine.machine import compiling, memory, processes
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.program.replay import Replay
-from fedjax_sim.events.clocks import Instant
 from fedjax_sim.timelines.delays.trace import Trace
 
 FEDAVG, OORT = (fedjax_sim.SYSTEMS[name] for name in ("fedavg", "oort"))

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
+from fedjax_sim.core.types import EMPTY, Ticks, Time
 from fedjax_sim.engine.planning.budgets import lengthen, ticks_in_budget
 from fedjax_sim.engine.planning.schedule import (
     _steps_before_of_all,
@@ -21,7 +22,6 @@ from fedjax_sim.engine.planning.schedule import (
     steps_before,
 )
 from fedjax_sim.engine.planning.store import MANY, assign_rows, assign_rows_of_all, store_rows
-from fedjax_sim.types import EMPTY, Ticks, Time
 
 NAN, INF = np.nan, np.inf
 

@@ -11,8 +11,10 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Plan
-from fedjax_sim.batching import look_ahead
 from fedjax_sim.clients import local_training
+from fedjax_sim.core.batching import look_ahead
+from fedjax_sim.core.settings import full_name, value_of
+from fedjax_sim.core.types import Event, Facts
 from fedjax_sim.engine.machine.processes import hash_traced
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines, settings_read
@@ -20,8 +22,6 @@ from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repet
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.rules import Mean, Median
-from fedjax_sim.settings import full_name, value_of
-from fedjax_sim.types import Event, Facts
 
 SYSTEMS = fedjax_sim.SYSTEMS
 

@@ -13,7 +13,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.types import LatentProblem, Plan
+from fedjax_sim.core.types import LatentProblem, Plan
 
 FEDAVG, FEDEM, LANGEVIN = (fedjax_sim.SYSTEMS[name] for name in ("fedavg", "fedem", "langevin"))
 OPTIONS: dict[str, Any] = {

@@ -10,12 +10,12 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import SYSTEMS
-from fedjax_sim.checking import Finite
-from fedjax_sim.compression import Identity, RandK, TopK
+from fedjax_sim.core.checking import Finite
+from fedjax_sim.core.settings import ConfigError, fields, setting, struct
+from fedjax_sim.core.types import Event, LatentProblem, Plan, Work
 from fedjax_sim.engine.contract import check_step
-from fedjax_sim.privacy import parse_privacy
-from fedjax_sim.settings import ConfigError, fields, setting, struct
-from fedjax_sim.types import Event, LatentProblem, Plan, Work
+from fedjax_sim.server.compression import Identity, RandK, TopK
+from fedjax_sim.server.privacy import parse_privacy
 
 PRIVATE = {
     "privacy": parse_privacy("fixed:noise=1"),

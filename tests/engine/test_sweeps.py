@@ -16,11 +16,11 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout, datasets, models, partition, problems
+from fedjax_sim.core.types import EMPTY, LatentProblem
 from fedjax_sim.engine.planning.lanes import Lane, stack_problems
 from fedjax_sim.engine.program.prepare import plan_group
 from fedjax_sim.engine.request import Options
 from fedjax_sim.results.curves import NEVER, collapsed_at
-from fedjax_sim.types import EMPTY, LatentProblem
 from tests.conftest import slow_but
 
 FAVANO, FEDBUFF, FEDAVG = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedbuff", "fedavg"))

@@ -11,13 +11,13 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Algorithm, Event, Plan, System, Timeline
-from fedjax_sim.checking import Above0, Count
+from fedjax_sim.core.checking import Above0, Count
+from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.types import Messages, Work
 from fedjax_sim.engine.program import prepare
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.timelines import checks
 from fedjax_sim.timelines.checks import check_values
-from fedjax_sim.types import Messages, Work
 
 PROBLEM = Quadratic.of(np.ones((7, 2), "float32"), start=0.0)
 

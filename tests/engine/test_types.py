@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.privacy import AdaptiveClipping
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.server.privacy import AdaptiveClipping
 from tests.conftest import slow_but
 from tests.systems.conftest import LIKE_FEDAVGM
 

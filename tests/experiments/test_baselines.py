@@ -23,7 +23,7 @@ from experiments.baselines.setup import (
 from experiments.harness import Arguments
 from fedjax_sim.cli.comparison import MAIN_JOB
 from fedjax_sim.cli.defaults import DEFAULTS
-from fedjax_sim.settings import check, idle_of, names_of, value_of
+from fedjax_sim.core.settings import check, idle_of, names_of, value_of
 from tests.experiments.running import REPOSITORY, run
 
 RESULTS = REPOSITORY / "experiments" / "baselines" / "results"

@@ -19,7 +19,7 @@ from experiments.harness.comparison import (
     tune,
 )
 from fedjax_sim import SYSTEMS, Ticks, datasets, models, partition, problems
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 
 
 def test_held_out_examples_are_no_longer_trained_on() -> None:

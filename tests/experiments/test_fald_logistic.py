@@ -11,7 +11,7 @@ from experiments.fald import gaussian as fald_gaussian
 from experiments.fald import logistic as fald_logistic
 from fedjax_sim import ConfigError
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.reporting.results import load
+from fedjax_sim.results.reports import load
 from tests.experiments.running import FILES, claims, run
 
 

@@ -31,8 +31,8 @@ from experiments.harness import (
 )
 from experiments.harness.claims import KINDS
 from experiments.harness.command import parser
-from fedjax_sim.lifecycle import Stopped
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.lifecycle import Stopped
+from fedjax_sim.core.settings import ConfigError
 from tests.experiments.running import claims, run, run_process
 
 PAPERS = [paper for paper in registry.PAPERS if paper not in ("baselines", "fedavg")]

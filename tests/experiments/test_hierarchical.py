@@ -14,12 +14,12 @@ from experiments.harness import Arguments, Sample, draw
 from experiments.hierarchical import clock, fig3, fig4_5, fig11, fig13, headlines, quadratics, setup
 from experiments.hierarchical.claims import CLAIMS
 from fedjax_sim import datasets
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Timeline
 from fedjax_sim.engine.planning.budgets import ticks_in_budget
 from fedjax_sim.models import LogisticRegression
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.timelines.grouped.groups import paper_delays
-from fedjax_sim.types import Timeline
 from tests.conftest import slow_but
 from tests.experiments.running import FILES, claims, judged, run, summary
 

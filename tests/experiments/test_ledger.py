@@ -39,8 +39,8 @@ from experiments.harness.statistics import (
     spread_of,
     unless_collapsed,
 )
-from fedjax_sim.lifecycle import seal_json
-from fedjax_sim.reporting.results import to_json
+from fedjax_sim.core.lifecycle import seal_json
+from fedjax_sim.results.reports import to_json
 
 ENTRIES = ledger.entries()
 SENTENCES = {

@@ -14,10 +14,10 @@ from experiments.harness import Arguments, Outcome, main, run_experiment
 from experiments.harness.command import merge_parts, run_part
 from experiments.harness.parts import ExperimentPart
 from fedjax_sim import Layout
-from fedjax_sim.lifecycle import read_json
+from fedjax_sim.core.lifecycle import read_json
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting.results import load
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.results.reports import load
 from tests.engine.test_division import assert_equal_runs
 from tests.kept_files import NUM_FLIPS, Touch, count_refusals
 

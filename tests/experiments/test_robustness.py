@@ -9,7 +9,7 @@ from experiments.harness import Arguments
 from experiments.harness.images import pooled
 from experiments.robustness import attacks
 from fedjax_sim import datasets
-from fedjax_sim.settings import check, value_of
+from fedjax_sim.core.settings import check, value_of
 from tests.experiments.running import FILES, claims, judged, run
 
 PICTURES = {f"{name}.png" for name in ("heat_map", "staleness", "lines_fedavg", "lines_fedbuff")}

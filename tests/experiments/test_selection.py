@@ -12,7 +12,7 @@ from experiments.harness import Arguments, Sample
 from experiments.hierarchical.fig11 import made_up_play
 from experiments.selection import rules, tasks
 from experiments.selection.claims import CLAIMS, OF_IMAGES, ON_SPEAKERS
-from fedjax_sim.settings import check, value_of
+from fedjax_sim.core.settings import check, value_of
 from fedjax_sim.timelines.live.devices import draw_clients
 from tests.experiments.running import FILES, claims, judged, run
 

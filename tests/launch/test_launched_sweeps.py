@@ -14,13 +14,13 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Layout, launch
+from fedjax_sim.core.lifecycle import write_sealed
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.launch import sweeps, worker
 from fedjax_sim.launch.jobs import Job, Launcher, Started
 from fedjax_sim.launch.sweeps import SWITCHES
-from fedjax_sim.lifecycle import write_sealed
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting.trackers import CSV
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.results.trackers import CSV
 from tests.engine.test_division import assert_equal_runs
 from tests.kept_files import NUM_FLIPS, Touch, count_refusals, flipped
 from tests.launch.conftest import ended

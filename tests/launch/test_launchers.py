@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from fedjax_sim.core.lifecycle import STOPPED
 from fedjax_sim.launch import Local, PartError, Ray, Slurm
 from fedjax_sim.launch.jobs import Job, Launcher, Started, finish_jobs
 from fedjax_sim.launch.local import Place, _places
-from fedjax_sim.lifecycle import STOPPED
 from tests.launch import slurm_here
 from tests.launch.conftest import WITHOUT
 
@@ -170,7 +170,7 @@ def test_a_killed_launcher_takes_its_parts_along(tmp_path: Path) -> None:
     """A part that is at work is gone soon after SIGKILL to the process that started it."""
     part = """
 import os, pathlib, sys, time
-from fedjax_sim.lifecycle import exit_code_of
+from fedjax_sim.core.lifecycle import exit_code_of
 def work():
     text = f"{os.getpid()} {'FEDJAX_SIM_PARENT' in os.environ}"
     pathlib.Path(sys.argv[1], "pid").write_text(text)

@@ -19,13 +19,13 @@ import xarray as xr
 import fedjax_sim
 from fedjax_sim.cli import launching, training
 from fedjax_sim.cli.commands import main
+from fedjax_sim.core.lifecycle import PartError, Stopped, read_json, seal_json
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.shares import Part
 from fedjax_sim.launch.jobs import Job, Launcher, Started
 from fedjax_sim.launch.parts import read_part, read_parts
-from fedjax_sim.lifecycle import PartError, Stopped, read_json, seal_json
-from fedjax_sim.reporting.results import Results, load
+from fedjax_sim.results.reports import Results, load
 from fedjax_sim.results.runs import load_runs
-from fedjax_sim.settings import ConfigError
 from tests.launch.conftest import ended
 
 ROOT = Path(fedjax_sim.__file__).parents[1]

@@ -11,8 +11,7 @@ import jax
 import pytest
 from jax.experimental import multihost_utils
 
-from fedjax_sim.engine.machine.processes import on_first
-from fedjax_sim.lifecycle import (
+from fedjax_sim.core.lifecycle import (
     BAD_INPUT,
     EXIT_CODES,
     INTERRUPTED,
@@ -26,7 +25,8 @@ from fedjax_sim.lifecycle import (
     nearest,
     remove_scratch,
 )
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.engine.machine.processes import on_first
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/file")
 HDF5 = OSError("Can't write data (file write failed: errno = 28, error message = 'No space')")

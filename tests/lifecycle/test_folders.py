@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from fedjax_sim import Checkpoints, Ticks, Watch, load, sweep
+from fedjax_sim.core.lifecycle import FolderLock, InputError, read_record, write_record
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.watching import Display
 from fedjax_sim.launch.jobs import Job, Runner
-from fedjax_sim.lifecycle import FolderLock, InputError, read_record, write_record
-from fedjax_sim.reporting import trackers
-from fedjax_sim.reporting.results import Folder
+from fedjax_sim.results import trackers
+from fedjax_sim.results.reports import Folder
 from fedjax_sim.results.run_files import files_in
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
 
 CONTENT = "the only copy\n"

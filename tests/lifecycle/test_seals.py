@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_sim.lifecycle import (
+from fedjax_sim.core.lifecycle import (
     InputError,
     check_seal,
     read_json,

@@ -14,9 +14,9 @@ import pytest
 import fedjax_sim
 from fedjax_sim import datasets, launch
 from fedjax_sim.cli.commands import main
-from fedjax_sim.lifecycle import BAD_INPUT, STORAGE, PartError, exit_code_of
-from fedjax_sim.reporting import results
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.lifecycle import BAD_INPUT, STORAGE, PartError, exit_code_of
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.results import reports
 from fedjax_sim.systems import fedavg
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
@@ -37,7 +37,7 @@ def test_a_run_needs_no_streams(tmp_path: Path, environment: dict[str, str]) -> 
     command = 'exec "$@" <&- >&- 2>&-'
     words = ["sh", "-c", command, "sh", *PACKAGE, "run", *QUICK, "--seeds", "1", "--out", "out"]
     assert subprocess.run(words, cwd=tmp_path, env=environment).returncode == 0
-    assert set(results.load(tmp_path / "out").curves) == {"fedavg"}
+    assert set(reports.load(tmp_path / "out").curves) == {"fedavg"}
     assert not (tmp_path / "out" / ".lock").exists()
 
 
@@ -74,7 +74,7 @@ def test_lists_and_logs_do_not_depend_on_the_language(
 ) -> None:
     """Sources have Greek letters, and so may names of settings and metrics."""
     script = (
-        "from fedjax_sim.reporting import trackers; log = trackers.CSV('log.csv');"
+        "from fedjax_sim.results import trackers; log = trackers.CSV('log.csv');"
         "lane = {'system': 'x', 'seed': 0};"
         "log.log(lane, 1, {'evaluation': 0, 'virtual_time': 0, chr(8214): 1});"
         "log.close(); from fedjax_sim.cli.commands import main; raise SystemExit(main(['list']))"

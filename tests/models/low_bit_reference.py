@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from fedjax_sim import compression
-from fedjax_sim.models import low_bit
+from fedjax_sim.kernels import low_bit
 
 # Compiled, because one operation after the other would take seconds.
 luq = jax.jit(compression.luq, static_argnames=("bits", "top"))

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from jax import lax
 
 import fedjax_sim
+from fedjax_sim.core.targets import tracing_for
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine.program import opened
 from fedjax_sim.engine.shares import listed
-from fedjax_sim.models import CONVOLUTIONS, SmallCNN, convolution, resnet18
+from fedjax_sim.kernels import convolution
+from fedjax_sim.models import CONVOLUTIONS, SmallCNN, resnet18
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import make_classification
-from fedjax_sim.targets import tracing_for
 
 LAST = ("NHWC", "HWIO", "NHWC")
 

@@ -15,10 +15,11 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
-from fedjax_sim.compression import luq
-from fedjax_sim.models import LeNet, ResNet, convolution, winograd
-from fedjax_sim.models.low_bit import quantized_gradient
+from fedjax_sim.kernels import convolution, winograd
+from fedjax_sim.kernels.low_bit import quantized_gradient
+from fedjax_sim.models import LeNet, ResNet
 from fedjax_sim.models.quantized import LowBit
+from fedjax_sim.server.compression import luq
 from tests.conftest import slow_but
 from tests.models.test_convolution import LAST, PAIRS
 

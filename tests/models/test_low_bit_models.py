@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from fedjax_sim.models import MLP, low_bit
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.kernels import low_bit
+from fedjax_sim.models import MLP
 from fedjax_sim.models.quantized import LowBit
-from fedjax_sim.settings import ConfigError
 from tests.models.low_bit_reference import luq, max_abs, sawb_in_numpy, uniform_in_numpy
 
 

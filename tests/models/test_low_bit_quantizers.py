@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.models import low_bit
-from fedjax_sim.models.low_bit import quantized_gradient, straight_through
+from fedjax_sim.kernels import low_bit
+from fedjax_sim.kernels.low_bit import quantized_gradient, straight_through
 from tests.models.low_bit_reference import luq, max_abs, sawb, sawb_in_numpy, uniform
 
 LARGEST = 3.0

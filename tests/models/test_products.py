@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
-from fedjax_sim.models import products
+from fedjax_sim.kernels import products
 
 DENSE = (((1,), (0,)), ((), ()))
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from fedjax_sim.models import CONVOLUTIONS, convolution, winograd
+from fedjax_sim.kernels import convolution, winograd
+from fedjax_sim.models import CONVOLUTIONS
 from tests.models.test_convolution import LAST, compare, normal
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_sim import partition
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.partition import by_label
-from fedjax_sim.settings import ConfigError
 from tests.partition.checks import SEEDS, assert_disjoint, labels_of, members
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import partition
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 from tests.partition.checks import assert_disjoint, labels_of, members
 
 CALLS = {

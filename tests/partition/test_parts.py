@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedjax_sim import partition
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.partition import parts as partition_parts
-from fedjax_sim.reporting.plots import holdings_figure
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.results.plots import holdings_figure
 from tests.partition.checks import labels_of
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_sim import partition
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 from tests.partition.checks import SEEDS, assert_disjoint, labels_of, members
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_sim.privacy import epsilon_after, find_noise
-from fedjax_sim.privacy.accounting import Mechanism
-from fedjax_sim.privacy.kinds import parse_privacy
-from fedjax_sim.settings import ConfigError, check
+from fedjax_sim.core.settings import ConfigError, check
+from fedjax_sim.server.privacy import epsilon_after, find_noise
+from fedjax_sim.server.privacy.accounting import Mechanism
+from fedjax_sim.server.privacy.kinds import parse_privacy
 from fedjax_sim.systems import fedavg, feddyn, fednova, fedprox, scaffold
 
 dp = pytest.importorskip("dp_accounting", reason="epsilon is computed by dp-accounting")

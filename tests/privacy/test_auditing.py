@@ -10,8 +10,8 @@ from scipy import stats
 
 import fedjax_sim
 from fedjax_sim import ConfigError, datasets, models, partition, problems
-from fedjax_sim.privacy import audit_canaries, gaussian_epsilon, one_run_bound, parse_privacy
 from fedjax_sim.server.attacks import Canary, Cohort
+from fedjax_sim.server.privacy import audit_canaries, gaussian_epsilon, one_run_bound, parse_privacy
 
 DELTA = 1e-5
 NUM_CLIENTS, CANARIES, TICKS, RUNS, GUESSES = 320, tuple(range(300)), 4, 20, 60

@@ -11,7 +11,10 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Plan, Timeline
-from fedjax_sim.privacy import (
+from fedjax_sim.core.settings import check
+from fedjax_sim.server import Wire
+from fedjax_sim.server.attacks import parse_attack
+from fedjax_sim.server.privacy import (
     gaussian_epsilon,
     parse_local_privacy,
     parse_privacy,
@@ -19,10 +22,7 @@ from fedjax_sim.privacy import (
     separated_sensitivity,
     square_root_bands,
 )
-from fedjax_sim.server import Wire
-from fedjax_sim.server.attacks import parse_attack
 from fedjax_sim.server.rules import parse_rule
-from fedjax_sim.settings import check
 from fedjax_sim.systems import fedavg, fedbuff
 
 dp = pytest.importorskip("dp_accounting", reason="epsilon is computed by dp-accounting")

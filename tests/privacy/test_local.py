@@ -10,7 +10,10 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Plan
-from fedjax_sim.privacy import (
+from fedjax_sim.core.settings import check
+from fedjax_sim.server import Wire
+from fedjax_sim.server.attacks import parse_attack
+from fedjax_sim.server.privacy import (
     clip_sums,
     clip_updates,
     local_epsilon,
@@ -19,11 +22,8 @@ from fedjax_sim.privacy import (
     parse_local_privacy,
     privatise,
 )
-from fedjax_sim.server import Wire
-from fedjax_sim.server.attacks import parse_attack
 from fedjax_sim.server.reports import Memo
 from fedjax_sim.server.rules import parse_rule
-from fedjax_sim.settings import check
 from fedjax_sim.systems import fedavg, fedbuff
 
 dp = pytest.importorskip("dp_accounting", reason="epsilon is computed by dp-accounting")
@@ -205,7 +205,7 @@ def test_estimates_are_made_of_noisy_messages(
     hyper = small(
         fedavg.system,
         local_privacy=parse_local_privacy("gaussian:clip=1:noise=0.5"),
-        compression=fedjax_sim.compression.parse_compressor("top_k:kept=3"),
+        compression=fedjax_sim.server.compression.parse_compressor("top_k:kept=3"),
         error_feedback=feedback,
     )
     wire = Wire(regression(), hyper, Plan(rows=2))
@@ -273,7 +273,7 @@ def test_epsilon_of_runs(name: str, regression: Callable, small: Callable) -> No
         (
             "fedavg",
             {
-                "privacy": fedjax_sim.privacy.parse_privacy("fixed:noise=1"),
+                "privacy": fedjax_sim.server.privacy.parse_privacy("fixed:noise=1"),
                 "sampling": "reshuffled",
             },
             ["local_privacy", "one epsilon"],

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.privacy import most_participations, most_sent, participations_of
+from fedjax_sim.server.privacy import most_participations, most_sent, participations_of
 
 NAMES = ("fedavg", "fedbuff", "fedasync", "favano", "gen_async")
 

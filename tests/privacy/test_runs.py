@@ -9,9 +9,9 @@ import pytest
 import fedjax_sim
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.tables import final_rows
-from fedjax_sim.privacy import epsilon_after, parse_privacy
-from fedjax_sim.privacy.accounting import Mechanism
-from fedjax_sim.reporting import results
+from fedjax_sim.results import reports
+from fedjax_sim.server.privacy import epsilon_after, parse_privacy
+from fedjax_sim.server.privacy.accounting import Mechanism
 from fedjax_sim.systems import fedavg
 
 RESHUFFLED = ("--set", "sampling=reshuffled")
@@ -40,20 +40,20 @@ def test_epsilon_against_rounds(regression: Callable, small: Callable) -> None:
     bounds = run.curves.clip_norm
     assert np.isnan(bounds[1]).all()
     assert (np.diff(bounds[0], axis=-1) != 0).all()
-    summary = results.summary({"fedavg": run.curves})
+    summary = reports.summary({"fedavg": run.curves})
     finals = [entry["final"]["epsilon"] for entry in summary["systems"]["fedavg"]["settings"]]
     found = float(spent[0, 0, -1])
     assert finals[0] == {"mean": found, "std": 0.0, "median": found, "min": found}
     assert set(finals[1].values()) == {None}
     curves = run.curves.assign(accuracy=run.curves.loss)
-    summary = results.summary({"fedavg": curves})
+    summary = reports.summary({"fedavg": curves})
     rows = final_rows({"fedavg": curves}, summary)
     assert rows[0].keys() == rows[1].keys()
     # The lanes without privacy have no epsilon, and did not diverge.
     assert rows[0]["final epsilon"].endswith(" +- 0.000") and rows[1]["final epsilon"] == "-"
     failed = curves.failed.copy(data=[[False, False], [True, True]])
     curves = curves.assign(failed=failed, collapsed_at=failed.astype(int) - 1)
-    summary = results.summary({"fedavg": curves})
+    summary = reports.summary({"fedavg": curves})
     assert final_rows({"fedavg": curves}, summary)[1]["final epsilon"] == "diverged"
 
 

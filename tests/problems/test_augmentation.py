@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_sim import ConfigError, datasets, partition, problems
+from fedjax_sim.core.streams import stream
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.problems.augmentation import AUGMENTATIONS, Augmentation
-from fedjax_sim.streams import stream
 
 IMAGES = jax.random.randint(jax.random.key(0), (4000, 5, 6, 2), 1, 256).astype("uint8")
 

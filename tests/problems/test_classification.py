@@ -12,13 +12,13 @@ from flax import linen as nn
 
 import fedjax_sim
 from fedjax_sim import Layout, batching, datasets, partition, problems
+from fedjax_sim.core.targets import tracing_for
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import CONVOLUTIONS, MLP, LogisticRegression
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import make_classification, supervision
+from fedjax_sim.results.diagnostics import posterior
 from fedjax_sim.systems import fedavg, langevin
-from fedjax_sim.targets import tracing_for
 
 KEY = jax.random.key(0)
 

@@ -30,7 +30,7 @@ def test_quadratics(small: Callable) -> None:
     hyper = small(system).replace(num_clients=3, num_selected=2)
     run = fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(2), num_evals=1)
     assert run.curves.client_loss.dims == ("eval", "client")
-    final = fedjax_sim.reporting.summary({"fedavg": run.curves})["systems"]["fedavg"]["final"]
+    final = fedjax_sim.results.summary({"fedavg": run.curves})["systems"]["fedavg"]["final"]
     of_clients = run.curves.client_loss.values[-1]
     assert final["client_loss"]["worst_decile"] == of_clients.max()
     np.testing.assert_allclose(final["client_loss"]["mean"], final["loss"]["mean"], rtol=1e-6)

@@ -11,6 +11,7 @@ from blackjax.sgmcmc.gradients import grad_estimator, logdensity_estimator
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
+from fedjax_sim.core.streams import stream
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import Partition
@@ -21,7 +22,6 @@ from fedjax_sim.problems import (
     make_classification,
     make_logistic,
 )
-from fedjax_sim.streams import stream
 from fedjax_sim.systems import langevin
 
 NUM, CLIENTS = 30, np.array([0] * 4 + [1] * 9 + [2] * 17)

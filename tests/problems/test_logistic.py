@@ -13,11 +13,11 @@ import fedjax_sim
 from experiments.fald import logistic as fald_logistic
 from experiments.harness import Estimate
 from fedjax_sim import ConfigError, Layout, datasets
-from fedjax_sim.diagnostics import posterior
-from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.partition import Partition, iid
 from fedjax_sim.problems import Logistic, make_classification, make_logistic
+from fedjax_sim.results.diagnostics import posterior
+from fedjax_sim.results.diagnostics.gaussians import Gaussian
 from fedjax_sim.systems import langevin
 
 KEY = jax.random.key(0)

@@ -12,8 +12,8 @@ import fedjax_sim
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.data import own_sequences
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.datasets import text as texts
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
 from tests.datasets.plays import PLAY
 

@@ -9,10 +9,10 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import datasets, problems
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.partition import Partition, iid
 from fedjax_sim.problems import Backdoor, LabelFlip, poison
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
 from tests.conftest import slow_but
 

@@ -16,10 +16,10 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, datasets, partition, problems
+from fedjax_sim.core.targets import tracing_for
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import supervision
 from fedjax_sim.systems import fedavg
-from fedjax_sim.targets import tracing_for
 
 KEY = jax.random.key(0)
 NAMES = ["Oslo", "Rome", "Oslo", "Bonn", "Rome", "Oslo", "Bonn", "Oslo", "Rome", "Oslo"]
@@ -441,7 +441,7 @@ def test_names_of_optimizers_are_for_the_command_line() -> None:
         ConfigError, match=r"training\.optimizer is 'adam', but must be a function such as opt"
     ):
         fedjax_sim.simulate(fedavg.system, make(), hyper, budget=fedjax_sim.Ticks(2))
-    fedjax_sim.settings.check(fedavg.paper(optimizer=optax.adam))
+    fedjax_sim.core.settings.check(fedavg.paper(optimizer=optax.adam))
 
 
 @pytest.fixture

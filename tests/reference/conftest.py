@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.clients.mini_batches import shuffled_examples
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.core.streams import shuffle_bits, shuffled_index, stream
 from tests.reference.draws import BATCH, SEED, Gradient, K, N
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import fedjax_sim
 from fedjax_sim import Layout
-from fedjax_sim.streams import stream
+from fedjax_sim.core.streams import stream
 from fedjax_sim.timelines import Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.timelines.cohorts import draw_cohorts
 from fedjax_sim.timelines.delays.laws import update_time

@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedjax_sim
 from fedjax_sim import Layout
-from fedjax_sim.compression import parse_compressor
+from fedjax_sim.server.compression import parse_compressor
 from tests.conftest import Regression, SplitRegression, slow_but
 from tests.reference import cohort_loops as loops
 from tests.reference.draws import BATCH, LR, SEED, Gradient, N

@@ -15,12 +15,12 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout
-from fedjax_sim.compression import BlockQuantization
+from fedjax_sim.core.streams import stream
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.server.approximation import STEP_FACTORS
-from fedjax_sim.streams import stream
+from fedjax_sim.server.compression import BlockQuantization
 from tests.reference import fedem_loop, mixture
 
 SEED, N, M, G, BATCH, TICKS = 3, 5, 12, 2, 3, 18

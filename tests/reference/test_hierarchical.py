@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.compression import parse_compressor
-from fedjax_sim.streams import stream
+from fedjax_sim.core.streams import stream
+from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.timelines import complete_groups, draw_losses
 from fedjax_sim.timelines.grouped.rounds import exchange_times, iteration_times
 from tests.reference import hierarchical_loop as loop

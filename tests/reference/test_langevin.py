@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Layout
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.core.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.systems import langevin
 from tests.reference import langevin_loop
 

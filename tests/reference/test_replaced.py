@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.streams import stream
+from fedjax_sim.core.streams import stream
 from fedjax_sim.timelines import draw_client_rates
 from tests.reference import replaced_loop
 from tests.reference.draws import LR, TICKS, Clock, Gradient, K, N, assert_same, simulate

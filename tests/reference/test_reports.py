@@ -8,9 +8,9 @@ import numpy as np
 
 import fedjax_sim
 from fedjax_sim import Layout
-from fedjax_sim.compression import parse_compressor
-from fedjax_sim.privacy import parse_privacy
-from fedjax_sim.streams import stream
+from fedjax_sim.core.streams import stream
+from fedjax_sim.server.compression import parse_compressor
+from fedjax_sim.server.privacy import parse_privacy
 from fedjax_sim.systems import fedavg
 from tests.reference import cohort_loops, reports_loop
 from tests.reference.draws import LR, SEED, TICKS, Gradient, K, N, simulate

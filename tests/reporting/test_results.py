@@ -10,11 +10,11 @@ import pytest
 import xarray as xr
 
 from fedjax_sim.cli.tables import failures
-from fedjax_sim.lifecycle import InputError, StorageError, read_json, seal_json
-from fedjax_sim.reporting import plots, results
-from fedjax_sim.reporting.results import Folder
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, Timeline
+from fedjax_sim.core.lifecycle import InputError, StorageError, read_json, seal_json
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import EMPTY, Timeline
+from fedjax_sim.results import plots, reports
+from fedjax_sim.results.reports import Folder
 
 
 def curves(accuracy, *, failed=None, swept=None, time=None):
@@ -51,7 +51,7 @@ def listing(folder):
 
 def test_summary_has_the_promised_form():
     data = curves([[0.1, 0.5], [0.1, 0.7], [0.1, 0.9]])
-    summary = results.summary({"x": data, "y": data})
+    summary = reports.summary({"x": data, "y": data})
     assert set(summary) == {
         *("lanes", "failed_lanes", "collapsed_lanes", "flagged", "seconds", "systems")
     }
@@ -78,7 +78,7 @@ def test_summary_lists_swept_settings():
         np.arange(12.0).reshape(2, 3, 1, 2),
         swept={"lr": [0.1, 0.5], "local_steps_setting": [1, 2, 3]},
     )
-    entries = results.summary({"x": data})["systems"]["x"]["settings"]
+    entries = reports.summary({"x": data})["systems"]["x"]["settings"]
     assert [entry["set"] for entry in entries] == [
         {"lr": lr, "local_steps": k} for lr in (0.1, 0.5) for k in (1, 2, 3)
     ]
@@ -87,12 +87,12 @@ def test_summary_lists_swept_settings():
 
 def test_summary_leaves_failed_lanes_out():
     data = curves([[0.1, np.nan], [0.1, 0.6], [0.1, 0.8]], failed=[True, False, False])
-    summary = results.summary({"x": data})
+    summary = reports.summary({"x": data})
     assert summary["failed_lanes"] == 1
     assert summary["systems"]["x"]["final"]["accuracy"] == pytest.approx(
         {"mean": 0.7, "std": 0.1, "median": 0.7, "min": 0.6}
     )
-    none_left = results.summary({"x": curves([[0.1, np.nan]], failed=[True])})
+    none_left = reports.summary({"x": curves([[0.1, np.nan]], failed=[True])})
     assert set(none_left["systems"]["x"]["final"]["accuracy"].values()) == {None}
 
 
@@ -103,7 +103,7 @@ def test_summary_names_failed_collapsed_and_stopped_lanes():
     )
     data = data.assign(failed_at=("seed", [1, -1, -1]), collapsed_at=("seed", [-1, 2, -1]))
     data = data.assign(stopped_at=("seed", [-1, -1, 1]))
-    summary = results.summary({"x": data})
+    summary = reports.summary({"x": data})
     assert (summary["failed_lanes"], summary["collapsed_lanes"]) == (1, 1)
     entry = {"system": "x", "set": {}}
     assert summary["flagged"] == [
@@ -130,10 +130,10 @@ def test_save_and_load_give_back_everything(tmp_path):
     folder = Folder(tmp_path / "deep" / "out")
     folder.open({"seeds": [0]})
     assert folder.checkpoints.is_dir()
-    summary = results.save(
+    summary = reports.save(
         folder, written, {"seeds": [0]}, {"accuracy.png": plots.curves_figure(written, "accuracy")}
     )
-    read = results.load(folder.path)
+    read = reports.load(folder.path)
     for name, data in written.items():
         assert read.curves[name].identical(data)
     assert read.summary == summary
@@ -152,7 +152,7 @@ def test_save_and_load_give_back_everything(tmp_path):
 
 def test_load_refuses_what_is_no_results_folder(tmp_path):
     with pytest.raises(ConfigError, match="finished run"):
-        results.load(tmp_path)
+        reports.load(tmp_path)
 
 
 def test_looking_creates_nothing(tmp_path):
@@ -208,7 +208,7 @@ def test_a_read_only_folder_is_refused(tmp_path):
 
 
 def test_a_full_disk_is_refused_and_leaves_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(results.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100}))
+    monkeypatch.setattr(reports.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100}))
     with pytest.raises(ConfigError, match="100"):
         Folder(tmp_path / "a" / "b").open({})
     assert list(tmp_path.iterdir()) == []
@@ -233,7 +233,7 @@ def test_a_failed_write_keeps_the_older_file(tmp_path, monkeypatch):
 def test_overwriting_keeps_the_old_run_until_the_new_one_is_done(tmp_path):
     old = Folder(tmp_path / "out")
     old.open()
-    results.save(
+    reports.save(
         old, {"a": curves([[0.1, 0.5]])}, {}, {"loss.png": plots.curves_figure({}, "loss")}
     )
     (tmp_path / "out" / "notes.txt").write_text("mine")
@@ -245,10 +245,10 @@ def test_overwriting_keeps_the_old_run_until_the_new_one_is_done(tmp_path):
         for name, content in listing(new.path).items()
         if not name.startswith("checkpoint")
     } == before
-    results.save(new, {"a": curves([[0.1, 0.9]])}, {})
+    reports.save(new, {"a": curves([[0.1, 0.9]])}, {})
     # The old picture is gone with its run; files that are not of the run stay.
     assert set(listing(new.path)) == {"results.nc", "summary.json", "config.json", "notes.txt"}
-    assert results.load(new.path).summary["systems"]["a"]["final"]["accuracy"]["mean"] == 0.9
+    assert reports.load(new.path).summary["systems"]["a"]["final"]["accuracy"]["mean"] == 0.9
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])
@@ -276,8 +276,8 @@ def test_an_odd_config_is_overwritten(tmp_path, content, is_sealed):
     (out / "config.json").write_bytes(seal_json(content) if is_object else text.encode())
     new = Folder(out, overwrite=True)
     new.open({"seeds": [1]})
-    results.save(new, {"a": curves([[0.1, 0.9]])}, {})
-    assert results.load(out).summary["lanes"] == 1
+    reports.save(new, {"a": curves([[0.1, 0.9]])}, {})
+    assert reports.load(out).summary["lanes"] == 1
     kept = {"results.nc", "summary.json", "config.json", "inner/a", *"notes"}
     assert set(listing(out)) == kept and (tmp_path / "notes.txt").exists()
 
@@ -294,11 +294,11 @@ def test_a_folder_in_the_place_of_a_file_is_found_before_the_run(tmp_path, name,
 def test_an_overwriting_run_that_is_resumed_removes_the_old_files(tmp_path):
     old = Folder(tmp_path / "out")
     old.open()
-    results.save(old, {}, {}, {"loss.png": plots.curves_figure({}, "loss")})
+    reports.save(old, {}, {}, {"loss.png": plots.curves_figure({}, "loss")})
     Folder(tmp_path / "out", overwrite=True).open({"seeds": [1]})
     resumed = Folder(tmp_path / "out", resume=True)
     resumed.open({"seeds": [1]})
-    results.save(resumed, {}, {})
+    reports.save(resumed, {}, {})
     assert set(listing(resumed.path)) == {"results.nc", "summary.json", "config.json"}
 
 
@@ -315,7 +315,7 @@ def test_only_the_same_run_resumes(tmp_path):
 def test_a_run_that_ended_is_not_resumed_with_another_budget(tmp_path, capsys):
     folder = Folder(tmp_path / "out")
     folder.open({"time_budget": 10.0})
-    results.save(folder, {"a": curves([[0.1, 0.5]])}, {}, can_go_on=True)
+    reports.save(folder, {"a": curves([[0.1, 0.5]])}, {}, can_go_on=True)
     assert (folder.checkpoints / "ended.json").is_file()
     again = Folder(tmp_path / "out", resume=True)
     again.check_resumable({"time_budget": 10.0})

@@ -15,8 +15,8 @@ import xarray as xr
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.reporting import trackers
-from fedjax_sim.types import Tracker
+from fedjax_sim.core.types import Tracker
+from fedjax_sim.results import trackers
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 LANES = [(lr, seed) for lr in (0.02, 0.05) for seed in (5, 2)]
@@ -177,7 +177,7 @@ def test_packages_of_trackers_are_loaded_when_asked_for(monkeypatch: pytest.Monk
     """Neither the package nor the room of trackers loads them; without one, a sentence says so."""
     names = set(trackers.TRACKERS.values()) - {"csv"}
     command = (
-        "import sys, fedjax_sim.engine, fedjax_sim.reporting.trackers; "
+        "import sys, fedjax_sim.engine, fedjax_sim.results.trackers; "
         f"sys.exit(bool({names!r} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", command], check=True)

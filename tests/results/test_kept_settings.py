@@ -17,12 +17,12 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import compression, settings
-from fedjax_sim.checking import Above0
-from fedjax_sim.lifecycle import InputError
+from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.core.settings import ConfigError, fields, value_of
 from fedjax_sim.problems import latent
 from fedjax_sim.results import kept_settings
 from fedjax_sim.server import rules
-from fedjax_sim.settings import ConfigError, fields, value_of
 from fedjax_sim.timelines import ClientTable, Trace
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"].Hyper

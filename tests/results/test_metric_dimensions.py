@@ -12,9 +12,9 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting import results
-from fedjax_sim.reporting.plots import clients_figure, metric_figures
+from fedjax_sim.results import reports
 from fedjax_sim.results.metric_names import describe_metrics
+from fedjax_sim.results.plots import clients_figure, metric_figures
 from fedjax_sim.results.runs import join_runs
 from fedjax_sim.systems import fedavg
 
@@ -93,7 +93,7 @@ def test_curves_have_the_dimensions_and_labels(run: fedjax_sim.Run) -> None:
 
 def test_the_summary_has_mean_worst_decile_and_spread(run: fedjax_sim.Run) -> None:
     """Of eleven clients the two that are farthest away are the worst tenth."""
-    entries = results.summary({"fedavg": run.curves})["systems"]["fedavg"]["settings"]
+    entries = reports.summary({"fedavg": run.curves})["systems"]["fedavg"]["settings"]
     final = entries[1]["final"]
     assert "table" not in final
     away = np.sort(run.curves.away.values[1, :, -1].astype(float), axis=-1)
@@ -127,10 +127,10 @@ def test_parts_and_files_keep_them(run: fedjax_sim.Run, tmp_path: Path) -> None:
         **OPTIONS,
     )
     joined = join_runs([again, parts[1]]).curves
-    folder = results.Folder(tmp_path / "out")
+    folder = reports.Folder(tmp_path / "out")
     folder.open()
-    results.save(folder, {"fedavg": run.curves}, {})
-    read = results.load(tmp_path / "out").curves["fedavg"]
+    reports.save(folder, {"fedavg": run.curves}, {})
+    read = reports.load(tmp_path / "out").curves["fedavg"]
     for name in ("away", "table", "gap", "loss"):
         np.testing.assert_array_equal(joined[name].values, run.curves[name].values)
         np.testing.assert_array_equal(read[name].values, run.curves[name].values)

@@ -17,9 +17,8 @@ import pytest
 from fedjax_sim.launch.merge import read_parts
 
 import fedjax_sim
-from fedjax_sim.lifecycle import InputError, digest_of, read_json
-from fedjax_sim.reporting import results
-from fedjax_sim.results import kept_settings, run_files
+from fedjax_sim.core.lifecycle import InputError, digest_of, read_json
+from fedjax_sim.results import kept_settings, reports, run_files
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 ODD = {
@@ -114,7 +113,7 @@ def test_odd_entries_of_a_folder_are_read_or_refused(
     place = every[int(random.integers(len(every)))]
     shutil.copytree(folder, tmp_path / "a")
     replace(tmp_path / "a", name, changed(content, place, ODD[odd]))
-    for read in (fedjax_sim.load, results.load, lambda path: read_parts([path])):
+    for read in (fedjax_sim.load, reports.load, lambda path: read_parts([path])):
         is_read = is_read_or_refused(lambda read=read: read(tmp_path / "a"), (place, odd))
         if name == "summary.json" and odd in ("NaN", "deep lists", "an object with an entry twice"):
             assert not is_read or read is fedjax_sim.load
@@ -148,7 +147,7 @@ def test_odd_entries_of_settings_are_read_or_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("odd", [odd for odd in ODD if not odd.startswith(("deep", "a long"))])
 @pytest.mark.parametrize(
-    "name", [*results.FORMS, "versions", "files", "a name of no entry", "part_of"]
+    "name", [*reports.FORMS, "versions", "files", "a name of no entry", "part_of"]
 )
 def test_odd_entries_of_config_are_read_or_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, odd: str
@@ -159,7 +158,7 @@ def test_odd_entries_of_config_are_read_or_refused(
     monkeypatch.setattr(run_files, "read_arrays", lambda path: curves)  # Slow.
     monkeypatch.setattr("fedjax_sim.launch.merge.load_runs", lambda path, trust: {})
     replace(tmp_path / "a", "config.json", changed(content, (name,), ODD[odd]))
-    for read in (results.load, lambda path: read_parts([path])):
+    for read in (reports.load, lambda path: read_parts([path])):
         is_read_or_refused(lambda read=read: read(tmp_path / "a"), (name, odd))
 
 
@@ -168,4 +167,4 @@ def test_names_that_are_there_twice_are_refused(folder: Path, tmp_path: Path) ->
     text = json.dumps(read_json(folder / "summary.json"))
     replace(tmp_path / "a", "summary.json", re.sub(r'"lanes": \d+', '"lanes": 2, "lanes": 3', text))
     with pytest.raises(InputError, match=r"summary\.json is damaged or was changed: it is not one"):
-        results.load(tmp_path / "a")
+        reports.load(tmp_path / "a")

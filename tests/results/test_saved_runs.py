@@ -18,9 +18,9 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.cli.commands import main
-from fedjax_sim.lifecycle import InputError, digest_of, read_json, seal_json
-from fedjax_sim.reporting.results import load
+from fedjax_sim.core.lifecycle import InputError, digest_of, read_json, seal_json
 from fedjax_sim.results.records import to_json
+from fedjax_sim.results.reports import load
 from fedjax_sim.results.run_files import SETTINGS
 from fedjax_sim.results.runs import lane_labels
 from fedjax_sim.results.summaries import summary

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.batching import replicate
 from fedjax_sim.clients import write_clients
+from fedjax_sim.core.batching import replicate
+from fedjax_sim.core.types import Event
 from fedjax_sim.server import aggregation
-from fedjax_sim.types import Event
 
 RANDOM = np.random.default_rng(0)
 

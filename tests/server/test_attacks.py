@@ -10,8 +10,10 @@ from scipy import stats
 
 import fedjax_sim
 from fedjax_sim import Algorithm, problems
-from fedjax_sim.batching import replicate, weighted_sum
 from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.core.batching import replicate, weighted_sum
+from fedjax_sim.core.settings import ConfigError, check, group, idle_of, parse, struct
+from fedjax_sim.core.types import EMPTY, Event, Plan
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.attacks import (
     ATTACKS,
@@ -29,9 +31,7 @@ from fedjax_sim.server.attacks import (
     parse_attack,
     remembering,
 )
-from fedjax_sim.settings import ConfigError, check, group, idle_of, parse, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import EMPTY, Event, Plan
 
 KEY = jax.random.key(3)
 NUM = 10

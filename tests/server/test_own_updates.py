@@ -14,13 +14,13 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Layout, Ticks
 from fedjax_sim.clients import local_training
-from fedjax_sim.compression import TopK
-from fedjax_sim.privacy import LocalGaussian
+from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.attacks import SignFlip
+from fedjax_sim.server.compression import TopK
 from fedjax_sim.server.own_updates import RootData, draw_root, own_update
+from fedjax_sim.server.privacy import LocalGaussian
 from fedjax_sim.server.rules import Bucketing, FLTrust, Mean, Median, rules_of_one_program
-from fedjax_sim.settings import ConfigError, check
 from tests.conftest import Regression, SplitRegression, slow_but
 
 NUM, DIM, STEPS = 6, 3, 2

@@ -12,13 +12,13 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Event, Layout, Plan, Timeline
-from fedjax_sim.compression import parse_compressor
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.shares import listed
-from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import RoundState, Wire
+from fedjax_sim.server.compression import parse_compressor
+from fedjax_sim.server.privacy import parse_privacy
 from fedjax_sim.server.report_settings import count_downlink
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
 from tests.conftest import Regression, slow_but
 

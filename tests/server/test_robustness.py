@@ -11,8 +11,9 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Layout, Ticks
 from fedjax_sim.clients import local_training
-from fedjax_sim.compression import TopK
-from fedjax_sim.privacy import CorrelatedNoise, FixedClipping, LocalGaussian
+from fedjax_sim.core.settings import ConfigError, check, fields
+from fedjax_sim.core.streams import stream
+from fedjax_sim.core.types import Work
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Robust
 from fedjax_sim.server.attacks import (
@@ -25,6 +26,8 @@ from fedjax_sim.server.attacks import (
     are_malicious,
     attacks_of_one_program,
 )
+from fedjax_sim.server.compression import TopK
+from fedjax_sim.server.privacy import CorrelatedNoise, FixedClipping, LocalGaussian
 from fedjax_sim.server.rules import (
     RULES,
     Bucketing,
@@ -39,9 +42,6 @@ from fedjax_sim.server.rules import (
     parse_rule,
     rules_of_one_program,
 )
-from fedjax_sim.settings import ConfigError, check, fields
-from fedjax_sim.streams import stream
-from fedjax_sim.types import Work
 from tests.conftest import slow_but
 
 NUM, SLOTS, DIM, STEPS, RATE = 10, 7, 5, 3, 0.1

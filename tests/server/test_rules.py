@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import targets
-from fedjax_sim.compression import ScaledSign
+from fedjax_sim.core import targets
+from fedjax_sim.core.settings import ConfigError, check
+from fedjax_sim.server.compression import ScaledSign
 from fedjax_sim.server.rules import (
     RULES,
     Bucketing,
@@ -33,7 +34,6 @@ from fedjax_sim.server.rules import (
     parse_rule,
 )
 from fedjax_sim.server.rules.distances import squared_distances
-from fedjax_sim.settings import ConfigError, check
 from tests.conftest import slow_but
 
 S, SHAPES = 11, {"kernel": (2, 3), "bias": (4,), "scale": (), "nothing": (0, 2)}

@@ -16,11 +16,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Bound, Event, Layout, Ticks
-from fedjax_sim.events import DRAWN, EMPTY
+from fedjax_sim.core.events import DRAWN, EMPTY
+from fedjax_sim.core.types import System
 from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.rules import FLTrust, Krum, Median, Rule, rules_of_one_program
 from fedjax_sim.timelines.live import Clock, Live, Received, Sizes, with_clock
-from fedjax_sim.types import System
 from tests.server.test_robustness import (
     DIM,
     GROUPS,

@@ -7,10 +7,10 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks
-from fedjax_sim.compression import TopK
+from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.server.compression import TopK
 from fedjax_sim.server.rules import Mean, SecureSum, parse_rule
-from fedjax_sim.settings import ConfigError, check
 from fedjax_sim.systems import fedavg, fedbuff, hierarchical, quafl
 
 NUM, DIM, DRAWS = 5, 40, 400

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.server.staleness import StalenessWeights, mean_staleness, staleness_weights
-from fedjax_sim.settings import ConfigError, check
 
 AVERAGED = ("eq8", "alg1", "code")
 OTHERS = ("code_exact", "mean", "exponential", "polynomial", "hinge")

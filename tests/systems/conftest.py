@@ -12,10 +12,10 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Event, Plan, System
 from fedjax_sim.clients.local_settings import LocalTraining
-from fedjax_sim.compression import Identity
+from fedjax_sim.core.settings import idle_of, names_of
+from fedjax_sim.core.types import LatentProblem
 from fedjax_sim.problems.latent.noisy_mean import Seen
-from fedjax_sim.settings import idle_of, names_of
-from fedjax_sim.types import LatentProblem
+from fedjax_sim.server.compression import Identity
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, Bound, events_of
 from tests.systems.kinds import systems_of
 

@@ -13,8 +13,8 @@ from jax.flatten_util import ravel_pytree
 
 import fedjax_sim
 from fedjax_sim import Event, Plan, System
-from fedjax_sim.events import DRAWN
-from fedjax_sim.settings import known_values
+from fedjax_sim.core.events import DRAWN
+from fedjax_sim.core.settings import known_values
 
 GROUPED = ("hierarchical", "async_hierarchical")
 """Systems whose slots are groups of clients. Here every group has one client."""

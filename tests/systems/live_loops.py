@@ -13,8 +13,8 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Keep, System, Ticks, Time
+from fedjax_sim.core.streams import stream
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.streams import stream
 from fedjax_sim.timelines.delays.client_table import ClientTable
 
 NUM_TICKS = 40

@@ -11,11 +11,11 @@ import numpy as np
 
 import fedjax_sim
 from fedjax_sim import Event, Plan
-from fedjax_sim.compression import BlockQuantization
+from fedjax_sim.core.streams import stream
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
-from fedjax_sim.streams import stream
+from fedjax_sim.server.compression import BlockQuantization
 
 FEDEM, VR, EM = (fedjax_sim.SYSTEMS[name] for name in ("fedem", "vr_fedem", "em"))
 N, M, D, RIDGE, KAPPA = 10, 20, 4, 0.25, 0.5

@@ -8,8 +8,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks, Time
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import adacomm, fedavg
 from fedjax_sim.timelines import ClientTable, Trace
 from tests.systems.live_traces import choice_key, trace

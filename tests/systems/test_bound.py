@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Bound, Event, Layout, System, bind
-from fedjax_sim.types import LatentProblem
+from fedjax_sim.core.types import LatentProblem
 from tests.systems.conftest import Kind
 
 ALONE = Layout(lanes_at_once=False, lane_devices=1, client_devices=1)

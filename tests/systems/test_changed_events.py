@@ -17,13 +17,13 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan, System, Timeline
 from fedjax_sim.clients import local_training
-from fedjax_sim.compression import parse_compressor
+from fedjax_sim.core.events import DRAWN, PackedRows
+from fedjax_sim.core.settings import known_values
+from fedjax_sim.core.types import Algorithm, Facts, LatentProblem
 from fedjax_sim.engine.planning.drawing import draw_timelines
-from fedjax_sim.events import DRAWN, PackedRows
-from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import known_values
-from fedjax_sim.types import Algorithm, Facts, LatentProblem
+from fedjax_sim.server.compression import parse_compressor
+from fedjax_sim.server.privacy import parse_privacy
 from tests.conftest import slow_but
 from tests.systems.conftest import Kind
 from tests.systems.hand_made import CLIENTS, ONE_BY_ONE, events_of, some_events, without_scratch

@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Layout, System
-from fedjax_sim.types import LatentProblem
+from fedjax_sim.core.types import LatentProblem
 from tests.systems.conftest import Kind, skip_if_like_another
 
 RATES = [0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35]

@@ -8,9 +8,9 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Layout, Plan, System
-from fedjax_sim.compression import BlockQuantization
-from fedjax_sim.settings import struct
-from fedjax_sim.types import LatentProblem
+from fedjax_sim.core.settings import struct
+from fedjax_sim.core.types import LatentProblem
+from fedjax_sim.server.compression import BlockQuantization
 from tests.systems.conftest import Kind
 from tests.systems.hand_made import CLIENTS, STEPS, events_of, replay
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedjax_sim import Plan, System
+from fedjax_sim.core.types import Facts, LatentProblem
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.server import reports
 from fedjax_sim.systems import fedavg
-from fedjax_sim.types import Facts, LatentProblem
 from tests.systems.conftest import Kind, skip_if_like_another
 from tests.systems.hand_made import (
     CLIENTS,

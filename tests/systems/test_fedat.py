@@ -9,8 +9,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks
-from fedjax_sim.settings import ConfigError, check
-from fedjax_sim.streams import stream
+from fedjax_sim.core.settings import ConfigError, check
+from fedjax_sim.core.streams import stream
 from fedjax_sim.systems import fedat, fedavg
 from fedjax_sim.timelines.delays.client_table import ClientTable
 from fedjax_sim.timelines.live.devices import draw_clients

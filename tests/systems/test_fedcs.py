@@ -8,14 +8,14 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks, Time
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.streams import clock_key, stream
+from fedjax_sim.core.types import EMPTY
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import clock_key, stream
 from fedjax_sim.systems import fedavg, fedcs
 from fedjax_sim.timelines import ClientTable, Trace
 from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes
-from fedjax_sim.types import EMPTY
 from tests.systems.live_traces import choice_key, trace
 
 CLIENTS, STEPS, TICKS, RATE, SEED = 12, 5, 40, 0.05, 3

@@ -12,12 +12,12 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan
 from fedjax_sim.clients.e_steps import local_expectation
-from fedjax_sim.compression import BlockQuantization, RandSparsification
+from fedjax_sim.core.settings import check, parse
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.server.approximation import STEP_FACTORS
+from fedjax_sim.server.compression import BlockQuantization, RandSparsification
 from fedjax_sim.server.memories import Memory, count_bits
-from fedjax_sim.settings import check, parse
 from tests.compression.variances import variance
 from tests.systems.noisy_means import (
     BLOCKS,

@@ -15,10 +15,10 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout, Timeline
-from fedjax_sim.diagnostics.fairness import fairness_report
+from fedjax_sim.core.settings import check
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.results.diagnostics.fairness import fairness_report
 from fedjax_sim.server.staleness import staleness_weights
-from fedjax_sim.settings import check
 from fedjax_sim.theory import fedstaleweight as theory
 
 SYSTEM, FEDASYNC = fedjax_sim.SYSTEMS["fedstaleweight"], fedjax_sim.SYSTEMS["fedasync"]

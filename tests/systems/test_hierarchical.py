@@ -17,9 +17,9 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.clients.mini_batches import batch_gradient
+from fedjax_sim.core.settings import check
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.edges import group_gradient
-from fedjax_sim.settings import check
 from fedjax_sim.systems.hierarchical import Hyper
 
 SYSTEM = fedjax_sim.SYSTEMS["hierarchical"]

@@ -13,7 +13,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout
-from fedjax_sim.reporting.plots import on_grid
+from fedjax_sim.results.plots import on_grid
 from fedjax_sim.systems.hierarchical import Hyper
 from fedjax_sim.timelines import paper_delays
 

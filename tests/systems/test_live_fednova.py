@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim
+from fedjax_sim.core.types import Key, System
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import fedavg, fednova
 from fedjax_sim.timelines import ClientTable
@@ -19,7 +20,6 @@ from fedjax_sim.timelines.live import (
     live_rounds,
     with_clock,
 )
-from fedjax_sim.types import Key, System
 
 N, MOST, LR, TICKS, DEADLINE = 6, 12, 0.05, 40, 4.0
 CURVATURE = np.linspace(0.5, 2.0, N)

@@ -13,11 +13,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Plan
-from fedjax_sim.compression import Compressor, parse_compressor
-from fedjax_sim.privacy import parse_privacy
+from fedjax_sim.core.settings import check, fixed, names_of, struct
+from fedjax_sim.core.types import full_precision_bits
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import check, fixed, names_of, struct
-from fedjax_sim.types import full_precision_bits
+from fedjax_sim.server.compression import Compressor, parse_compressor
+from fedjax_sim.server.privacy import parse_privacy
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, emptied, events_of, replay
 
 WITHOUT = {"quafl", "langevin", "em", "fedem", "vr_fedem"}

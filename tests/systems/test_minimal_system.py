@@ -11,9 +11,9 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Algorithm, ConfigError, Event, Plan, System, Timeline
-from fedjax_sim.checking import Above0, Count
-from fedjax_sim.settings import setting, struct
-from fedjax_sim.types import Messages
+from fedjax_sim.core.checking import Above0, Count
+from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.types import Messages
 
 
 @struct

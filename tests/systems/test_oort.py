@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import fedjax_sim
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.streams import clock_key, stream
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import clock_key, stream
 from fedjax_sim.systems import fedavg, oort
 from fedjax_sim.timelines import ClientTable, Trace
 

@@ -11,11 +11,11 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Plan
 from fedjax_sim.clients import personal_metrics
+from fedjax_sim.core.trees import join
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import make_classification
-from fedjax_sim.trees import join
 
 FEDPER = fedjax_sim.SYSTEMS["fedper"]
 
@@ -88,7 +88,7 @@ def test_all_or_nothing_is_refused(images: Any, personal: str) -> None:
 
 def test_a_pattern_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"personal is '\(', but must be a regular expression"):
-        fedjax_sim.settings.check(FEDPER.paper(personal="("))
+        fedjax_sim.core.settings.check(FEDPER.paper(personal="("))
 
 
 def test_only_heads_are_kept_for_every_client(images: Any) -> None:
@@ -151,7 +151,7 @@ def test_clients_whose_classes_are_not_tested_are_left_out(
     hyper = small(ditto, num_clients=3, num_selected=2)
     run = fedjax_sim.simulate(ditto, problem, hyper, budget=fedjax_sim.Ticks(2), num_evals=1)
     assert not run.curves.failed
-    final = fedjax_sim.reporting.summary({"ditto": run.curves})["systems"]["ditto"]["final"]
+    final = fedjax_sim.results.summary({"ditto": run.curves})["systems"]["ditto"]["final"]
     for name in ("accuracy", "loss"):
         of_clients = run.curves[f"personal_client_{name}"].values[-1]
         mean = np.mean(of_clients[[0, 2]])
@@ -160,5 +160,5 @@ def test_clients_whose_classes_are_not_tested_are_left_out(
 
 
 def _first_key() -> jax.Array:
-    stream = fedjax_sim.streams.stream
+    stream = fedjax_sim.core.streams.stream
     return stream(stream(jax.random.key(0), "learning"), "init")

@@ -9,9 +9,9 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks
-from fedjax_sim.privacy.local import LocalGaussian
-from fedjax_sim.settings import ConfigError, check
-from fedjax_sim.streams import stream
+from fedjax_sim.core.settings import ConfigError, check
+from fedjax_sim.core.streams import stream
+from fedjax_sim.server.privacy.local import LocalGaussian
 from fedjax_sim.systems import fedbuff, pisces
 from tests.systems.live_loops import (
     NUM_TICKS,

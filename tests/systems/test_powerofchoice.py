@@ -9,10 +9,10 @@ import pytest
 from flax import struct
 
 import fedjax_sim
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.streams import clock_key, shuffle_bits, shuffled_index, stream
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import clock_key, shuffle_bits, shuffled_index, stream
 from fedjax_sim.systems import powerofchoice
 from fedjax_sim.timelines import ClientTable
 

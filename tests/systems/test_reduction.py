@@ -13,8 +13,8 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout
+from fedjax_sim.core.settings import fields, value_of
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import fields, value_of
 from fedjax_sim.timelines import Arrivals
 
 SYSTEMS = fedjax_sim.SYSTEMS

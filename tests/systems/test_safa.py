@@ -9,11 +9,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks
-from fedjax_sim.compression import parse_compressor
-from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.core.settings import ConfigError, check
+from fedjax_sim.core.streams import stream
 from fedjax_sim.server.attacks import FreeRider, NotFinite
-from fedjax_sim.settings import ConfigError, check
-from fedjax_sim.streams import stream
+from fedjax_sim.server.compression import parse_compressor
+from fedjax_sim.server.compression.messages import count_message_bits
 from fedjax_sim.systems import fedavg, safa
 from fedjax_sim.timelines import ClientTable
 from tests.systems.live_loops import (

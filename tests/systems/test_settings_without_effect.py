@@ -9,8 +9,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import System
-from fedjax_sim.settings import checks, idle_of
-from fedjax_sim.types import LatentProblem
+from fedjax_sim.core.settings import checks, idle_of
+from fedjax_sim.core.types import LatentProblem
 from tests.systems.conftest import Kind
 from tests.test_settings import other_value
 

@@ -9,8 +9,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Plan, System
+from fedjax_sim.core.types import LatentProblem
 from fedjax_sim.engine.program import replay
-from fedjax_sim.types import LatentProblem
 from tests.conftest import slow_but
 from tests.systems.conftest import Kind
 

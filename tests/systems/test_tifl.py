@@ -11,11 +11,11 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout, Ticks, datasets, models, partition, problems
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import EMPTY
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg, tifl
 from fedjax_sim.timelines import ClientTable
-from fedjax_sim.types import EMPTY
 from tests.systems.live_traces import choice_key, trace
 
 CLIENTS, STEPS, TICKS, RATE = 12, 4, 40, 0.2

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from experiments.favano.formulas import bounds as formulas
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.theory import favano as theory
 from tests.experiments.favano.quadratics import FAST, SLOW, law_of, small_quadratics
 

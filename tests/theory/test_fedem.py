@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.theory import fedem as theory
 from fedjax_sim.theory.fedem import Constants, FedEMSetup
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedjax_sim.core.types import EMPTY
 from fedjax_sim.timelines.cohorts import (
     draw_cohorts,
     draw_poisson_cohorts,
     draw_with_replacement,
     previous_visits,
 )
-from fedjax_sim.types import EMPTY
 
 jitted = jax.jit(previous_visits)
 

@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from fedjax_sim import ConfigError, Timeline
+from fedjax_sim.core.settings import check
+from fedjax_sim.core.streams import stream
 from fedjax_sim.engine.planning.budgets import ticks_in_budget
-from fedjax_sim.settings import check
-from fedjax_sim.streams import stream
 from fedjax_sim.timelines import Contacts, draw_client_rates, presets, schedule_contacts
 
 CONTACTS = presets.preset(Contacts, presets.FAVANO)

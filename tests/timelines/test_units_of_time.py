@@ -9,9 +9,9 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, System
-from fedjax_sim.settings import check, fields
+from fedjax_sim.core.settings import check, fields
+from fedjax_sim.core.types import Timeline
 from fedjax_sim.timelines import ClientTable, Trace
-from fedjax_sim.types import Timeline
 from tests.conftest import slow_but
 
 UNIT = 1024.0

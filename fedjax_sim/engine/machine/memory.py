@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_sim import lifecycle
+from fedjax_sim.core import lifecycle
+from fedjax_sim.core.lifecycle import free_on_host
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import processes
 from fedjax_sim.engine.machine.compiling import forget_known
-from fedjax_sim.lifecycle import free_on_host
-from fedjax_sim.settings import ConfigError
 
 SHARE = 0.8
 """Share of the free memory that a sweep is planned for. Compilers and estimates need the rest."""

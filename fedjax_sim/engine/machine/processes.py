@@ -16,8 +16,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from fedjax_sim.lifecycle import InputError
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.core.settings import ConfigError
 
 ResultT = TypeVar("ResultT")
 

@@ -29,7 +29,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.linear_util import WrappedFun
 
-from fedjax_sim import lifecycle, trees
+from fedjax_sim.core import lifecycle, trees
 
 FIXED = tuple(
     f"{folder}{os.sep}"

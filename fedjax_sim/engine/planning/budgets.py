@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Budget, Energy, HyperT, System, Ticks, Time, Timeline
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Budget, Energy, HyperT, System, Ticks, Time, Timeline
 
 Meters = Sequence[Callable[[Timeline], np.ndarray]] | None
 """From the timelines of lanes to the energy of each tick, `f64[T]`; None if it does not matter."""

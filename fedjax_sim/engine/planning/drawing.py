@@ -2,7 +2,7 @@
 
 They are drawn on the CPU, whatever learns later: they need sorts in 64 bits and little arithmetic.
 
-Dimension letters: those of `fedjax_sim.types`, `D` timelines.
+Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 """
 
 import functools
@@ -15,6 +15,11 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.streams import stream
+from fedjax_sim.core.targets import tracing_for
+from fedjax_sim.core.trees import TypedStructure, typed_structure
+from fedjax_sim.core.types import Array, Budget, HyperT, Key, System, Timeline
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
 from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
@@ -22,12 +27,7 @@ from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.planning import budgets, energy
 from fedjax_sim.engine.planning.budgets import Meters
 from fedjax_sim.engine.planning.lanes import Lane, Stacked, distinct_schedules, stack_settings
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import stream
-from fedjax_sim.targets import tracing_for
 from fedjax_sim.timelines import checks
-from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import Array, Budget, HyperT, Key, System, Timeline
 
 BYTES_OF_A_SLOT = 520
 """Memory that drawing takes for each slot of each tick, measured for FAVANO and FedBuff."""

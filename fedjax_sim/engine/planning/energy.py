@@ -2,7 +2,7 @@
 
 A table of clients says what a local step takes, and a byte that is sent or received.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +10,19 @@ from functools import partial
 
 import numpy as np
 
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.trees import shapes_of_model
+from fedjax_sim.core.types import (
+    EMPTY,
+    AnyProblem,
+    Budget,
+    Energy,
+    HyperT,
+    Params,
+    System,
+    Timeline,
+)
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.trees import shapes_of_model
-from fedjax_sim.types import EMPTY, AnyProblem, Budget, Energy, HyperT, Params, System, Timeline
 
 
 def energy_of_ticks(

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import known_values
-from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import AnyProblem, Array, HyperT, Leaf, Params
+from fedjax_sim.core.settings import known_values
+from fedjax_sim.core.trees import TypedStructure, typed_structure
+from fedjax_sim.core.types import AnyProblem, Array, HyperT, Leaf, Params
 
 ObjectT = TypeVar("ObjectT")
 
@@ -168,7 +168,7 @@ class Stacked:
       shared: One entry per leaf: `[...]`, or None if the leaf varies.
       structure: The trees' structure.
       known: Names and values of settings that are part of the program, because it is simpler with
-        them; see `fedjax_sim.settings.setting`.
+        them; see `fedjax_sim.core.settings.setting`.
     """
 
     varying: Sequence[Array | np.ndarray | None]

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import PRECISIONS, Layout, PackedRows
 from fedjax_sim.engine.planning.step_cost import StepCost
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import PRECISIONS, Layout, PackedRows
 
 TINY = 1e4
 """Operations below which a CPU batches lanes.

@@ -4,7 +4,7 @@ The store (`fedjax_sim.engine.planning.store`) holds the old server models from 
 work. Everything here is NumPy on the host, before anything is compiled, but `event_at` and
 `look_up`, by which a compiled program reads what was laid out.
 
-Dimension letters: those of `fedjax_sim.types`, `D` schedules, `V` evaluations, `E` ticks between
+Dimension letters: those of `core.types`, `D` schedules, `V` evaluations, `E` ticks between
 two evaluations.
 """
 
@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core.events.clocks import RUNS, Instant, Sizes
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import EMPTY, Array, Event, Facts, Leaf, Timeline
 from fedjax_sim.engine.planning.store import (
     HeldVersions,
     assign_rows_of_all,
     held_versions,
     round_up,
 )
-from fedjax_sim.events.clocks import RUNS, Instant, Sizes
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, Array, Event, Facts, Leaf, Timeline
 
 SORTED_TOGETHER = 2**22
 """Slots of schedules whose clients are sorted at the same time."""

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
+from fedjax_sim.core.trees import TypedStructure, programs_within, typed_structure
+from fedjax_sim.core.types import AnyProblem, Params
 from fedjax_sim.engine.contract import check_loss, check_model
-from fedjax_sim.trees import TypedStructure, programs_within, typed_structure
-from fedjax_sim.types import AnyProblem, Params
 
 
 class StepCost(NamedTuple):

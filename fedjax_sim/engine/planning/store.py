@@ -16,7 +16,7 @@ nobody reads it. Tick 2 makes version 3, which gets the first row, because versi
 needed. Two rows and the scratch row are enough however long the two clients go on like this, and
 every read finds its version.
 
-Dimension letters: those of `fedjax_sim.types`; `R` rows of the second store.
+Dimension letters: those of `fedjax_sim.core.types`; `R` rows of the second store.
 """
 
 import heapq
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.types import EMPTY, Leaf
+from fedjax_sim.core.types import EMPTY, Leaf
 
 MANY = 8
 """Schedules from which on it is quicker to go through their ticks together than one by one."""

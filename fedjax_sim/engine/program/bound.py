@@ -1,6 +1,6 @@
 """The program of one run in a user's hands, which `fedjax_sim.bind` returns.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
@@ -13,15 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim import linear, trees
-from fedjax_sim.engine import contract
-from fedjax_sim.engine.machine.compiling import RunsOnce
-from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
-from fedjax_sim.engine.program.opened import Machine, Opened, loud, open_lane
-from fedjax_sim.events import check_fixed
-from fedjax_sim.settings import ConfigError, check, fields, value_of
-from fedjax_sim.trees import TypedStructure
-from fedjax_sim.types import (
+from fedjax_sim.core import trees
+from fedjax_sim.core.events import check_fixed
+from fedjax_sim.core.settings import ConfigError, check, fields, value_of
+from fedjax_sim.core.trees import TypedStructure
+from fedjax_sim.core.types import (
     EMPTY,
     AnyProblem,
     Array,
@@ -36,6 +32,11 @@ from fedjax_sim.types import (
     System,
     Timeline,
 )
+from fedjax_sim.engine import contract
+from fedjax_sim.engine.machine.compiling import RunsOnce
+from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
+from fedjax_sim.engine.program.opened import Machine, Opened, loud, open_lane
+from fedjax_sim.kernels import linear
 
 LEAST_BLOCKS = 4
 """Ticks from which on a scan is cut into blocks for a backward pass."""

@@ -4,7 +4,7 @@ What a planned schedule says before learning is found out within the tick: which
 of old models each slot reads and where the new model goes, each client's place in its stream of
 mini-batches, and whether the lane's time is over.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.engine.planning.schedule import Ends
-from fedjax_sim.events import HAPPENED
-from fedjax_sim.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import clock_key, tick_key
-from fedjax_sim.targets import is_for_cpu, put
-from fedjax_sim.types import (
+from fedjax_sim.core.events import HAPPENED
+from fedjax_sim.core.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.streams import clock_key, tick_key
+from fedjax_sim.core.targets import is_for_cpu, put
+from fedjax_sim.core.types import (
     EMPTY,
     AnyProblem,
     Array,
@@ -33,6 +32,7 @@ from fedjax_sim.types import (
     StateT,
     System,
 )
+from fedjax_sim.engine.planning.schedule import Ends
 
 TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS, _ = range(len(ENDINGS))
 """Why a lane does nothing more: places in `ENDINGS`."""

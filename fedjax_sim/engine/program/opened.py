@@ -2,7 +2,7 @@
 
 `replay` scans it for every lane of a group, and `Bound` gives it into a user's hands.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import contextlib
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Self, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import events, settings, streams, trees, types
+from fedjax_sim.core import events, settings, streams, trees, types
+from fedjax_sim.core.targets import is_for_cpu, tracing_for
+from fedjax_sim.core.types import Algorithm
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.program.live import LiveLane, has_twice, learn_if, open_live
 from fedjax_sim.results.metric_names import check_metrics
-from fedjax_sim.targets import is_for_cpu, tracing_for
-from fedjax_sim.types import Algorithm
 
 TreeT = TypeVar("TreeT")
 """A pytree of arrays."""

@@ -3,7 +3,7 @@
 Lanes are dealt so that devices have equal work. Each device holds the schedules to which its lanes
 point, numbered from 0, and all hold what lanes share.
 
-Dimension letters: those of `fedjax_sim.types`; `D` schedules, `H` rows of the store behind
+Dimension letters: those of `fedjax_sim.core.types`; `D` schedules, `H` rows of the store behind
 `client_variance`.
 """
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_sim import types
+from fedjax_sim.core import types
 from fedjax_sim.engine.machine import processes
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement

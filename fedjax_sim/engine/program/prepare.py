@@ -6,7 +6,7 @@
     place    the lanes stacked, and the devices and batches in which they run
     program  what the compiled program is made for: plan, facts of all events, users' code
 
-Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
+Dimension letters: those of `fedjax_sim.core.types`; `D` schedules, `V` evaluations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from fedjax_sim import lifecycle, trees, types
+from fedjax_sim.core import lifecycle, trees, types
+from fedjax_sim.core.settings import ConfigError, alternatives_in
 from fedjax_sim.engine.machine.user_code import number_of_code, together
 from fedjax_sim.engine.planning import budgets, step_cost
 from fedjax_sim.engine.planning.drawing import Schedules
@@ -39,7 +40,6 @@ from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.request import Options
 from fedjax_sim.results.runs import warn_of_late
-from fedjax_sim.settings import ConfigError, alternatives_in
 
 SMALL = 1e6
 """Operations of one example of a local step up to which the program of the first evaluation is

@@ -4,7 +4,7 @@ In every lane a scan over evaluations contains a scan over the ticks between two
 of the compiled program replays a chunk of all lanes: one or more evaluations or, where checkpoints
 are written, a stretch of any number of ticks up to the next evaluation. `chunks` calls it.
 
-Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `C` evaluations of a
+Dimension letters: those of `core.types`; `D` schedules, `V` evaluations, `C` evaluations of a
 chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
 
 `client_variance` is sum_i ||w_i - w||^2, where w is the server's model and w_i the model that
@@ -29,8 +29,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
-from fedjax_sim import events, targets, trees, types
-from fedjax_sim.batching import LANE_AXIS, map_families, map_lanes
+from fedjax_sim.core import events, targets, trees, types
+from fedjax_sim.core.batching import LANE_AXIS, map_families, map_lanes
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import compiling, memory, processes
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.lanes import Lanes
@@ -40,7 +41,6 @@ from fedjax_sim.engine.program.live import happened_of
 from fedjax_sim.engine.program.opened import Machine, Opened, learning_key, open_lane
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.results.metric_names import scalars_of
-from fedjax_sim.settings import ConfigError
 
 LIMB_BITS = 11
 """Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""

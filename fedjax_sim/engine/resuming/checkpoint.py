@@ -33,16 +33,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import lifecycle
+from fedjax_sim.core import lifecycle
+from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.core.settings import ConfigError, fields, value_of, writing_to
+from fedjax_sim.core.types import BUDGETS, System, Timeline
 from fedjax_sim.engine.planning.drawing import timeline_digest
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.request import ANY_JAX, Options
-from fedjax_sim.lifecycle import InputError
 from fedjax_sim.results import records, store
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.results.store import Arrays
-from fedjax_sim.settings import ConfigError, fields, value_of, writing_to
-from fedjax_sim.types import BUDGETS, System, Timeline
 
 CONFIGURATION = "configuration.json"
 

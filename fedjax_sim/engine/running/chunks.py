@@ -5,7 +5,7 @@ lanes that are to stop, writes checkpoints, and stops if it was asked to. Meanwh
 on the next chunk, unless what was returned decides about it. Where checkpoints are written,
 stretches of ticks are chosen from the speed of the last one, so that they take some seconds.
 
-Dimension letters: those of `fedjax_sim.types`; `V` evaluations, `C` evaluations of a chunk.
+Dimension letters: those of `fedjax_sim.core.types`; `V` evaluations, `C` evaluations of a chunk.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core.events import HAPPENED, clocks
+from fedjax_sim.core.lifecycle import Stopped, asked_to_stop, deferring_stops, say
+from fedjax_sim.core.types import Array, Params
 from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.program.replay import Carry, Limbs, Observed, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
-from fedjax_sim.events import HAPPENED, clocks
-from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops, say
 from fedjax_sim.results.curves import NEVER, Curves
-from fedjax_sim.types import Array, Params
 
 Returned = Observed | tuple[Observed, dict[str, Array | Limbs]]
 """The evaluation of the beginning, or the evaluations and counts of a chunk."""

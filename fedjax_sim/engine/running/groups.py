@@ -1,6 +1,6 @@
 """Run a group of lanes: prepare its program or find its checkpoint, replay, and collect results.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import contextlib
@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim import events, lifecycle
+from fedjax_sim.core import events, lifecycle
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Layout, System, Timeline
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.program.replay import Replay
@@ -23,8 +25,6 @@ from fedjax_sim.engine.running.outcomes import collect, lived_so_far
 from fedjax_sim.engine.watching import Watcher
 from fedjax_sim.results import store
 from fedjax_sim.results.curves import Curves, Returned
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Layout, System, Timeline
 
 
 class Ready(NamedTuple):

@@ -1,6 +1,6 @@
 """Results of a group of lanes: curves, the schedules that happened, and facts that follow.
 
-Dimension letters: those of `fedjax_sim.types`; `L` lanes, `D` schedules, `V` evaluations, `E` ticks
+Dimension letters: those of `core.types`; `L` lanes, `D` schedules, `V` evaluations, `E` ticks
 between two evaluations.
 """
 
@@ -10,20 +10,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim import trees, types
+from fedjax_sim.core import trees, types
+from fedjax_sim.core.events import HAPPENED
+from fedjax_sim.core.events.clocks import ENDINGS, Instant
+from fedjax_sim.core.lifecycle import say
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Messages, System, Ticks, Timeline
 from fedjax_sim.engine.planning.energy import energy_of_ticks
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.schedule import Schedule, as_happened, as_lived
 from fedjax_sim.engine.program.prepare import Planned, told_of
 from fedjax_sim.engine.request import Options
-from fedjax_sim.events import HAPPENED
-from fedjax_sim.events.clocks import ENDINGS, Instant
-from fedjax_sim.lifecycle import say
 from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.checks import check_values
-from fedjax_sim.types import Messages, System, Ticks, Timeline
 
 ENDED_BECAUSE = {
     "idle": "came to a time from which on nobody ever reports",

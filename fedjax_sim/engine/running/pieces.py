@@ -6,7 +6,7 @@ compiled program asks for more than a device has, or where memory runs out all t
 the results of the whole: they are evaluated after the same ticks, and with a pinned layout a lane's
 bits do not depend on which others run.
 
-Dimension letters: those of `fedjax_sim.types`; `D` schedules.
+Dimension letters: those of `fedjax_sim.core.types`; `D` schedules.
 """
 
 import contextlib
@@ -20,6 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.core.lifecycle import FolderLock, write_bytes
+from fedjax_sim.core.settings import writing_to
+from fedjax_sim.core.types import EMPTY, AnyProblem, HyperT, System, Ticks
 from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.machine.memory import OutOfMemoryError, count_bytes
 from fedjax_sim.engine.planning.drawing import Schedules
@@ -27,10 +30,7 @@ from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.engine.running.groups import Ready, plan_or_load
-from fedjax_sim.lifecycle import FolderLock, write_bytes
 from fedjax_sim.results.curves import Returned
-from fedjax_sim.settings import writing_to
-from fedjax_sim.types import EMPTY, AnyProblem, HyperT, System, Ticks
 
 FEW = 0.01
 """Share of the free memory up to which a program needs so little that it is not measured again."""

@@ -26,9 +26,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.core.checking import Above0, Count, checked
+from fedjax_sim.core.types import Array, Key
 from fedjax_sim.problems.latent.mixtures import OfComponents
-from fedjax_sim.types import Array, Key
 
 
 class Mixture(NamedTuple):

@@ -12,15 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Count
-from fedjax_sim.compression import (
-    COMPRESSORS,
-    Compressor,
-    Identity,
-    parse_compressor,
-)
-from fedjax_sim.settings import ConfigError, fixed, setting, struct
-from fedjax_sim.types import Array, Key
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import ConfigError, fixed, setting, struct
+from fedjax_sim.core.types import Array, Key
+from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 
 
 @struct

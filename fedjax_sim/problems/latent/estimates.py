@@ -23,12 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.checking import AtLeast0, Whole, checked
-from fedjax_sim.lifecycle import InputError, read_arrays, write_arrays
+from fedjax_sim.core.checking import AtLeast0, Whole, checked
+from fedjax_sim.core.lifecycle import InputError, read_arrays, write_arrays
+from fedjax_sim.core.settings import ConfigError, check_file
+from fedjax_sim.core.types import Params
 from fedjax_sim.problems.latent import bernoulli_mixture, factor_analysis, gaussian_mixture
 from fedjax_sim.problems.latent.estimation import Estimation
-from fedjax_sim.settings import ConfigError, check_file
-from fedjax_sim.types import Params
 
 KINDS: dict[str, tuple[type, type]] = {
     "GaussianMixture": (gaussian_mixture.GaussianMixture, gaussian_mixture.Mixture),

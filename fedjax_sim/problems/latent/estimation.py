@@ -1,7 +1,7 @@
 """Penalised maximum likelihood of a latent-variable model from the data of clients.
 
 This is the problem that the systems of expectation maximisation (EM) solve. Symbols as in
-`fedjax_sim.types.LatentProblem`: parameters theta, expected statistics s, natural parameters
+`fedjax_sim.core.types.LatentProblem`: parameters theta, expected statistics s, natural parameters
 phi(theta), the M-step T.
 
 Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding), `B`
@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 from flax import struct
 
-from fedjax_sim.checking import Limit, OneOf, checked, shape
+from fedjax_sim.core.checking import Limit, OneOf, checked, shape
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.trees import shapes_of_model
+from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.checking import form_of
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.problems.examples import read_arrays
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.trees import shapes_of_model
-from fedjax_sim.types import Array, Key, Params
 
 EXAMPLES_AT_ONCE = 4096
 """Examples that a CPU evaluates together; the arrays of many more would not stay in its cache."""

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.checking import Count
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import ConfigError, Named
 from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture
 from fedjax_sim.problems.latent.estimation import LatentModel
 from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis
 from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture
-from fedjax_sim.settings import ConfigError, Named
 
 
 def principal_components(images: np.ndarray, dimensions: Count) -> np.ndarray:

@@ -53,11 +53,11 @@ import numpy as np
 from flax import struct
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from fedjax_sim.checking import AtLeast0, Count, checked
+from fedjax_sim.core.checking import AtLeast0, Count, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Key, Leaf
 from fedjax_sim.problems.latent import mixtures
 from fedjax_sim.problems.latent.mixtures import OfComponents
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Leaf
 
 COVARIANCE_TYPES = ("tied", "full", "diag", "spherical")
 """Kinds of covariances, by scikit-learn's names."""

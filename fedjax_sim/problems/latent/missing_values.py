@@ -42,9 +42,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.checking import AtLeast0, Count, Whole, checked
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Leaf
+from fedjax_sim.core.checking import AtLeast0, Count, Whole, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Key, Leaf
 
 FAMILIES = ("gaussian", "poisson", "bernoulli")
 """Exponential families of the cells."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.core.types import Array, Key, Params
 
 
 class OfComponents:

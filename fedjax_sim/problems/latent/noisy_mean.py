@@ -21,8 +21,8 @@ import chex
 import jax.numpy as jnp
 from flax import struct
 
-from fedjax_sim.checking import AtLeast0, checked
-from fedjax_sim.types import Array, Key
+from fedjax_sim.core.checking import AtLeast0, checked
+from fedjax_sim.core.types import Array, Key
 
 
 class Seen(NamedTuple):

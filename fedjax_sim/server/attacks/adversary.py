@@ -1,6 +1,6 @@
 """Malicious clients, the ticks of their attack, and the forged messages.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
@@ -9,14 +9,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import settings, streams
-from fedjax_sim.checking import Count, Probability, Whole
-from fedjax_sim.compression.powers import wide_of
-from fedjax_sim.privacy.clipping import finite
+from fedjax_sim.clients.clipping import finite
+from fedjax_sim.core import settings, streams
+from fedjax_sim.core.checking import Count, Probability, Whole
+from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.types import Array, Event, Key, Params
+from fedjax_sim.kernels.rounding import wide_of
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
 from fedjax_sim.server.attacks.catalogue import ATTACKS, parse_attack
-from fedjax_sim.settings import Checked, ConfigError, setting, struct
-from fedjax_sim.types import Array, Event, Key, Params
 
 ROUNDING = 1e-5
 """Tolerance of the mean weight, relative: a mean of equal weights is rounded."""

@@ -1,6 +1,6 @@
 """The interface of attacks, honest clients, and statistics of the honest messages.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.compression.powers import wide_of
-from fedjax_sim.settings import Kind, fixed, struct
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.core.settings import Kind, fixed, struct
+from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.kernels.rounding import wide_of
 
 
 class Cohort(NamedTuple):

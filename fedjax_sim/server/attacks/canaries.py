@@ -13,10 +13,10 @@ A canary sends a vector in its own direction or nothing, as a coin says. Setting
 
 A run with as many evaluations as ticks, and `keep=fedjax_sim.Keep(models=True)`, has all models of
 the server in `run.samples`. Of these `canary.scores(run.samples, clients, run.timelines[0])` makes
-the scores for `fedjax_sim.privacy.audit_canaries`, with `canary.included(clients)` for the coins.
+the scores for `server.privacy.audit_canaries`, with `canary.included(clients)` for the coins.
 The upper bound is `run.curves.epsilon`.
 
-Dimension letters: those of `fedjax_sim.types`; `m` canaries.
+Dimension letters: those of `fedjax_sim.core.types`; `m` canaries.
 """
 
 import jax
@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.checking import Above0, Whole
-from fedjax_sim.privacy import square_root_bands
+from fedjax_sim.core.checking import Above0, Whole
+from fedjax_sim.core.settings import ConfigError, fixed, setting, struct
+from fedjax_sim.core.types import Array, Key, Params, Timeline
 from fedjax_sim.server.attacks.base import Attack, Cohort
-from fedjax_sim.settings import ConfigError, fixed, setting, struct
-from fedjax_sim.types import Array, Key, Params, Timeline
+from fedjax_sim.server.privacy import square_root_bands
 
 
 @struct

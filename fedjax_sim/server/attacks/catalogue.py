@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import settings
-from fedjax_sim.checking import Whole
+from fedjax_sim.core import settings
+from fedjax_sim.core.checking import Whole
+from fedjax_sim.core.settings import Named, OneOfSeveral, fixed, setting, struct
+from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.server.attacks import informed, simple
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest
-from fedjax_sim.settings import Named, OneOfSeveral, fixed, setting, struct
-from fedjax_sim.types import Array, Key, Params
 
 
 @struct

@@ -4,7 +4,7 @@ Honest messages count equally, whatever the weights that the server gives them. 
 an honest message their place is taken by what the attackers would have sent honestly, see
 `Cohort.references`.
 
-Dimension letters: those of `fedjax_sim.types`, and `H` honest messages. A message is the vector of
+Dimension letters: those of `core.types`, and `H` honest messages. A message is the vector of
 all leaves together.
 """
 
@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.checking import AtLeast0, OneOf, Whole
-from fedjax_sim.compression.powers import divisor, root, wide_of
+from fedjax_sim.core.checking import AtLeast0, OneOf, Whole
+from fedjax_sim.core.settings import ConfigError, filled, fixed, setting, struct
+from fedjax_sim.core.streams import lane_key
+from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.kernels.rounding import divisor, root, wide_of
 from fedjax_sim.server.attacks.base import Attack, Cohort, along, in_wide, mean_over
-from fedjax_sim.settings import ConfigError, filled, fixed, setting, struct
-from fedjax_sim.streams import lane_key
-from fedjax_sim.types import Array, Key, Params
 
 PERTURBATIONS = ("std", "unit", "sign")
 

@@ -1,6 +1,6 @@
 """Attacks of clients that know no message but their own.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from typing import Any, Literal
@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.checking import AtLeast0
+from fedjax_sim.core.checking import AtLeast0
+from fedjax_sim.core.settings import fixed, setting, struct
+from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.server.attacks.base import Attack, Cohort, in_wide
-from fedjax_sim.settings import fixed, setting, struct
-from fedjax_sim.types import Array, Key, Params
 
 
 @struct

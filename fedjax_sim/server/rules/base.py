@@ -1,6 +1,6 @@
 """The interface of rules, and the weighted mean.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.batching import weighted_sum
-from fedjax_sim.compression import Compressor
-from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.settings import Kind, fixed, struct
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.core.batching import weighted_sum
+from fedjax_sim.core.settings import Kind, fixed, struct
+from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.server.compression import Compressor
+from fedjax_sim.server.compression.messages import count_message_bits
 
 
 class Rule(Kind):

@@ -1,6 +1,6 @@
 """Another rule on the means of a few messages each.
 
-Dimension letters: those of `fedjax_sim.types`; `B` buckets, n messages present.
+Dimension letters: those of `fedjax_sim.core.types`; `B` buckets, n messages present.
 """
 
 import dataclasses
@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.batching import weighted_sum
-from fedjax_sim.checking import Count
-from fedjax_sim.compression.powers import divisor, wide_of
+from fedjax_sim.core.batching import weighted_sum
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import ConfigError, Named, fixed, parse_kind, setting, struct
+from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.kernels.rounding import divisor, wide_of
 from fedjax_sim.server.rules import centres, coordinates, distances
 from fedjax_sim.server.rules.base import Mean, Rule
 from fedjax_sim.server.rules.coordinates import Median
 from fedjax_sim.server.rules.trust import FLTrust
-from fedjax_sim.settings import ConfigError, Named, fixed, parse_kind, setting, struct
-from fedjax_sim.types import Array, Key, Params
 
 _KINDS = Mean, *coordinates.KINDS, *centres.KINDS, *distances.KINDS, FLTrust
 INNER: Named[type[Rule]] = Named.of(

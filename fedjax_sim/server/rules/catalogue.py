@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import settings
-from fedjax_sim.checking import Whole
+from fedjax_sim.core import settings
+from fedjax_sim.core.checking import Whole
+from fedjax_sim.core.settings import Named, OneOfSeveral, fixed, setting, struct
+from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
 from fedjax_sim.server.rules.bucketing import INNER, Bucketing
 from fedjax_sim.server.rules.secure import SecureSum
-from fedjax_sim.settings import Named, OneOfSeveral, fixed, setting, struct
-from fedjax_sim.types import Array, Key, Params
 
 
 @struct

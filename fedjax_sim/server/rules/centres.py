@@ -1,6 +1,6 @@
 """Rules that weigh whole messages by their length: geometric median, clipping and norm bounds.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from typing import Any, ClassVar
@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import weighted_sum
-from fedjax_sim.checking import Above0, Count
-from fedjax_sim.compression.powers import divisor, root, wide_of
+from fedjax_sim.core.batching import weighted_sum
+from fedjax_sim.core.checking import Above0, Count
+from fedjax_sim.core.settings import fixed, setting, struct
+from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.kernels.rounding import divisor, root, wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.coordinates import Median
-from fedjax_sim.settings import fixed, setting, struct
-from fedjax_sim.types import Array, Key, Params
 
 
 @struct

@@ -1,6 +1,6 @@
 """Rules that treat each coordinate alone: median, trimmed mean and majority vote of signs.
 
-Dimension letters: those of `fedjax_sim.types`; `C` coordinates of a block, n messages present.
+Dimension letters: those of `fedjax_sim.core.types`; `C` coordinates of a block, n messages present.
 """
 
 import functools
@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Limit
-from fedjax_sim.compression.powers import wide_of
+from fedjax_sim.core.checking import Limit
+from fedjax_sim.core.settings import ConfigError, fixed, setting, struct
+from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.kernels.rounding import wide_of
 from fedjax_sim.server.rules import ordering
 from fedjax_sim.server.rules.base import Rule
-from fedjax_sim.settings import ConfigError, fixed, setting, struct
-from fedjax_sim.types import Array, Key, Params
 
 ROUNDING = 1e-4
 """By how much a share times n may miss a whole number, which it is then taken for."""
@@ -107,7 +107,7 @@ class SignMajority(Rule):
     magnitude, so that of equal messages the centre is that message. With scale=vector all
     coordinates have the same magnitude, as in the paper: the median of the messages' mean
     magnitudes. Of equal messages, the centre is then that message as the compressor
-    `fedjax_sim.compression.ScaledSign` would send it.
+    `fedjax_sim.server.compression.ScaledSign` would send it.
 
         messages = jnp.array([[1.0], [2.0], [-90.0]])
         weight, is_present = jnp.full(3, 1 / 3), jnp.ones(3, bool)

@@ -1,6 +1,6 @@
 """Rules that choose messages by their distances: Krum, Multi-Krum and Bulyan.
 
-Dimension letters: those of `fedjax_sim.types`; n messages present, of which f are assumed to be
+Dimension letters: those of `core.types`; n messages present, of which f are assumed to be
 malicious.
 """
 
@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import weighted_sum
-from fedjax_sim.checking import Whole
-from fedjax_sim.compression.powers import wide_of
+from fedjax_sim.core.batching import weighted_sum
+from fedjax_sim.core.checking import Whole
+from fedjax_sim.core.settings import fixed, setting, struct
+from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.kernels.rounding import wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.ordering import by_coordinate, sort_slots
-from fedjax_sim.settings import fixed, setting, struct
-from fedjax_sim.types import Array, Key, Params
 
 
 @struct

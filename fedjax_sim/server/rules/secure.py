@@ -1,6 +1,6 @@
 """The sum that secure aggregation gives to a server: fixed-point numbers, modulo a power of two.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from typing import Annotated, ClassVar
@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.checking import Above0, Limit
-from fedjax_sim.compression import Compressor
-from fedjax_sim.compression.messages import count_parameters
-from fedjax_sim.compression.powers import wide_of
+from fedjax_sim.core.checking import Above0, Limit
+from fedjax_sim.core.settings import fixed, setting, struct
+from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.kernels.rounding import wide_of
+from fedjax_sim.server.compression import Compressor
+from fedjax_sim.server.compression.messages import count_parameters
 from fedjax_sim.server.rules.base import Rule
-from fedjax_sim.settings import fixed, setting, struct
-from fedjax_sim.types import Array, Key, Params
 
 
 @struct

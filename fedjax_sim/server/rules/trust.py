@@ -1,6 +1,6 @@
 """A rule that trusts messages as far as they agree with an update of the server's own.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
@@ -10,13 +10,13 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import weighted_sum
-from fedjax_sim.checking import Count, Whole
-from fedjax_sim.compression.powers import divisor, wide_of
+from fedjax_sim.core.batching import weighted_sum
+from fedjax_sim.core.checking import Count, Whole
+from fedjax_sim.core.settings import clients_named, filled, fixed, setting, struct
+from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.kernels.rounding import divisor, wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.centres import distances_to
-from fedjax_sim.settings import clients_named, filled, fixed, setting, struct
-from fedjax_sim.types import Array, Key, Params
 
 
 @struct

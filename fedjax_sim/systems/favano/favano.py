@@ -26,9 +26,12 @@ from typing import Annotated
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import timelines, types
-from fedjax_sim.checking import OneOf
+from fedjax_sim import timelines
 from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.core import types
+from fedjax_sim.core.checking import OneOf
+from fedjax_sim.core.settings import ConfigError, is_known, setting, struct
+from fedjax_sim.core.types import Algorithm, Problem
 from fedjax_sim.server import (
     Reports,
     Versioned,
@@ -37,10 +40,8 @@ from fedjax_sim.server import (
     scaled_progress,
     stale_models,
 )
-from fedjax_sim.settings import ConfigError, is_known, setting, struct
 from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import Contacts, cohorts, presets
-from fedjax_sim.types import Algorithm, Problem
 
 REWEIGHTS = ("stochastic", "deterministic", "none", "estimated_stochastic", "estimated")
 CLOSED_FORM = ("stochastic", "deterministic")

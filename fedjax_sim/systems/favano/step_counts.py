@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy import special, stats
 
-from fedjax_sim.types import Array
+from fedjax_sim.core.types import Array
 
 
 @jax.tree_util.register_dataclass

@@ -7,7 +7,7 @@ conducive gradients of FSGLD, el Mekkaoui et al. 2020, arXiv 2004.11231, with de
 linear in the parameters for surrogates). The anchor is the server's model of every
 `control_rounds`-th round; of the next round with a report if nobody reports in that one.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from functools import partial
@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import batching, server
-from fedjax_sim.checking import Count
+from fedjax_sim import server
 from fedjax_sim.clients import rows, whole_gradients
 from fedjax_sim.clients.mini_batches import BatchGradient
-from fedjax_sim.settings import Checked, setting, struct
-from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Problem, Work
+from fedjax_sim.core import batching
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import Checked, setting, struct
+from fedjax_sim.core.types import Array, Event, Facts, Key, Params, Plan, Problem, Work
 
 
 @struct

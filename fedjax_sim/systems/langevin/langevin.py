@@ -56,19 +56,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import batching, clients, settings, streams, types
-from fedjax_sim.checking import Above0, AtLeast0, Count, Portion, Probability
+from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, Training, local_steps
-from fedjax_sim.compression import Identity
-from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.core import batching, settings, streams, types
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Portion, Probability
+from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.types import Algorithm, Problem
 from fedjax_sim.server import keep_if_empty, mean_of
-from fedjax_sim.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.server.compression import Identity
+from fedjax_sim.server.compression.messages import count_message_bits
 from fedjax_sim.systems.langevin import control_variates, preconditioning
 from fedjax_sim.systems.langevin.control_variates import Anchor, Controls
 from fedjax_sim.systems.langevin.model_memories import ModelMemories, decode_mean
 from fedjax_sim.systems.langevin.preconditioning import Preconditioning, Square
 from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds
-from fedjax_sim.types import Algorithm, Problem
 
 
 def _makes_transformation(value: object) -> bool:

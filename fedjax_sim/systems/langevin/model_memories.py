@@ -4,7 +4,7 @@ A client sends Q(theta^c - r - h_c), where r is a model that both sides know and
 Memories follow what was decoded with the step size alpha, as in QLSD++ (Vono, Plassier, Durmus,
 Dieuleveut and Moulines 2022, arXiv 2106.00797) and DIANA.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.batching import replicate
-from fedjax_sim.checking import AtLeast0
 from fedjax_sim.clients.rows import read_rows, write_clients
-from fedjax_sim.compression.base import Compressor, Identity
-from fedjax_sim.compression.messages import Compression, decode_messages
+from fedjax_sim.core.batching import replicate
+from fedjax_sim.core.checking import AtLeast0
+from fedjax_sim.core.settings import is_known, setting, struct
+from fedjax_sim.core.types import Array, Event, Key, Params
 from fedjax_sim.server import mean_of, weighted_sum
-from fedjax_sim.settings import is_known, setting, struct
-from fedjax_sim.types import Array, Event, Key, Params
+from fedjax_sim.server.compression.base import Compressor, Identity
+from fedjax_sim.server.compression.messages import Compression, decode_messages
 
 
 def _compresses(compression: Compressor) -> bool:

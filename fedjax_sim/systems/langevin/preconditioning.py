@@ -8,7 +8,7 @@ because the mean of noises that are scaled differently would have another temper
 square of the clients' mean gradient at the server's model, and begins with the first such square
 instead of 0.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.checking import Above0, Probability
 from fedjax_sim.clients.whole_gradients import gradients_at
+from fedjax_sim.core.checking import Above0, Probability
+from fedjax_sim.core.settings import Checked, setting, struct
+from fedjax_sim.core.types import Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import weighted_sum
-from fedjax_sim.settings import Checked, setting, struct
-from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work
 
 
 @struct

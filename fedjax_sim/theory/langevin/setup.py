@@ -5,8 +5,8 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedjax_sim import checking
-from fedjax_sim.checking import (
+from fedjax_sim.core import checking
+from fedjax_sim.core.checking import (
     Above0,
     Count,
     Fraction,
@@ -16,7 +16,7 @@ from fedjax_sim.checking import (
     Share,
     Whole,
 )
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 
 SCHEMES = ("full", "with_replacement", "without_replacement")
 """Who is averaged: everyone; scheme I, draws with replacement; scheme II, distinct clients."""

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, Probability, checked
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Probability, checked
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.theory.langevin.setup import PrivacySetup, check
 
 

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import settings
-from fedjax_sim.checking import Above0, AtLeast0, Count, OneOf
-from fedjax_sim.settings import Checked, ConfigError, fields, setting, struct
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.core import settings
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, OneOf
+from fedjax_sim.core.settings import Checked, ConfigError, fields, setting, struct
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.arrivals.queue import (
     Queue,
@@ -31,7 +32,6 @@ from fedjax_sim.timelines.arrivals.tasks import Work, lane_by_lane, replace_fini
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices, follow, is_lost, per_update
 from fedjax_sim.timelines.delays.laws import Clients
-from fedjax_sim.types import Array, Key, Timeline
 
 RESTARTS = ("after_interaction", "own_finish", "replaced", "free", "before_aggregation", "fresh")
 """Readings of when a client starts its next update; `ArrivalClock` explains them."""

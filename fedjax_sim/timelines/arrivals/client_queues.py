@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, Finite
-from fedjax_sim.settings import ConfigError, redefault, setting, struct
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.core.checking import Above0, Count, Finite
+from fedjax_sim.core.settings import ConfigError, redefault, setting, struct
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.types import EMPTY, Array, Key, Timeline
 from fedjax_sim.timelines.arrivals.tasks import Routed, Work, lane_by_lane, route_finished
 from fedjax_sim.timelines.delays.devices import draw_devices, per_update
 from fedjax_sim.timelines.delays.laws import Clients, draw_client_rates
-from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
 @struct

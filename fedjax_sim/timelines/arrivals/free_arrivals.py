@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.types import Array
+from fedjax_sim.core.types import Array
 
 BLOCK = 2**16
 """Most arrivals in one block of the search."""

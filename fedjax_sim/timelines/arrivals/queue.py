@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.types import Array
+from fedjax_sim.core.types import Array
 
 FAN = 4
 """Children of a node. With 20 clients taken at a time, 8, 16 and 32 were slower on a CPU."""

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.settings import fields, known_values
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.core.settings import fields, known_values
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.types import EMPTY, Array, HyperT, Key
 from fedjax_sim.timelines.arrivals.queue import (
     Queue,
     find_earliest,
@@ -30,7 +31,6 @@ from fedjax_sim.timelines.arrivals.queue import (
     take_rows,
 )
 from fedjax_sim.timelines.delays.devices import Devices, follow, is_available, is_lost, per_update
-from fedjax_sim.types import EMPTY, Array, HyperT, Key
 
 TRIES = 64
 """Idle clients that the server asks before it waits for one that is not available."""

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import settings
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.core import settings
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.types import EMPTY, Array, Key
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, update_time
-from fedjax_sim.types import EMPTY, Array, Key
 
 CLOSE = 1e-9
 """Share of a period, or of a client's windows, by which sums of times may be rounded. Work that

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from fedjax_sim import settings, streams
-from fedjax_sim.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability
-from fedjax_sim.settings import Checked, ConfigError, fields, setting, struct
+from fedjax_sim.core import settings, streams
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability
+from fedjax_sim.core.settings import Checked, ConfigError, fields, setting, struct
+from fedjax_sim.core.types import Array, Key
 from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
 from fedjax_sim.timelines.delays.trace import Trace, read_trace
-from fedjax_sim.types import Array, Key
 
 STEP_COUNT_LAWS = ("runtime_geom", "runtime_exp", "count_geom")
 """Laws whose number of steps between two contacts is known in closed form, as FAVANO needs it."""

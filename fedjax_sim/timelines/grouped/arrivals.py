@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count
-from fedjax_sim.settings import group, setting, struct
+from fedjax_sim.core.checking import Above0, Count
+from fedjax_sim.core.settings import group, setting, struct
+from fedjax_sim.core.types import Key, Timeline
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.grouped.groups import ExchangeDelays, GroupClock, Groups, group_shares
 from fedjax_sim.timelines.grouped.rounds import exchange_times, group_work, mean_work
-from fedjax_sim.types import Key, Timeline
 
 
 @struct

@@ -16,19 +16,11 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import settings
-from fedjax_sim.checking import AtLeast0, Count, Limit, OneOf, Whole
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    fields,
-    fixed,
-    group,
-    setting,
-    struct,
-)
+from fedjax_sim.core import settings
+from fedjax_sim.core.checking import AtLeast0, Count, Limit, OneOf, Whole
+from fedjax_sim.core.settings import Checked, ConfigError, fields, fixed, group, setting, struct
+from fedjax_sim.core.types import EMPTY, Leaf
 from fedjax_sim.timelines.delays.laws import ClientDelays, Clients
-from fedjax_sim.types import EMPTY, Leaf
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
 """Rules for the weight of a group's progress; the setting `aggregation` explains them."""

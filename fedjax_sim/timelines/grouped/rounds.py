@@ -29,8 +29,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, OneOf, shape
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.core.checking import Above0, Count, OneOf, shape
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines.delays.devices import close, draw_devices, finish_work
 from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes
 from fedjax_sim.timelines.grouped.groups import (
@@ -41,7 +42,6 @@ from fedjax_sim.timelines.grouped.groups import (
     iteration_law,
     list_members,
 )
-from fedjax_sim.types import Array, Key, Timeline
 
 
 def iteration_times(

@@ -7,10 +7,15 @@
 - `stopping`: ends a lane once it has learnt enough (`until`).
 - `replay`: a planned schedule, taken through the same steps as a live one.
 
-The contract is in `fedjax_sim.events.clocks`: a clock makes what the server receives next from its
+The contract is in `core.events.clocks`: a clock makes what the server receives next from its
 own state and that of learning (`Received`), and notes what the tick has shown.
 """
 
+from fedjax_sim.core.types import Clock as Clock
+from fedjax_sim.core.types import Instant as Instant
+from fedjax_sim.core.types import Live as Live
+from fedjax_sim.core.types import Received as Received
+from fedjax_sim.core.types import Sizes as Sizes
 from fedjax_sim.timelines.live.devices import Drawn as Drawn
 from fedjax_sim.timelines.live.frames import with_clock as with_clock
 from fedjax_sim.timelines.live.replay import replayed as replayed
@@ -29,8 +34,3 @@ from fedjax_sim.timelines.live.tasks import Tasks as Tasks
 from fedjax_sim.timelines.live.tasks import begin_work as begin_work
 from fedjax_sim.timelines.live.tasks import live_tasks as live_tasks
 from fedjax_sim.timelines.live.tasks import uniformly as uniformly
-from fedjax_sim.types import Clock as Clock
-from fedjax_sim.types import Instant as Instant
-from fedjax_sim.types import Live as Live
-from fedjax_sim.types import Received as Received
-from fedjax_sim.types import Sizes as Sizes

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.types import Array, Instant, Key
 from fedjax_sim.timelines.delays.devices import Devices, breaks, draw_devices, wait_of
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, update_time
-from fedjax_sim.types import Array, Instant, Key
 
 
 class Drawn(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import jax.numpy as jnp
 
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import HyperT, Key, Live, Sizes, System, Timeline
 from fedjax_sim.timelines import presets
 from fedjax_sim.timelines.delays.laws import Clients
-from fedjax_sim.types import HyperT, Key, Live, Sizes, System, Timeline
 
 
 def with_clock(system: System, live: Live, **changes: Any) -> System:

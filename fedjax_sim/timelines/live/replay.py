@@ -1,15 +1,25 @@
 """A planned schedule, taken through the same steps as a live one.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import checking, types
+from fedjax_sim.core import checking, types
+from fedjax_sim.core.types import (
+    Array,
+    Clock,
+    Instant,
+    Key,
+    Live,
+    Received,
+    Sizes,
+    System,
+    Timeline,
+)
 from fedjax_sim.timelines.checks import check_own
 from fedjax_sim.timelines.live.frames import with_clock
-from fedjax_sim.types import Array, Clock, Instant, Key, Live, Received, Sizes, System, Timeline
 
 
 @checking.checked

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_sim import settings, streams
-from fedjax_sim.checking import Count
-from fedjax_sim.settings import ConfigError, setting, struct
+from fedjax_sim.core import settings, streams
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 from fedjax_sim.timelines.cohorts import Weighting, client_weighting
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.delays.laws import Clients, Speeds
@@ -33,7 +34,6 @@ from fedjax_sim.timelines.live.devices import (
 )
 from fedjax_sim.timelines.rounds import synchronous
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
-from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 
 
 @struct

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_sim.types import Array, Clock, Event, Key, Received
+from fedjax_sim.core.types import Array, Clock, Event, Key, Received
 
 
 class Measured(NamedTuple):

@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Count
-from fedjax_sim.streams import lane_stream, tick_key
-from fedjax_sim.targets import is_for_cpu, pick, put, repeat, repeat_while
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.streams import lane_stream, tick_key
+from fedjax_sim.core.targets import is_for_cpu, pick, put, repeat, repeat_while
+from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 from fedjax_sim.timelines.arrivals.tasks import draw_until, tie_breakers
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, loss_shares
 from fedjax_sim.timelines.live.devices import (
@@ -32,7 +33,6 @@ from fedjax_sim.timelines.live.devices import (
     running_time,
     times_of_work,
 )
-from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 
 
 class Flights(NamedTuple):

@@ -6,10 +6,10 @@ Dimension letters: `N` clients, `T` ticks. A tick is a round, and slot i belongs
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Above0, Count, Portion
-from fedjax_sim.settings import Checked, setting, struct
-from fedjax_sim.streams import lane_stream
-from fedjax_sim.types import Array, Key, Timeline
+from fedjax_sim.core.checking import Above0, Count, Portion
+from fedjax_sim.core.settings import Checked, setting, struct
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.types import Array, Key, Timeline
 
 
 @struct

@@ -15,15 +15,15 @@ from typing import Any, Literal, TypeVar, cast
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import settings, streams, types
-from fedjax_sim.checking import AtLeast0, Count, checked
-from fedjax_sim.settings import Checked, ConfigError, fixed, setting, struct
+from fedjax_sim.core import settings, streams, types
+from fedjax_sim.core.checking import AtLeast0, Count, checked
+from fedjax_sim.core.settings import Checked, ConfigError, fixed, setting, struct
+from fedjax_sim.core.types import Algorithm
 from fedjax_sim.timelines import cohorts, presets
 from fedjax_sim.timelines.cohorts import Draws
 from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.timelines.rounds import synchronous
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
-from fedjax_sim.types import Algorithm
 
 
 @struct

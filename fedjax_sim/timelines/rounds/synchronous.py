@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, AtLeast0, Whole
-from fedjax_sim.settings import Checked, ConfigError, setting, struct
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.core.checking import Above0, AtLeast0, Whole
+from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.types import EMPTY, Array, Key, Settings, Timeline
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays import laws
 from fedjax_sim.timelines.delays.devices import close, draw_devices, is_lost, times_in_rounds
 from fedjax_sim.timelines.delays.laws import Speeds
-from fedjax_sim.types import EMPTY, Array, Key, Settings, Timeline
 
 
 @struct

@@ -10,14 +10,14 @@ from typing import Any, Literal, cast
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count
-from fedjax_sim.settings import ConfigError, group, setting, struct
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.core.checking import Above0, Count
+from fedjax_sim.core.settings import ConfigError, group, setting, struct
+from fedjax_sim.core.streams import lane_stream
+from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement
 from fedjax_sim.timelines.delays.devices import loss_shares
 from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.timelines.rounds.synchronous import CohortClock, assemble_rounds, check_clients
-from fedjax_sim.types import Array, Key, Timeline
 
 
 @struct

@@ -170,8 +170,8 @@ def _real_data(
     """Load the real data of a workload if they are found, and say what is used."""
     if folder is None:
         return None, None, "random bytes"
+    from fedjax_sim.core.settings import ConfigError
     from fedjax_sim.datasets import load
-    from fedjax_sim.settings import ConfigError
 
     try:
         data = load(workload.data, data_dir=folder / workload.data)

@@ -165,7 +165,7 @@ def draw(results: Results, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
-    from fedjax_sim.reporting.plots import COLORS, HATCHES, styled
+    from fedjax_sim.results.plots import COLORS, HATCHES, styled
 
     names = [name for name in WORKLOADS if name in results["workloads"]]
     with styled():

@@ -23,7 +23,7 @@ from scipy.special import ndtri
 from experiments.fald.formulas import bounds, exact_laws
 from experiments.fald.formulas import rounds as counting
 from experiments.fald.formulas.exact_laws import FULL, GaussianTarget, Participation, Real
-from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.results.diagnostics.gaussians import Gaussian, wasserstein2
 from tests.experiments.fald import more_bounds as more
 
 Numbers = npt.NDArray[np.float64]

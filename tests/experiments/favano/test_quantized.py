@@ -16,7 +16,7 @@ from flax import struct
 import fedjax_sim
 from experiments.favano.formulas import bounds as formulas
 from fedjax_sim import Layout
-from fedjax_sim.models.low_bit import straight_through, uniform
+from fedjax_sim.kernels.low_bit import straight_through, uniform
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.theory import favano as theory
 from tests.experiments.favano import lemma_bounds as lemmas

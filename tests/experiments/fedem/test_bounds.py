@@ -15,10 +15,10 @@ import fedjax_sim
 from experiments.fedem.formulas import bounds as formulas
 from experiments.fedem.formulas import moments
 from fedjax_sim import Layout
-from fedjax_sim.compression import parse_compressor
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
+from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import fedem
 from fedjax_sim.theory import fedem as theory
 from fedjax_sim.theory.fedem import Constants, FedEMSetup

@@ -16,7 +16,7 @@ import pytest
 from experiments.fedem.formulas import moments
 from experiments.fedem.formulas import variance_reduction as formulas
 from fedjax_sim import Event, Plan
-from fedjax_sim.compression import parse_compressor
+from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.server.memories import Memory
 from fedjax_sim.systems import vr_fedem
 from fedjax_sim.theory import fedem as theory

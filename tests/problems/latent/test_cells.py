@@ -10,11 +10,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.compression import BlockQuantization, RandSparsification
+from fedjax_sim.core.settings import check
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.missing_values import Matrix
-from fedjax_sim.settings import check
+from fedjax_sim.server.compression import BlockQuantization, RandSparsification
 
 NUM = 20_000
 FEDEM = fedjax_sim.SYSTEMS["fedem"]

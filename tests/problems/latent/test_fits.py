@@ -15,13 +15,13 @@ from sklearn.mixture import GaussianMixture as Reference
 
 import fedjax_sim
 from fedjax_sim import ConfigError
-from fedjax_sim.compression import parse_compressor
-from fedjax_sim.lifecycle import InputError
+from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent import factor_analysis, mixtures
 from fedjax_sim.problems.latent.gaussian_mixture import COVARIANCE_TYPES, Mixture
 from fedjax_sim.results import summaries
+from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import fedem
 from tests.kept_files import NUM_FLIPS, count_refusals, without_seal
 

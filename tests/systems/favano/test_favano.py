@@ -12,9 +12,9 @@ from flax import struct
 import fedjax_sim
 from experiments.favano.formulas import bounds as formulas
 from fedjax_sim import Event, Layout, Plan, Timeline
+from fedjax_sim.core.streams import stream
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Versioned
-from fedjax_sim.streams import stream
 from fedjax_sim.theory import favano as theory
 from fedjax_sim.timelines import draw_client_rates
 from tests.conftest import slow_but

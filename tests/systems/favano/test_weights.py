@@ -11,7 +11,7 @@ from scipy import stats
 
 import fedjax_sim
 from fedjax_sim import Timeline
-from fedjax_sim.streams import stream
+from fedjax_sim.core.streams import stream
 from fedjax_sim.systems import favano
 from fedjax_sim.timelines import ClientTable, draw_client_rates, schedule_contacts
 
@@ -112,7 +112,7 @@ def test_the_law_by_tick_needs_a_first_window() -> None:
         fedjax_sim.ConfigError,
         match="alpha_by_tick is True, but must be false unless first_contact is 1",
     ):
-        fedjax_sim.settings.check(hyper)
+        fedjax_sim.core.settings.check(hyper)
 
 
 def test_weights_from_a_clients_own_history(scheduled: Callable) -> None:

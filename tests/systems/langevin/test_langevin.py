@@ -13,9 +13,9 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan
 from fedjax_sim.clients.mini_batches import batches_of
+from fedjax_sim.core.streams import stream
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg, langevin
 
 

@@ -17,8 +17,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Event, Layout, Plan
+from fedjax_sim.core.streams import stream
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.streams import stream
 from fedjax_sim.systems import langevin
 from tests.conftest import slow_but
 

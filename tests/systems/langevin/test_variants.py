@@ -15,10 +15,10 @@ import fedjax_sim
 from experiments.fald.formulas import exact_laws
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.compression import parse_compressor
-from fedjax_sim.diagnostics.gaussians import Gaussian
+from fedjax_sim.core.settings import check
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.settings import check
+from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import langevin
 from tests.systems.langevin import variant_laws as variants
 

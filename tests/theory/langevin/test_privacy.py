@@ -23,7 +23,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 from experiments.fald.privacy import EXAMPLES, RUN
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.theory import langevin as privacy
 from fedjax_sim.theory.langevin import PrivacySetup, guarantee, theorem
 

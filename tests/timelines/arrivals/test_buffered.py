@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from fedjax_sim import ConfigError, Timeline
+from fedjax_sim.core.settings import check
+from fedjax_sim.core.streams import stream
 from fedjax_sim.engine.planning.budgets import ticks_in_budget
-from fedjax_sim.settings import check
-from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     Arrivals,
     ClientTable,

@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 
 from fedjax_sim import Timeline
-from fedjax_sim.streams import stream
+from fedjax_sim.core.streams import stream
 from fedjax_sim.timelines import (
     Arrivals,
     ClientTable,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.streams import stream
+from fedjax_sim.core.streams import stream
 from fedjax_sim.timelines import (
     Arrivals,
     ClientTable,

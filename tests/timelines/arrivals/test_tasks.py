@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.settings import check
+from fedjax_sim.core.settings import check
 from fedjax_sim.timelines import (
     Arrivals,
     ClientQueues,

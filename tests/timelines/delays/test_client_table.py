@@ -13,8 +13,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, partition, problems
+from fedjax_sim.core.settings import check
 from fedjax_sim.engine.request import Options, grid_of, list_lanes
-from fedjax_sim.settings import check
 from fedjax_sim.timelines import (
     Arrivals,
     ClientTable,

@@ -14,8 +14,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
-from fedjax_sim.settings import check
-from fedjax_sim.streams import stream
+from fedjax_sim.core.settings import check
+from fedjax_sim.core.streams import stream
 from fedjax_sim.timelines import (
     Arrivals,
     ClientQueues,
@@ -331,7 +331,7 @@ def test_messages_take_the_time_of_their_bits(regression: Callable, small: Calla
         run.timelines[0].time, (10 + 1 + 96 / 16 + 96 / 48) * np.arange(1, 4)
     )
     assert (run.hypers[0].delays.bits_up, run.hypers[0].delays.bits_down) == (96, 96)
-    compression = fedjax_sim.compression.BlockQuantization()
+    compression = fedjax_sim.server.compression.BlockQuantization()
     up, down = system.messages.bits(jnp.zeros(3), hyper.replace(compression=compression))
     assert up < down == 96
     own = fedjax_sim.simulate(

@@ -13,7 +13,7 @@ from scipy import stats
 
 import fedjax_sim
 from fedjax_sim import ConfigError
-from fedjax_sim.settings import check, parse
+from fedjax_sim.core.settings import check, parse
 from fedjax_sim.timelines import (
     RUNTIME_LAWS,
     STEP_COUNT_LAWS,

@@ -163,7 +163,7 @@ def test_rows_that_cannot_be(columns: tuple, words: str) -> None:
 )
 def test_settings_that_a_trace_does_not_go_with(hyper: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        fedjax_sim.settings.check(hyper)
+        fedjax_sim.core.settings.check(hyper)
 
 
 @pytest.mark.parametrize("strict", [False, True])

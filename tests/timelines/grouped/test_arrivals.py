@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim.settings import ConfigError, check, value_of
+from fedjax_sim.core.settings import ConfigError, check, value_of
 from fedjax_sim.timelines import (
     ExchangeDelays,
     GroupArrivals,

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim.core.settings import ConfigError, check, parse
+from fedjax_sim.core.streams import stream
 from fedjax_sim.engine.planning.budgets import ticks_in_budget
 from fedjax_sim.server import EdgeTraining
-from fedjax_sim.settings import ConfigError, check, parse
-from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     ClientTable,
     Groups,

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_sim.core.settings import is_known
+from fedjax_sim.core.streams import clock_key
+from fedjax_sim.core.types import Key, System, Timeline
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.server import staleness_weights
-from fedjax_sim.settings import is_known
-from fedjax_sim.streams import clock_key
 from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.timelines.live import (
     Asked,
@@ -22,7 +23,6 @@ from fedjax_sim.timelines.live import (
     uniform_cohort,
     with_clock,
 )
-from fedjax_sim.types import Key, System, Timeline
 
 
 def _rounds(problem: Any, hyper: Any) -> Clock:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_sim.core.types import Array
 from fedjax_sim.timelines import RUNTIME_LAWS, Clients, ClientTable, Trace
 from fedjax_sim.timelines.delays.devices import draw_devices, finish_work, follow, is_available
 from fedjax_sim.timelines.delays.devices import is_lost as is_lost_as_planned
@@ -19,7 +20,6 @@ from fedjax_sim.timelines.live.devices import (
     running_time,
     times_of_work,
 )
-from fedjax_sim.types import Array
 from tests.conftest import slow_but
 
 N, NUMBER = 40, 60

@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks
+from fedjax_sim.core.types import EMPTY, Key, System
 from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.timelines.live import (
     Asked,
@@ -22,7 +23,6 @@ from fedjax_sim.timelines.live import (
     live_tasks,
     with_clock,
 )
-from fedjax_sim.types import EMPTY, Key, System
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import fedjax_sim
+from fedjax_sim.core.types import System
 from fedjax_sim.systems import fedasync, fedavg, fedbuff, gen_async
 from fedjax_sim.timelines import Trace
 from fedjax_sim.timelines.live import replayed
-from fedjax_sim.types import System
 from tests.conftest import slow_but
 from tests.timelines.live.conftest import planned_as_live
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import targets
+from fedjax_sim.core import targets
 from fedjax_sim.timelines.live import Instant
 
 

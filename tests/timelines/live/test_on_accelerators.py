@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim import targets
-from fedjax_sim.compression import BlockQuantization
+from fedjax_sim.core import targets
+from fedjax_sim.core.types import System
 from fedjax_sim.engine.program import opened
+from fedjax_sim.server.compression import BlockQuantization
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines.delays.client_table import ClientTable
 from fedjax_sim.timelines.live import live_tasks
-from fedjax_sim.types import System
 from tests.conftest import slow_but
 from tests.timelines.live.conftest import LIVE
 

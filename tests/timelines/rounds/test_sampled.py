@@ -10,8 +10,9 @@ import pytest
 from scipy import stats
 
 from fedjax_sim import SYSTEMS, ConfigError
-from fedjax_sim.settings import check
-from fedjax_sim.streams import stream
+from fedjax_sim.core.settings import check
+from fedjax_sim.core.streams import stream
+from fedjax_sim.core.types import EMPTY
 from fedjax_sim.timelines import (
     CohortRounds,
     presets,
@@ -19,7 +20,6 @@ from fedjax_sim.timelines import (
 )
 from fedjax_sim.timelines.cohorts import draw_by_share, draw_cohorts, draw_poisson_cohorts
 from fedjax_sim.timelines.rounds.synchronous import draw_work_times
-from fedjax_sim.types import EMPTY
 
 COHORT_ROUNDS = presets.preset(CohortRounds, presets.FAVANO)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_sim.core.types import EMPTY
 from fedjax_sim.engine.planning.budgets import ticks_in_budget
 from fedjax_sim.timelines import (
     CohortRounds,
@@ -15,7 +16,6 @@ from fedjax_sim.timelines import (
     schedule_cohort_rounds,
     schedule_weighted_rounds,
 )
-from fedjax_sim.types import EMPTY
 
 ROUNDS = presets.preset(CohortRounds, presets.FAVANO)
 WEIGHTED_ROUNDS = presets.preset(WeightedRounds, presets.LOCK_STEP)

@@ -1,0 +1,29 @@
+"""The common ground of all rooms; it imports nothing of theirs.
+
+- `types`: the words used here (tick, slot, lane), and the contract between the rooms.
+- `events`: the event of one tick, and the facts that are known of it beforehand.
+- `settings`: typed, documented and checked settings of systems.
+- `checking`: declared types of arguments, checked at public calls.
+- `streams`: named streams of random numbers.
+- `trees`: parts of models, chosen by the paths of their leaves.
+- `batching`: one function for every slot of a tick or every lane, batched or in turn.
+- `targets`: the device that a program is compiled for.
+- `lifecycle`: exit codes, stops, and folders that stay readable.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    [
+        "batching",
+        "checking",
+        "events",
+        "lifecycle",
+        "settings",
+        "streams",
+        "targets",
+        "trees",
+        "types",
+    ],
+)

@@ -1,0 +1,73 @@
+"""Settings structs whose fields know their meaning and what values are allowed.
+
+A system's `Hyper` is a frozen pytree built by `struct`. A field made by `setting` allows what its
+declared type does, in the words of `fedjax_sim.core.checking`, as arguments of calls do:
+
+    lr: Above0 = setting(0.1, "Learning rate.")
+
+Real numbers are leaves: they are traced and can be swept without recompiling. Whole numbers, names
+and functions are part of the static structure. `check` turns a bad value into one sentence before
+anything is compiled. A struct knows which of its settings were given, see `is_given`.
+
+A field made by `group` holds settings that belong together, such as the clients' delays. Its
+settings have dotted names, such as `delays.rate_fast`. Wherever a setting is named, the last part
+of its name is enough if no other setting ends in it: `Hyper(rate_fast=1.0)` is
+`Hyper(delays=ClientDelays(rate_fast=1.0))` with the other delays at the defaults of `Hyper`.
+
+`help(SomeHyper)` ends with a table of its settings: meaning, default and allowed values.
+
+- `errors`: bad input as one sentence.
+- `names`: what a struct's settings are called, mean, and depend on.
+- `checks`: whether values are allowed.
+- `declared`: makes fields.
+- `structs`: makes structs of them.
+- `text`: reads and writes values as the command line has them.
+"""
+
+from fedjax_sim.core.checking.errors import ConfigError as ConfigError
+from fedjax_sim.core.checking.errors import Named as Named
+from fedjax_sim.core.checking.errors import UnknownAttributeError as UnknownAttributeError
+from fedjax_sim.core.checking.errors import UnknownNameError as UnknownNameError
+from fedjax_sim.core.checking.errors import check_file as check_file
+from fedjax_sim.core.checking.errors import plain as plain
+from fedjax_sim.core.checking.errors import writing_to as writing_to
+from fedjax_sim.core.settings.checks import check as check
+from fedjax_sim.core.settings.checks import check_all as check_all
+from fedjax_sim.core.settings.checks import check_left as check_left
+from fedjax_sim.core.settings.declared import clients_named as clients_named
+from fedjax_sim.core.settings.declared import filled as filled
+from fedjax_sim.core.settings.declared import fixed as fixed
+from fedjax_sim.core.settings.declared import group as group
+from fedjax_sim.core.settings.declared import redefault as redefault
+from fedjax_sim.core.settings.declared import setting as setting
+from fedjax_sim.core.settings.names import ASSUMED as ASSUMED
+from fedjax_sim.core.settings.names import Assumed as Assumed
+from fedjax_sim.core.settings.names import Checked as Checked
+from fedjax_sim.core.settings.names import as_default as as_default
+from fedjax_sim.core.settings.names import default_text as default_text
+from fedjax_sim.core.settings.names import describe as describe
+from fedjax_sim.core.settings.names import fields as fields
+from fedjax_sim.core.settings.names import full_name as full_name
+from fedjax_sim.core.settings.names import groups as groups
+from fedjax_sim.core.settings.names import idle_of as idle_of
+from fedjax_sim.core.settings.names import is_given as is_given
+from fedjax_sim.core.settings.names import is_known as is_known
+from fedjax_sim.core.settings.names import is_not as is_not
+from fedjax_sim.core.settings.names import is_traced as is_traced
+from fedjax_sim.core.settings.names import known_values as known_values
+from fedjax_sim.core.settings.names import late_of as late_of
+from fedjax_sim.core.settings.names import names_of as names_of
+from fedjax_sim.core.settings.names import short_name as short_name
+from fedjax_sim.core.settings.names import unknown_name as unknown_name
+from fedjax_sim.core.settings.names import usual_values as usual_values
+from fedjax_sim.core.settings.names import value_of as value_of
+from fedjax_sim.core.settings.structs import OneOfSeveral as OneOfSeveral
+from fedjax_sim.core.settings.structs import alternatives as alternatives
+from fedjax_sim.core.settings.structs import alternatives_in as alternatives_in
+from fedjax_sim.core.settings.structs import struct as struct
+from fedjax_sim.core.settings.text import Kind as Kind
+from fedjax_sim.core.settings.text import is_same as is_same
+from fedjax_sim.core.settings.text import parse as parse
+from fedjax_sim.core.settings.text import parse_function as parse_function
+from fedjax_sim.core.settings.text import parse_kind as parse_kind
+from fedjax_sim.core.settings.text import text_of as text_of

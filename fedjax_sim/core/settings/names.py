@@ -1,0 +1,384 @@
+"""What the settings of a struct are: names, full and short, meanings, defaults, and their use."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from fedjax_sim.core.checking.errors import ConfigError
+
+HyperT = TypeVar("HyperT")
+Uses = Mapping[str, tuple[Any, ...] | Callable[[Any], bool]]
+"""Names of settings, and the values (or a test of them) with which another one has an effect."""
+NO_CONDITION: Uses = MappingProxyType({})
+
+
+class Assumed(dict[str, Any]):
+    """Settings of a struct that nobody has given, with their values.
+
+    They are defaults, and values of presets. `replace` and JAX keep note of them. All are equal, so
+    that structs and compiled programs do not differ by what was given.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Assumed)
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
+
+    def __repr__(self) -> str:
+        return "Assumed()"
+
+
+ASSUMED = "_assumed"
+"""Name of the field of a struct that holds them."""
+
+
+class Checked:
+    """The end of the chains of `super()` calls of settings structs."""
+
+    def check_together(self) -> None:
+        """Check combinations of settings; there are none here."""
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place; there are none here.
+
+        Returns:
+          Words for what takes the place of each setting, by its full name.
+        """
+        return {}
+
+    def completed(self, problem: Any) -> Any:
+        """Fill in settings that follow from the problem, None for a schedule alone; nothing here.
+
+        Args:
+          problem: What is learnt, or None.
+
+        Returns:
+          The settings.
+        """
+        return self
+
+
+def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
+    """Return the settable fields of a settings struct by full name.
+
+    The struct's own fields come first, those of the class before those of the classes that it
+    inherits, and then the fields of each group, with the defaults that they have there.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    return fields_of(hyper_type)[0]
+
+
+def groups(hyper_type: type) -> tuple[dataclasses.Field, ...]:
+    """Return the fields of a settings struct that hold groups.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    return fields_of(hyper_type)[1]
+
+
+@functools.lru_cache(maxsize=256)
+def fields_of(
+    hyper_type: type,
+) -> tuple[Mapping[str, dataclasses.Field], tuple[dataclasses.Field, ...], tuple[Any, ...]]:
+    """Find settable fields by full name, groups, and fields that a base had left settable.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    found = {field.name: field for field in dataclasses.fields(hyper_type)}
+    bases = [base for base in hyper_type.__mro__ if dataclasses.is_dataclass(base)]
+    names = dict.fromkeys(name for base in bases for name in inspect.get_annotations(base))
+    ordered = [found[name] for name in names if name in found]
+    settable = {field.name: field for field in ordered if "accepts" in field.metadata}
+    held = tuple(field for field in ordered if "group" in field.metadata)
+    inside = {}
+    for owner in held:
+        for name, field in fields(type(owner.default)).items():
+            if name not in owner.metadata["without"]:
+                full = f"{owner.name}.{name}"
+                default = value_of(owner.default, name)
+                inside[full] = dataclasses.field(default=default, metadata=field.metadata)
+                inside[full].name = full
+    if (settable or held) and not is_struct(hyper_type):
+        allowed = "one with the decorator `settings.struct`"
+        raise ConfigError("class of settings", hyper_type.__qualname__, allowed)
+    fixed = tuple(
+        field
+        for field in ordered
+        if field.name not in settable and any(field.name in fields(base) for base in bases[1:])
+    )
+    return MappingProxyType(settable | inside), held, fixed
+
+
+def is_struct(kind: type) -> bool:
+    """Tell whether a class is a settings struct itself, and does not only inherit from one.
+
+    Args:
+      kind: Any class.
+    """
+    return "__dataclass_fields__" in vars(kind)
+
+
+def is_traced(field: dataclasses.Field) -> bool:
+    """Tell whether a field can vary between lanes of one compiled program.
+
+    Args:
+      field: A field of `fields`.
+    """
+    return bool(field.metadata.get("pytree_node", True))
+
+
+def value_of(hyper: Any, name: str) -> Any:
+    """Return the value of a setting.
+
+    Args:
+      name: The setting's full name.
+    """
+    return functools.reduce(getattr, name.split("."), hyper)
+
+
+def full_name(hyper_type: type, name: str) -> str:
+    """Return the full name of a setting, such as `delays.rate_fast`.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The full name, or its last part if no other setting ends in it.
+
+    Raises:
+      ConfigError: If there is no such setting, or several.
+    """
+    known = names_of(hyper_type)
+    if name not in known:
+        raise unknown_name(name, [hyper_type])
+    return known[name]
+
+
+def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
+    """Return the error for a name that no setting has, or several of one struct.
+
+    It gives the settings of a group, or else the names that there are, of settings and of groups.
+
+    Args:
+      name: The name.
+      hyper_types: Classes of the settings structs among whose settings it may be.
+    """
+    ends: dict[str, str] = {}  # Full names by full and short ones, and groups.
+    owners: dict[str, str] = {}
+    held: list[str] = []
+    for kind in hyper_types:
+        for full in fields(kind):
+            ends |= {full.rpartition(".")[2]: full, full: full}
+            held += [full] if name in full.split(".") else []
+        owners |= {field.name: field.name for field in groups(kind)}
+    ends |= owners
+    if held:
+        return ConfigError("setting name", name, f"one of {', '.join(sorted({*held}))}", {})
+    known = sorted({*ends.values()}, key=lambda full: ("." in full, full in owners, full))
+    return ConfigError("setting name", name, f"one of {', '.join(known)}", ends)
+
+
+def names_of(hyper_type: type) -> Mapping[str, str]:
+    """Return the full name of every setting by each of its names, short ones and full ones.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    return _names_of(hyper_type)
+
+
+@functools.lru_cache(maxsize=256)
+def _names_of(hyper_type: type) -> Mapping[str, str]:
+    known = fields(hyper_type)
+    shorts = {short_name(hyper_type, name): name for name in known}
+    return MappingProxyType(shorts | {name: name for name in known})
+
+
+def short_name(hyper_type: type, name: str) -> str:
+    """Return the shortest name of a setting.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The setting's full name.
+    """
+    end = name.rpartition(".")[2]
+    is_only = sum(each.rpartition(".")[2] == end for each in fields(hyper_type)) == 1
+    return end if is_only else name
+
+
+def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
+    """Iterate over full names and values of settings that make the program simpler."""
+    if dataclasses.is_dataclass(hyper):
+        kind: Any = type(hyper)
+        for name, values in _simpler_at(kind).items():
+            for simple in values:
+                if is_known(value_of(hyper, name), simple):
+                    yield name, simple
+
+
+@functools.lru_cache(maxsize=256)
+def _simpler_at(hyper_type: type) -> Mapping[str, tuple[float, ...]]:
+    """Return the values at which settings make the program simpler, by full name."""
+    found = {name: field.metadata.get("simpler_at") for name, field in fields(hyper_type).items()}
+    return MappingProxyType({name: values for name, values in found.items() if values})
+
+
+def is_known(value: Any, number: float) -> bool:
+    """Tell whether a setting has this value in every lane and was known before tracing.
+
+    Args:
+      value: The setting's value, in one lane or in all.
+      number: The value to compare with.
+    """
+    return not isinstance(value, jax.core.Tracer) and bool(np.all(np.asarray(value) == number))
+
+
+def is_not(number: float) -> Callable[[Any], bool]:
+    """Return a test for `only_with`: whether a setting may have another value than `number`."""
+    return lambda value: not is_known(value, number)
+
+
+def idle_of(hyper: Any) -> dict[str, str]:
+    """Find the settings without effect, as `only_with` and `decided` say.
+
+    A condition names a setting of the same struct, or of one of its groups.
+
+    Args:
+      hyper: Settings, none of which are traced.
+
+    Returns:
+      By full name, when a setting has no effect, in words that follow "left at its default".
+    """
+    decided = hyper.decided() if hasattr(hyper, "decided") else {}
+    found = {name: f"with {what}, where it has no effect" for name, what in decided.items()}
+    for name, field in fields(type(hyper)).items():
+        inside = name.rpartition(".")[0]
+        owner = value_of(hyper, inside) if inside else hyper
+        for other, values in field.metadata.get("only_with", NO_CONDITION).items():
+            value, where = value_of(owner, other), f"{inside}.{other}" if inside else other
+            if callable(values):
+                if not values(value):
+                    words = f"with {where} = {_text_of(value)}, where it has no effect"
+                    found.setdefault(name, words)
+            elif value not in values:
+                found.setdefault(name, f"unless {where} is {' or '.join(map(repr, values))}")
+    return found
+
+
+def late_of(hyper: Any, num_ticks: int) -> dict[str, tuple[int, str]]:
+    """Find the settings by which something would begin after the end of a run, as `begins` says.
+
+    Args:
+      hyper: Settings, none of which are traced.
+      num_ticks: Ticks of the run.
+
+    Returns:
+      By full name, the value and what never begins. Defaults are left out: nobody has given them.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    idle = idle_of(hyper)
+    for name, field in fields(type(hyper)).items():
+        value = value_of(hyper, name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(part):
+                found |= {f"{name}.{each}": late for each, late in late_of(part, num_ticks).items()}
+        begins = field.metadata["begins"]
+        if begins and name not in idle and value != field.default and value >= num_ticks:
+            found[name] = int(value), begins
+    return found
+
+
+def is_given(hyper: Any, name: str) -> bool:
+    """Tell whether somebody has given a setting, even if it is equal to its default.
+
+    Args:
+      hyper: Settings.
+      name: The setting's full name.
+    """
+    owner, _, last = name.rpartition(".")
+    return last not in getattr(value_of(hyper, owner) if owner else hyper, ASSUMED, ())
+
+
+def as_default(hyper: HyperT) -> HyperT:
+    """Return settings as if nobody had given them, such as those of a preset.
+
+    Args:
+      hyper: Settings.
+    """
+    made: Any = dataclasses.replace(hyper)  # type: ignore[type-var]
+    for field in groups(type(hyper)):
+        object.__setattr__(made, field.name, as_default(getattr(made, field.name)))
+    object.__setattr__(made, ASSUMED, assumed_of(made))
+    return made
+
+
+def assumed_of(hyper: Any, given: Collection[str] = ()) -> Assumed:
+    """Note which settings nobody has given.
+
+    Args:
+      hyper: A settings struct.
+      given: Names of its own fields that were given.
+    """
+    own = [field.name for field in dataclasses.fields(hyper) if field.name != ASSUMED]
+    return Assumed({name: getattr(hyper, name) for name in own if name not in given})
+
+
+def usual_values(hyper_type: type, name: str) -> list[Any]:
+    """List the defaults of a setting: those of the struct, and of its group's class.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The setting's full name.
+    """
+    owner, _, last = name.rpartition(".")
+    kinds = [type(field.default) for field in groups(hyper_type) if field.name == owner]
+    return [fields(hyper_type)[name].default, *(fields(kind)[last].default for kind in kinds)]
+
+
+def describe(hyper_type: type) -> list[str]:
+    """Describe every setting: name, meaning, default and allowed values; groups come last.
+
+    Args:
+      hyper_type: A settings struct's class.
+
+    Returns:
+      One line for each setting, and one before each group.
+    """
+    lines, owner = [], ""
+    meanings = {field.name: field for field in groups(hyper_type)}
+    for name, field in fields(hyper_type).items():
+        inside, _, last = name.rpartition(".")
+        if inside != owner:
+            owner, kind = inside, type(meanings[inside].default).__name__
+            lines += [f"{owner}: {meanings[inside].metadata['group']} (`{kind}`):"]
+        about = f"{field.metadata['meaning']} Default {default_text(field)}; "
+        lines += [f"{'  ' if inside else ''}{last}: {about}{field.metadata['allowed']}."]
+    return lines
+
+
+def default_text(field: dataclasses.Field) -> str:
+    """Write a field's default as a user would type it.
+
+    Args:
+      field: A field of `fields`.
+
+    Returns:
+      The text.
+    """
+    return _text_of(field.default)
+
+
+def _text_of(value: Any) -> str:
+    if callable(value):
+        return getattr(value, "__qualname__", repr(value))
+    # A part, such as a compressor, is written as the command line reads it.
+    return str(value) if dataclasses.is_dataclass(value) else repr(value)

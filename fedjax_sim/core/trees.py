@@ -1,0 +1,229 @@
+"""Leaves of a model by their paths: some are personal, some are frozen, some are given.
+
+A part of a model has the model's structure, with None in place of the leaves that it lacks. JAX
+does not count these, so that a part can be trained, averaged and sent like a model.
+
+`TypedStructure` is what tells trees of different kinds apart.
+"""
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from fedjax_sim.core.types import AnyProblem, Array, Params
+
+TreeT = TypeVar("TreeT")
+"""A pytree of arrays."""
+
+
+def paths_of(model: Params) -> list[str]:
+    """List the paths of a model's leaves, such as "params/Dense_1/kernel".
+
+    Args:
+      model: A model, or a part of it.
+    """
+    leaves, _ = jax.tree.flatten_with_path(model)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+
+
+def is_traced(tree: Any) -> bool:
+    """Tell whether a tree has traced leaves, or a program is being traced that closes over it.
+
+    Args:
+      tree: Any pytree.
+    """
+    # Within `jit` a constant that is put on a device is traced, too.
+    leaves = (*jax.tree.leaves(tree), jax.device_put(0))
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+def as_array(value: Any, dtype: Any = None) -> Array:
+    """Make an array on the device, as `jnp.asarray`, which compiles a program for each new shape.
+
+    Args:
+      value: Numbers, or an array of JAX or NumPy. It may be changed later.
+      dtype: Type of the array's numbers; by default JAX's for the type of `value`.
+
+    Returns:
+      The array.
+    """
+    if isinstance(value, jax.Array):
+        return jnp.asarray(value, dtype)
+    own = np.array(value, dtype)
+    return jax.device_put(np.asarray(own, jax.dtypes.canonicalize_dtype(own.dtype)))
+
+
+def has(value: Any, name: str) -> bool:
+    """Tell whether an object has an attribute. One whose look-up fails, however it does, is none.
+
+    Args:
+      value: The object, such as a problem that hands on the attributes of another one.
+      name: Name of the attribute.
+    """
+    try:
+        getattr(value, name)
+    except Exception:  # A user's `__getattr__` may raise any.
+        return False
+    return True
+
+
+def shapes_of_model(problem: AnyProblem) -> Params:
+    """Describe the models of a problem by their shapes and types; nothing is computed.
+
+    Args:
+      problem: The problem.
+
+    Returns:
+      A model of `jax.ShapeDtypeStruct`.
+    """
+    return jax.eval_shape(lambda: problem.init(jax.random.key(0)))
+
+
+class TypedStructure(NamedTuple):
+    """The structure of a pytree, with the types of its nodes.
+
+    To JAX 0.10.2 structures of two dataclasses are equal if they have equally many leaves and equal
+    static fields, so that a program that is kept by structure alone would serve both.
+
+    Attributes:
+      structure: The structure as JAX has it.
+      types: The type of the node, and `types` of each child in its place.
+    """
+
+    structure: jax.tree_util.PyTreeDef
+    types: Hashable
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """Build a tree.
+
+        Args:
+          leaves: Its leaves, in the structure's order.
+
+        Returns:
+          The tree.
+        """
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def typed_structure(tree: Any) -> TypedStructure:
+    """Find the structure of a pytree, with the types of its nodes.
+
+    Args:
+      tree: Any pytree.
+
+    Returns:
+      What equals that of another tree only if the nodes of both are of the same classes.
+    """
+
+    def types_in(structure: jax.tree_util.PyTreeDef) -> Hashable:
+        node = structure.node_data()
+        return node and node[0], tuple(map(types_in, structure.children()))
+
+    structure = jax.tree.structure(tree)
+    return TypedStructure(structure, types_in(structure))
+
+
+def is_predicate(value: Any) -> bool:
+    """Tell whether a value can choose leaves: a function of a path, or a regular expression.
+
+    Args:
+      value: Any value.
+    """
+    try:
+        return callable(value) or bool(re.compile(value))
+    except (re.error, TypeError):
+        return False
+
+
+def leaves_that(chosen: str | Callable[[str], Any], model: Params) -> Any:
+    """Tell which leaves of a model are chosen.
+
+    Args:
+      chosen: A function from a path to whether its leaf is chosen, or a regular expression that is
+        found in the paths of the chosen leaves.
+      model: The model, or models.
+
+    Returns:
+      Bools in the model's structure.
+    """
+    is_chosen = chosen if callable(chosen) else re.compile(chosen).search
+    flags = [bool(is_chosen(path)) for path in paths_of(model)]
+    return jax.tree.unflatten(jax.tree.structure(model), flags)
+
+
+def split(model: Params, flags: Any) -> tuple[Params, Params]:
+    """Split a model, or models, into the leaves whose flag is False and those whose flag is True.
+
+    Args:
+      model: Leaves `[...]`.
+      flags: Bools in the model's structure, as `leaves_that` returns them.
+
+    Returns:
+      Two parts.
+    """
+    rest = jax.tree.map(lambda leaf, is_chosen: None if is_chosen else leaf, model, flags)
+    return rest, jax.tree.map(lambda leaf, is_chosen: leaf if is_chosen else None, model, flags)
+
+
+def join(part: Params, other: Params) -> Params:
+    """Put two parts together. Where both have a leaf it is that of the first.
+
+    Args:
+      part: A part of a model.
+      other: Another part.
+
+    Returns:
+      The leaves of both.
+    """
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, part, other, is_leaf=lambda leaf: leaf is None
+    )
+
+
+def is_narrow(dtype: np.dtype) -> bool:
+    """Tell whether a type is of real numbers of fewer than 32 bits, such as bfloat16.
+
+    Args:
+      dtype: The type.
+    """
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
+def in_32_bits(tree: TreeT) -> TreeT:
+    """Convert floating-point leaves of fewer than 32 bits, such as bfloat16, to float32.
+
+    Whole numbers of fewer than 8 bits, which files do not know, become int32.
+
+    Args:
+      tree: A pytree of arrays and numbers.
+
+    Returns:
+      The tree; its other leaves are as they were.
+    """
+
+    def widen(leaf: Any) -> Any:
+        dtype = getattr(leaf, "dtype", np.dtype(bool))
+        if is_narrow(dtype):
+            return jnp.asarray(leaf, "float32")
+        if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+            return jnp.asarray(leaf, "int32")
+        return leaf
+
+    return jax.tree.map(widen, tree)
+
+
+def programs_within(equation: JaxprEqn) -> list[Jaxpr]:
+    """List the programs that an equation of a traced program runs, such as the body of a loop.
+
+    Args:
+      equation: One of `Jaxpr.eqns`.
+    """
+    given = jax.tree.leaves(list(equation.params.values()))
+    # Most are closed over constants; those of `jax.checkpoint` are not.
+    programs = (getattr(each, "jaxpr", each) for each in given)
+    return [each for each in programs if isinstance(each, Jaxpr)]

@@ -1,0 +1,618 @@
+"""The contract between timelines, systems, problems and the engine.
+
+A simulation has two phases. The *timeline* says when things happen; it is computed first, from a
+random key and a delay law, without any model. *Learning* then replays the timeline through an
+algorithm with `lax.scan`.
+
+Words: a *tick* is one server action, a *round* a synchronous one, a *step* one local gradient
+step, a *slot* the place in a tick where the work of one client is received, and a *lane* one run
+of a sweep, that is one pair of settings and seed.
+
+Dimension letters: `N` clients, `S` slots of a tick, `T` ticks, `R` rows of the store of old server
+models, `L` lanes, `P` parameters, `B` examples of a mini-batch, `q` numbers of an expected
+statistic.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import jax
+
+from fedjax_sim.core.checking import Above0, Count, checked
+from fedjax_sim.core.events import EMPTY as EMPTY
+from fedjax_sim.core.events import Event as Event
+from fedjax_sim.core.events import Facts as Facts
+from fedjax_sim.core.events import Leaf as Leaf
+from fedjax_sim.core.events import PackedRows as PackedRows
+from fedjax_sim.core.events.clocks import Clock as Clock
+from fedjax_sim.core.events.clocks import Instant as Instant
+from fedjax_sim.core.events.clocks import Live as Live
+from fedjax_sim.core.events.clocks import Received as Received
+from fedjax_sim.core.events.clocks import Sizes as Sizes
+
+Key = Annotated[jax.Array, "a random key"]
+"""One typed JAX random key."""
+Keys = Annotated[jax.Array, "random keys"]
+"""Random keys, one for each of several slots."""
+Array = jax.Array
+Params = Annotated[Any, "a pytree of arrays"]
+"""A pytree of arrays: one model."""
+Settings = Annotated[Any, "settings"]
+"""A system's settings, whatever their class."""
+
+HyperT = TypeVar("HyperT")
+"""A system's settings: a struct made by `fedjax_sim.core.settings.struct`."""
+StateT = TypeVar("StateT")
+"""State of an algorithm: a pytree."""
+InfoT = TypeVar("InfoT")
+"""Report of an algorithm on one tick: a NamedTuple of numbers."""
+
+
+class Timeline(NamedTuple):
+    """A schedule of server actions, known before any learning.
+
+    Times are 64-bit floats, because float32 puts arrivals in the wrong order. A tick at time `inf`
+    never happens (a recorded trace has ended). A time of `nan` means that the tick cannot be known
+    before more ticks are drawn.
+
+        timeline = run.timelines[0]
+        stale = (np.arange(len(timeline.time))[:, None] - timeline.version)[timeline.clients >= 0]
+        print(timeline.time[-1], stale.max())
+
+    Attributes:
+      time: `f64[T]`, virtual time at which the server acts; non-decreasing.
+      clients: `i32[T, S]`, client whose work is received in each slot; `EMPTY` for none.
+      steps: `i32[T, S]`, local steps behind that work.
+      version: `i32[T, S]`, server version the work started from; version 0 is the initial model
+        and tick t makes version t + 1. The staleness of the work is tick - version.
+      weight: `f64[T, S]`, weight of the slot's progress, as far as the schedule determines it.
+      holds: `i32[T, S]`, server version that the client holds after the tick (its base model).
+    """
+
+    time: Leaf
+    clients: Leaf
+    steps: Leaf
+    version: Leaf
+    weight: Leaf
+    holds: Leaf
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Ticks:
+    """A run that lasts a number of server actions.
+
+    Attributes:
+      num_ticks: The number.
+    """
+
+    num_ticks: Count
+
+    @property
+    def named(self) -> tuple[str, float]:
+        """Name and value of the length."""
+        return "num_ticks", self.num_ticks
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """A run that lasts a stretch of virtual time.
+
+    Attributes:
+      time_budget: Its length, in the units of the schedule.
+      most_ticks: For live systems, whose ticks cannot be counted before: a lane that has had so
+        many ends before its time is over. None for the system's estimate, four times.
+    """
+
+    time_budget: Above0
+    most_ticks: Count | None = None
+
+    @property
+    def named(self) -> tuple[str, float]:
+        """Name and value of the length."""
+        return "time_budget", self.time_budget
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Energy:
+    """A run that lasts as long as its clients' energy, which their `client_table` counts.
+
+    Attributes:
+      energy_budget: What the work that the server receives may take, with its messages, of all
+        clients together, in the table's unit. A tick that would exceed it does not happen; for live
+        systems, by more than a millionth. A run also ends with its trace.
+      most_ticks: For live systems, and for these only, where it must be given: a lane that has had
+        so many ends before its energy is used. Evaluations are spread over so many.
+    """
+
+    energy_budget: Above0
+    most_ticks: Count | None = None
+
+    @property
+    def named(self) -> tuple[str, float]:
+        """Name and value of the length."""
+        return "energy_budget", self.energy_budget
+
+
+Budget = Ticks | Time | Energy
+"""How long a run lasts."""
+BUDGETS: Mapping[str, type[Ticks | Time | Energy]] = {
+    "num_ticks": Ticks,
+    "time_budget": Time,
+    "energy_budget": Energy,
+}
+"""The kinds of budgets, by the name of the length."""
+
+
+@checked
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Results of a run that are only kept on request.
+
+        keep = fedjax_sim.Keep(models=True)
+        budget = fedjax_sim.Ticks(20)
+        run = fedjax_sim.simulate(fedavg.system, problem, hyper, budget=budget, keep=keep)
+        print(run.samples.shape)  # the models of all evaluations, the initial one first
+
+    Attributes:
+      models: Whether the model of every evaluation is kept in host memory (a sampler's samples).
+      client_variance: Whether `client_variance` is measured, the sum of squared distances of the
+        models that clients hold to the server's. Every server version that a client holds at a
+        later evaluation then stays in memory, see `fedjax_sim.engine.planning.store`.
+    """
+
+    models: bool = False
+    client_variance: bool = False
+
+
+PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
+"""Precisions of matrix products on accelerators; CPUs always compute in the type of the arrays."""
+
+
+@checked
+class Layout(NamedTuple):
+    """How lanes and slots are laid out; None leaves a choice to a measured rule.
+
+    With `lanes_at_once` given, lanes that differ only in numeric settings are not batched as
+    families either, so that a lane's bits do not depend on which other lanes run.
+
+        in_turn = fedjax_sim.Layout(slots_at_once=1)  # the model of one client at a time
+        run = fedjax_sim.simulate(
+            fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20), layout=in_turn
+        )
+
+    Attributes:
+      slots_at_once: Slots of a tick that are batched; 1 runs each alone, with its own steps.
+      lanes_at_once: Whether the lanes on a device are batched, or run one after another.
+      lane_devices: Devices over which lanes are split.
+      client_devices: Devices over which the slots of each tick are split.
+      lane_batches: Batches into which a device's lanes are sorted by their work, if they are
+        batched.
+      packed: Whether the slots of a tick, of all lanes that are batched together, are laid end to
+        end in rows of equal steps (`fedjax_sim.clients.packing`); by default on GPUs, if slots
+        differ enough in their steps.
+      max_lanes: Largest number of lanes in memory at one time; by default as many as fit.
+      evals_per_chunk: Evaluations between two returns to the host. By default all, 1 if somebody
+        watches, and with checkpoints stretches of ticks that take five to ten seconds.
+    """
+
+    slots_at_once: Count | None = None
+    lanes_at_once: bool | None = None
+    lane_devices: Count | None = None
+    client_devices: Count | None = None
+    lane_batches: Count | None = None
+    packed: bool | None = None
+    max_lanes: Count | None = None
+    evals_per_chunk: Count | None = None
+
+    def deciding(self) -> dict[str, Any]:
+        """Return the fields that may decide the bits of results, by name: all but `max_lanes`."""
+        return {name: value for name, value in self._asdict().items() if name != "max_lanes"}
+
+
+class Plan(NamedTuple):
+    """How the machine is used, fixed by the host before compiling.
+
+    Algorithms pass the plan on to the shared parts and do not look inside. What is known of the
+    schedule travels with each event, see `fedjax_sim.core.events.Facts`.
+
+    Attributes:
+      rows: Rows of the store of old server models: as many as are needed at one time, and one
+        scratch row.
+      slots_at_once: Slots whose local work runs as one batch. With 1 each slot has its own trip
+        count.
+      lanes_at_once: Whether lanes are batched by `vmap` (axis name "lane") or run one after
+        another.
+      client_devices: Devices of the mesh axis "clients", over which the slots of a tick are split.
+      family_size: Lanes of one family that are batched by `vmap` (axis name "family"); see
+        `fedjax_sim.engine.planning.lanes`.
+      static_trips: Whether every slot's loop makes as many trips as the longest slot of any tick
+        needs, if that is known, the later ones masked, so that an accelerator need not ask the host
+        how often to repeat it.
+      narrow: Matrices of parameters with at most so many columns are transposed during local steps.
+      live: What a live system's clock never exceeds; None if schedules are planned.
+    """
+
+    rows: int = 1
+    slots_at_once: int = 1
+    lanes_at_once: bool = False
+    client_devices: int = 1
+    family_size: int = 1
+    static_trips: bool = False
+    narrow: int = 0
+    live: Sizes | None = None
+
+    def trips(self, facts: Facts) -> int | None:
+        """Return the trips of every slot's loop of local steps; None if each tick counts them.
+
+        Args:
+          facts: What is known of the event.
+        """
+        return facts.most_steps if facts.same_steps or self.static_trips else None
+
+    def is_masked(self, facts: Facts) -> bool:
+        """Tell whether a slot's loop may make more trips than the slot has steps.
+
+        Args:
+          facts: What is known of the event.
+        """
+        runs_alone = self.slots_at_once == 1 and not self.lanes_at_once and self.family_size == 1
+        return not facts.same_steps and (self.trips(facts) is not None or not runs_alone)
+
+
+class Algorithm(NamedTuple, Generic[StateT, InfoT]):
+    """An algorithm bound to a problem, settings and a plan. All functions are pure and traced.
+
+    The `key` of `step` is a key of its tick: what a step draws from it by `jax.random` is new at
+    every tick. The shared parts derive from it what is the same at every tick, such as each
+    client's order of examples (`fedjax_sim.core.streams.tick_key`).
+
+    A step is called at every tick of the schedule, also where nobody reports: all slots are empty
+    then, and models of empty slots are those that they started from. Ticks that only pad a lane to
+    the length of others change nothing, whatever a step does.
+
+        def algorithm(problem, hyper, plan):
+            train = local_training(problem, hyper, plan)
+
+            def step(key, server, event):
+                models, work = train(key, event, start=server)
+                return mean_of(event, server, models), work
+
+            return Algorithm(problem.init, step, lambda server: server)
+
+        bound = algorithm(problem, hyper, plan)
+        server, work = bound.step(key, bound.init(key), event)
+        assert work.needed == 2 + 1  # local steps of the two clients of this tick
+
+    Attributes:
+      init: From a key to the initial state.
+      step: From key, state and event to the next state and the tick's `Info`, whose fields are
+        numbers that the engine sums between two evaluations. A step that changes the clients or the
+        steps of its event reports the changed event in the field `event`, as `Work` does.
+      model: From a state to the model that is evaluated, sampled and returned.
+      metrics: From a state to further metrics, named as those of `Problem.evaluate`.
+      client_models: From a state to models that clients hold, leaves `[M, ...]`, and how many
+        clients hold each, `[M]`; None if every client holds a server version. Only the opt-in
+        metric `client_variance` calls it.
+      received: From a state to the model that clients receive of the server's version, for that
+        metric; None if they receive the model itself.
+      obeys: Full names of the settings that it obeys and by which its messages are counted, such as
+        those of a `fedjax_sim.server.Wire`, see `Messages.relies_on`.
+    """
+
+    init: Callable[[Key], StateT]
+    step: Callable[[Key, StateT, Event], tuple[StateT, InfoT]]
+    model: Callable[[StateT], Params]
+    metrics: Callable[[StateT], Mapping[str, Array]] = lambda state: {}
+    client_models: Callable[[StateT], tuple[Params, Array]] | None = None
+    received: Callable[[StateT], Params] | None = None
+    obeys: Collection[str] = ()
+
+
+class Work(NamedTuple):
+    """The `Info` of most systems: evaluations of gradients, or of single examples' statistics.
+
+    Attributes:
+      executed: `i32[]`, evaluations that the program ran, masked ones included.
+      needed: `i32[]`, evaluations that the algorithm asked for.
+      event: The event that was worked on if a step has changed who takes part, how many steps
+        they do or with which weight, otherwise (). The schedule that a run returns, and the
+        messages and local steps that it counts, are then those that happened.
+      seen: What a live clock is told of the tick, such as the losses of its slots: any pytree. It
+        is not counted.
+    """
+
+    executed: Array
+    needed: Array
+    event: Event | tuple[()] = ()
+    seen: Any = ()
+
+    def and_more(self, *others: "Work", times: int = 1) -> "Work":
+        """Add further evaluations within the tick.
+
+        Args:
+          others: Them.
+          times: How often each of the first evaluations counts.
+
+        Returns:
+          Their sum.
+        """
+        executed = times * self.executed + sum(other.executed for other in others)
+        needed = times * self.needed + sum(other.needed for other in others)
+        return Work(executed, needed, self.event)
+
+
+class Losses(Protocol):
+    """The part of a problem that local training needs: see `Problem`."""
+
+    @property
+    def counts(self) -> Array:
+        """Number of examples of each client: `i32[N]`."""
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """Compute the mean loss of some of a client's examples: `f[]`."""
+
+
+@runtime_checkable
+class Problem(Protocol):
+    """A problem to learn: clients' data and a loss.
+
+    A problem is a frozen struct whose arrays are pytree leaves. It is passed to compiled functions
+    as an argument and never closed over. Some methods and attributes are optional:
+
+    - `client_loss(params, client, key)`: the mean loss of all of a client's examples, `f[]`.
+    - `alone(client)`: the losses of one client, with the methods `loss` and `client_loss`, whose
+      argument `client` is ignored. Its data are then looked up once for many tiny local steps.
+    - `evaluate_clients(model_of)`: metrics of every client's model on examples like the client's
+      own, `f[N]` each; `model_of` gives the model of a client by its number, `i32[]`. nan stands
+      for nothing to measure and is left out of means; a loss that diverged is inf. Systems with
+      personal models report the means, and with a true attribute `per_client` every client's.
+    - `chance()`: by name of metrics of which more is better, the value of the best constant guess.
+      A lane that is no better in all of them has collapsed, or has not learnt; results say so.
+    - `metric_labels`: labels along dimensions of metrics, by the dimension's name; others are
+      numbered. `less_is_better`: names of the metrics of which small values are good ones.
+    """
+
+    @property
+    def counts(self) -> Array:
+        """Number of examples of each client, without padding: `i32[N]`."""
+
+    def init(self, key: Key) -> Params:
+        """Draw initial parameters.
+
+        Args:
+          key: A random key.
+
+        Returns:
+          One model.
+        """
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """Compute the mean loss of some of a client's examples; local steps differentiate it.
+
+        Args:
+          params: The model.
+          client: `i32[]`, the client's number.
+          examples: `i32[B]`, positions of the examples, below `counts[client]`.
+          key: For noise or augmentation.
+
+        Returns:
+          `f[]`.
+        """
+
+    def evaluate(self, params: Params) -> Mapping[str, Array]:
+        """Compute the metrics of a model.
+
+        Returns:
+          Scalars, `f[]`, by name. A metric that has dimensions names them in brackets, such as
+          "error[client]", `f[N]`, or "hits[class, client]"; curves call it "error", with the
+          dimension "client". There nan stands for nothing to measure, and is no failure. Names of
+          settings, and of what curves have besides, such as "time" and "failed", are refused.
+        """
+
+
+@runtime_checkable
+class LatentProblem(Protocol):
+    """A problem of expectation maximisation: clients' data and an exponential-family latent model.
+
+    Expected statistics s and natural parameters phi(theta) are vectors of q numbers, with
+    p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)). The E-step of an example
+    depends on theta only through phi.
+    """
+
+    @property
+    def counts(self) -> Array:
+        """Number of examples of each client, without padding: `i32[N]`."""
+
+    def init(self, key: Key) -> Array:
+        """Draw initial expected statistics: `f[q]`.
+
+        Args:
+          key: A random key.
+        """
+
+    def maximise(self, statistics: Array) -> Params:
+        """Compute the M-step T: parameters that maximise the penalised complete-data likelihood.
+
+        Args:
+          statistics: `f[q]`, expected statistics.
+        """
+
+    def natural(self, params: Params) -> Array:
+        """Compute the natural parameters phi(theta): `f[q]`.
+
+        Args:
+          params: theta.
+        """
+
+    def statistics(self, natural: Array, client: Array, examples: Array, weight: Array) -> Array:
+        """Compute the E-step: the weighted sum of the expected statistics of some examples.
+
+        Args:
+          natural: `f[q]`, phi(theta).
+          client: `i32[]`, the client's number.
+          examples: `i32[B]`, positions of the examples, below `counts[client]`.
+          weight: `f[B]`, weight of each example.
+
+        Returns:
+          `f[q]`.
+        """
+
+    def client_statistics(self, natural: Array) -> Array:
+        """Compute every client's mean expected statistics over all its examples: `f[N, q]`."""
+
+    def evaluate(self, statistics: Array) -> Mapping[str, Array]:
+        """Compute the metrics of a server's statistics `f[q]`, each a scalar."""
+
+
+AnyProblem = Problem | LatentProblem
+
+
+def full_precision_bits(params: Params) -> int:
+    """Count the bits of an uncompressed model. Leaves are arrays or `ShapeDtypeStruct`s.
+
+    Args:
+      params: A model, or only its shapes and types.
+    """
+    return sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+
+
+class Messages(NamedTuple):
+    """The messages of a system: senders, bits, and spent privacy.
+
+    Attributes:
+      bits: From shapes and dtypes of a model and the settings to the bits of one client's message
+        to the server and of the server's message to one client. By default the whole model in full
+        precision both ways, for every filled slot.
+      per_tick: For systems where not every filled slot is one message each way: from the problem,
+        the settings and one lane's timeline to the bits sent up and down at each tick, `i64[T]`
+        each. It replaces `bits` unless it returns None.
+      by_client: For systems that also send to clients which do not report: from the same arguments
+        to the bits that each client sends and receives at each tick, `i64[T, N]`. The energy of
+        messages follows from it; by default, and where it returns None, those who report take equal
+        shares of a tick's bits.
+      further: Traffic that does not reach the server: from the same arguments to bits at each tick,
+        `i64[T]`, by name of their coordinate in the curves.
+      facts: From the settings and the ticks before each evaluation, `i64[V + 1]`, to further
+        coordinates of a lane's curves, `f64[V + 1]`, such as the epsilon spent.
+      num_senders: From the settings to how many senders the slots of a timeline can name; None
+        stands for the problem's clients.
+      relies_on: Settings from which the counts and facts follow only if the algorithm obeys them:
+        full names, each with the value, or a setting of the kind, at which there is nothing to
+        obey. With another one, an algorithm that does not name the setting in `obeys` is refused:
+        bits would be counted, and an epsilon stated, of what is not done.
+      check: From the settings and a timeline, on the host and before compiling; it raises a
+        `ConfigError` if the server cannot do with the messages of some tick what is asked for. It
+        looks at each tick alone: the timeline may have the ticks of several lanes.
+      facts_of_schedule: Further facts that follow from who takes part when: from the settings, one
+        lane's timeline and the ticks before each evaluation to coordinates as those of `facts`.
+        Which coordinates follows from the settings alone.
+    """
+
+    bits: Callable[[Params, Any], tuple[int, int]] = lambda params, hyper: (
+        (full_precision_bits(params),) * 2
+    )
+    per_tick: Callable[[Any, Any, Timeline], tuple[Leaf, Leaf] | None] | None = None
+    by_client: Callable[[Any, Any, Timeline], Leaf | None] | None = None
+    further: Callable[[Any, Any, Timeline], Mapping[str, Leaf]] = lambda *lane: {}
+    facts: Callable[[Any, Leaf], Mapping[str, Leaf]] = lambda hyper, ticks: {}
+    num_senders: Callable[[Any], int | None] = lambda hyper: None
+    relies_on: tuple[tuple[str, Any], ...] = ()
+    check: Callable[[Any, Timeline], None] = lambda hyper, timeline: None
+    facts_of_schedule: Callable[[Any, Timeline, Leaf], Mapping[str, Leaf]] = lambda *lane: {}
+
+
+class Hints(NamedTuple):
+    """Estimates that make a run faster and cannot change its result.
+
+    Attributes:
+      ticks_within: From the settings and a stretch of virtual time to about how many ticks fit in
+        it. It sizes the first request for a timeline, which is doubled until it is long enough.
+      step_examples: From the settings to about how many examples one local step of a slot takes.
+        The layout on the machine is chosen by it.
+    """
+
+    ticks_within: Callable[[Any, float], Any] = lambda hyper, time: 128
+    step_examples: Callable[[Any], int] = lambda hyper: getattr(hyper, "batch_size", 1)
+
+
+class Fit(NamedTuple):
+    """The problems that a system learns, and settings that follow from the problem.
+
+    Attributes:
+      learns: Kind of problem: `Problem` or `LatentProblem`.
+      complete: Called on the host before timelines are drawn, with the settings and the problem
+        (None if only a schedule is wanted); returns the settings with everything filled in that
+        follows from the problem, such as clients' weights. Raises ConfigError if the settings do
+        not fit the problem.
+    """
+
+    learns: type = Problem
+    complete: Callable[[Any, Any], Any] = lambda hyper, problem: hyper
+
+
+class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
+    """A federated-learning system, as each file in `fedjax_sim.systems` exports one.
+
+    The first four fields are required; the rest have defaults that suit a system whose clients
+    send and receive whole models.
+
+        fields = ("mine", fedavg.Hyper, schedule_cohort_rounds, fedavg.algorithm)
+        system = System(*fields, summary="FedAvg, made anew.", messages=report_messages())
+
+    Attributes:
+      name: Name on the command line and in results.
+      Hyper: Class of the settings, made by `fedjax_sim.core.settings.struct`.
+      timeline: From the lane's key, the settings and a number of ticks to a timeline. It is traced
+        with 64-bit types enabled. The first ticks must not depend on how many are asked for.
+      algorithm: From a problem, the settings and a plan to the bound algorithm.
+      summary: One line for lists.
+      overshoot: Whether a tick that begins before the end of the time budget is completed (servers
+        that wait), or whether only ticks that act within the budget count.
+      can_repeat: Whether a client may have several slots of a tick. What is written for each client
+        would then be written in no fixed order, so that a system must say that it can.
+      messages: Bits sent.
+      hints: Estimates that size requests and choose layouts.
+      fit: Which problems the system learns.
+      weigh: From the settings, clients `i32[T, S]` and staleness `i32[T, S]` to the weights of
+        slots, `f[T, S]`, if the timeline computes them by this function alone. Settings that
+        nothing else of the timeline reads can then be changed and differentiated in a program
+        that is bound.
+      paper: A function that makes settings with values of a paper, see `timelines.presets`.
+      live: How the system makes its events within the step; None if its schedule is planned. The
+        timeline of a live system says nothing, see `timelines.live.with_clock`.
+    """
+
+    name: str
+    Hyper: type[HyperT]
+    timeline: Callable[[Key, HyperT, int], Timeline]
+    algorithm: Callable[[Any, HyperT, Plan], Algorithm[StateT, InfoT]]
+    summary: str = ""
+    overshoot: bool = True
+    can_repeat: bool = False
+    messages: Messages = Messages()
+    hints: Hints = Hints()
+    fit: Fit = Fit()
+    weigh: Callable[[HyperT, Array, Array], Array] | None = None
+    paper: Any = None
+    live: Live[HyperT] | None = None
+
+
+class Tracker(Protocol):
+    """Something that keeps metrics while a run goes on; see `fedjax_sim.results.trackers`."""
+
+    def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
+        """Keep one evaluation of one lane.
+
+        Args:
+          lane: The system's name, the values of the swept settings and the seed, by name: the same
+            in all calls for one lane.
+          ticks: Server actions before the evaluation.
+          values: The metrics that are single numbers, and `evaluation` and `virtual_time`.
+        """
+
+    def close(self) -> None:
+        """Write everything that is not written yet. The caller of `sweep` closes its trackers."""

@@ -1,0 +1,307 @@
+"""Bind a system to a problem, settings and a schedule: the program of a run, for one's own loop.
+
+Dimension letters: those of `fedjax_sim.core.types`.
+"""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.core.checking import LaneSeed, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.trees import typed_structure
+from fedjax_sim.core.types import (
+    AnyProblem,
+    Budget,
+    Energy,
+    HyperT,
+    InfoT,
+    Layout,
+    Params,
+    StateT,
+    System,
+    Ticks,
+    Time,
+    Timeline,
+)
+from fedjax_sim.engine import Run, contract, request
+from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
+from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.engine.program.bound import Bound as Bound
+from fedjax_sim.engine.program.bound import Static
+from fedjax_sim.engine.program.opened import learning_key
+from fedjax_sim.engine.program.prepare import Planned, plan_group
+from fedjax_sim.engine.request import Options, Precision
+from fedjax_sim.timelines.checks import check_own
+
+ProblemT = TypeVar("ProblemT", bound=AnyProblem)
+
+
+@checked
+@contract.with_known_inputs
+def bind(
+    system: System[HyperT, StateT, InfoT],
+    problem: ProblemT,
+    hyper: HyperT | None = None,
+    *,
+    seed: LaneSeed = 0,
+    budget: Budget | Timeline,
+    layout: Layout = Layout(),
+    precision: Precision = "float32",
+    differentiable: bool = False,
+    start: Run | Params | None = None,
+) -> Bound[HyperT, StateT, InfoT]:
+    """Bind a system to everything that a run of it needs, and hand out its program.
+
+    The schedule is drawn and laid out here, once. What is returned is a pytree with the pure
+    functions `init`, `step`, `run`, `model` and `evaluate`; see `Bound`.
+
+        bound = fedjax_sim.bind(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20))
+        state, infos = bound.run(bound.init())
+        print(bound.evaluate(state)["loss"], infos.needed.sum())
+
+    Args:
+      hyper: The system's settings; its defaults if None.
+      seed: The seed of the schedule and of learning, from 0 to 2^31 - 1.
+      budget: How long the schedule lasts, as in `sweep`; or a schedule of one's
+        own or of an earlier run, such as `run.timelines[0]`, leaves `[T, ...]`. Settings of the
+        clock, and of the weights that it gives to slots, have no effect then.
+      layout: `slots_at_once` and `packed` say how the slots of a tick are laid out; what is None is
+        chosen as in `sweep`. Lanes and devices are the caller's business here.
+      precision: As in `sweep`.
+      differentiable: Whether reverse mode, such as `jax.grad`, can go through steps. Every slot
+        then makes as many trips as the longest slot of the schedule, and backward passes compute
+        steps again instead of keeping what happened within them. Forward mode always works.
+      start: The model that `init` starts from, or a run whose model it is, as in `simulate`.
+
+    Returns:
+      The program.
+
+    Raises:
+      ConfigError: If an input is not allowed.
+
+    Warns:
+      LaneWarning: As `sweep`, if something would begin after the end of the schedule.
+    """
+    return bind_together(
+        system,
+        [problem],
+        hyper,
+        seeds=seed,
+        budget=budget,
+        layout=layout,
+        precision=precision,
+        differentiable=differentiable,
+        start=start,
+    )[0]
+
+
+@checked
+@contract.with_known_inputs
+def bind_together(
+    system: System[HyperT, StateT, InfoT],
+    problems: ProblemT | Sequence[ProblemT],
+    hypers: HyperT | Sequence[HyperT | None] | None = None,
+    *,
+    seeds: LaneSeed | Sequence[LaneSeed] = 0,
+    budget: Budget | Timeline | Sequence[Timeline],
+    layout: Layout = Layout(),
+    precision: Precision = "float32",
+    differentiable: bool = False,
+    start: Run | Params | None = None,
+) -> list[Bound[HyperT, StateT, InfoT]]:
+    """Bind a system several times, to schedules of one shape that can be mapped over.
+
+    Problems, settings, seeds and schedules of one's own belong together by position. One alone, or
+    a list of one, serves all.
+    The schedules get common shapes, common rows for old server models, and common facts, so that
+    all programs are one and `Bound.stack` can stack them.
+
+        bounds = fedjax_sim.bind_together(
+            fedavg.system, problem, hyper, seeds=[0, 1], budget=fedjax_sim.Ticks(20)
+        )
+        stacked, axes = fedjax_sim.Bound.stack(bounds)
+        states, _ = jax.vmap(lambda bound: bound.run(bound.init()), in_axes=(axes,))(stacked)
+
+    `layout`, `precision` and `differentiable` are those of `bind`.
+
+    Args:
+      problems: What is learnt, with equal shapes.
+      hypers: Settings with equal static parts; None for the system's defaults.
+      seeds: Seeds, as in `bind`. One number is one seed, not how many there are.
+      budget: As in `bind`, or a list of schedules. Shorter ones end with ticks at which nothing
+        happens.
+      start: As in `sweep`, of which seeds and settings are the lanes.
+
+    Returns:
+      As many programs as the longest of the lists has entries.
+
+    Raises:
+      ConfigError: If an input is not allowed, or the programs would not be the same.
+    """
+    timelines = None if isinstance(budget, Ticks | Time | Energy) else budget
+    if timelines is not None and system.live is not None:
+        allowed = f"Ticks, Time or Energy for {system.name}, whose clock is live; or use replayed"
+        raise ConfigError("budget", "a schedule", allowed)
+    shared = {"problems": problems, "hypers": hypers, "seeds": seeds, "timelines": timelines}
+    lists = {name: _listed(value) for name, value in shared.items()}
+    num = max(map(len, lists.values()))
+    for name, values in lists.items():
+        if len(values) not in (1, num):
+            raise ConfigError(f"number of {name}", len(values), f"1 or {num}, as of the others")
+    # Nothing is drawn for schedules of the caller's own.
+    drawn_for = budget if isinstance(budget, Ticks | Time | Energy) else Ticks(1)
+    options = Options(drawn_for, num_evals=1, layout=_of_one_lane(layout), precision=precision)
+    lanes: list[Lane] = []
+    completed_from: set[str] = set()
+    for i in range(num):
+        problem, hyper, seed, _ = (values[i % len(values)] for values in lists.values())
+        (lane,) = request.list_lanes(system, problem, hyper, request.grid_of([seed], None), options)
+        lanes.append(lane._replace(place=i))
+        if i < max(len(lists["problems"]), len(lists["hypers"])):
+            given: Any = system.Hyper() if hyper is None else hyper
+            given = dataclasses.replace(given, num_clients=lane.hyper.num_clients)
+            completed_from |= request.settings_completed_from(system, given, lane.problem)
+    lanes = request.give_starts(lanes, start)
+    if len(groups_of(lanes)) > 1:
+        allowed = "of equal static parts and shapes; bind the others alone"
+        raise ConfigError("problems and hypers", f"{num} of several kinds", allowed)
+    drawn = row = None
+    if timelines is not None:
+        num_clients = system.messages.num_senders(lanes[0].hyper) or lanes[0].hyper.num_clients
+        drawn, row = _joined(system, lists["timelines"], num, num_clients), np.arange(num)
+    planned = plan_group(system, lanes, options, drawn=drawn, row=row)
+    return _bounds_of(
+        system,
+        planned,
+        completed_from,
+        is_drawn=timelines is None,
+        differentiable=differentiable,
+    )
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """Wrap a single value in a list."""
+    is_list = isinstance(value, list | tuple | range) and not isinstance(value, Timeline)
+    return value if is_list else [value]
+
+
+def _of_one_lane(layout: Layout) -> Layout:
+    """Check that a layout leaves lanes and devices alone, and fix these."""
+    for name, only in (
+        ("lanes_at_once", False),
+        ("lane_devices", 1),
+        ("client_devices", 1),
+        ("lane_batches", None),
+        ("max_lanes", None),
+        ("evals_per_chunk", None),
+    ):
+        value = getattr(layout, name)
+        if value is not None and value != only:
+            allowed = f"{only} or None where one program is bound; map over it with jax.vmap"
+            raise ConfigError(f"layout.{name}", value, allowed)
+    return layout._replace(lanes_at_once=False, lane_devices=1, client_devices=1)
+
+
+def _joined(
+    system: System, timelines: Sequence[Timeline], num: int, num_clients: int
+) -> tuple[Timeline, np.ndarray]:
+    """Check timelines and stack them: leaves `[D, T, ...]`, and `i64[D]`, their ticks."""
+    found = [check_own(system, timeline, num_clients) for timeline in timelines]
+    ends = np.array([len(timeline.time) for timeline in found])
+    slots = {timeline.clients.shape[1] for timeline in found}
+    if len(slots) > 1 or ends.min() == 0:
+        allowed = "of equally many slots, and at least one tick"
+        raise ConfigError("timelines", f"{sorted(slots)} slots, {ends.min()} ticks", allowed)
+    longest = int(ends.max())
+
+    def stacked(name: str, dtype: str) -> np.ndarray:
+        leaves = (np.asarray(getattr(timeline, name), dtype) for timeline in found)
+        padded = [
+            np.pad(leaf, ((0, longest - len(leaf)),) + ((0, 0),) * (leaf.ndim - 1), mode="edge")
+            for leaf in leaves
+        ]
+        return np.stack([padded[i % len(padded)] for i in range(num)])
+
+    types = {
+        name: "float64" if name in ("time", "weight") else "int32" for name in Timeline._fields
+    }
+    whole = Timeline(**{name: stacked(name, dtype) for name, dtype in types.items()})
+    return whole, np.array([ends[i % len(ends)] for i in range(num)])
+
+
+def _bounds_of(
+    system: System,
+    planned: Planned,
+    completed_from: Collection[str],
+    *,
+    is_drawn: bool,
+    differentiable: bool,
+) -> list[Bound]:
+    """Make the programs of lanes, in their order.
+
+    Args:
+      completed_from: Settings from which others were filled in, which cannot be changed.
+    """
+    schedule, program, lanes = planned.schedule, planned.program, planned.lanes
+    num_ticks = schedule.shape[1] * schedule.shape[2]
+    plan, facts = program.plan, program.facts
+    hyper = planned.group[0].hyper
+    num_clients = system.messages.num_senders(hyper) or hyper.num_clients
+    facts = facts._replace(owner=(system.name, num_clients, plan.rows))
+    if differentiable:
+        plan = plan._replace(static_trips=True)
+        facts = facts._replace(most_steps=int(schedule.stored.steps.max(initial=0)))
+    stacked = lanes.hyper.replace(known=())
+    hypers = [
+        jax.tree.map(
+            jnp.asarray,
+            stacked.of_lane([leaf if leaf is None else leaf[i] for leaf in stacked.varying]),
+        )
+        for i in range(len(planned.group))
+    ]
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(hypers[0])]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+
+    def named(flags: list[bool]) -> tuple[str, ...]:
+        return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
+
+    # A timeline of the caller's own has read nothing.
+    read = named(settings_read(system, planned.group[0].hyper)) if is_drawn else ()
+    places = named(settings_of_places(system, planned.group[0].hyper)) if system.weigh else read
+    placed = {name for name in places if name in read} | {*completed_from}
+    read, frozen = (tuple(n for n in names if n in each) for each in ({*read} | placed, placed))
+    found: list[Bound | None] = [None] * len(planned.group)
+    for i, lane in enumerate(planned.group):
+        row, end = planned.row[i], planned.ticks[planned.row[i]]
+        time = np.full(num_ticks, np.nan if system.live else np.inf)
+        if not system.live:
+            time[:end] = planned.timelines.time[row, :end]
+        static = Static(
+            system,
+            plan,
+            facts,
+            num_ticks,
+            frozen,
+            weighing=tuple(name for name in read if name not in frozen),
+            known=lanes.hyper.known,
+            machine=program.machine,
+            differentiable=differentiable,
+            types=typed_structure((lane.problem, hypers[i])),
+            code=program.code,
+        )
+        ticks = schedule.take(np.array([row])).stored
+        key = learning_key(lane.seed)
+        until = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), schedule.until)
+        given = lane.problem, hypers[i], key, lane.start, ticks, time, until
+        bound: Bound = Bound(*given, static)
+        if static.weighing and not bound.is_weighed:
+            # The clock is not the one whose weights the system computes.
+            static = static._replace(frozen=read, weighing=())
+            bound = Bound(*given, static)
+        found[lane.place] = bound
+    return [each for each in found if each is not None]

@@ -1,0 +1,180 @@
+"""Evaluation of a sampler's samples: averaged predictions, and whether the chains have mixed.
+
+For whole runs, start with `results.diagnostics.to_arviz`, which keeps settings apart; the
+functions here take plain arrays. Each lane of a run is one chain. Samples are `Run.samples` of
+`sweep(..., keep=Keep(models=True))`: a model whose leaves are `[L, V, ...]`, one for each
+evaluation, with the initial model first.
+
+Dimension letters: `L` lanes (chains), `V` evaluations of a lane, `s` samples of a lane that are
+kept, `m` test examples, `K` classes.
+"""
+
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.core.checking import Count, Whole, checked
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Array, Params
+from fedjax_sim.results.diagnostics import predictions
+
+
+class Predictor(Protocol):
+    """A problem with models that predict classes of test examples.
+
+    Attributes:
+      test_labels: `i32[m]`, the right classes.
+    """
+
+    test_labels: Array
+
+    def predict(self, params: Params) -> Array:
+        """Compute the class probabilities of all test examples: `f[m, K]`.
+
+        Args:
+          params: A model.
+        """
+
+
+class Predictive(NamedTuple):
+    """Predictions averaged over samples.
+
+    Attributes:
+      curves: "accuracy", "nll", "brier" and "ece" of the running average after each sample, each
+        `f[L, s]`.
+      probabilities: `f[L, m, K]`, class probabilities averaged over all samples.
+    """
+
+    curves: dict[str, np.ndarray]
+    probabilities: np.ndarray
+
+
+class Mixing(NamedTuple):
+    """Diagnostics of each parameter: pytrees like a model, with leaves `f64[...]`.
+
+    Attributes:
+      rhat: Split and rank-normalised R-hat, near 1 if the chains agree.
+      ess: Effective sample size for the mean, of all chains together.
+    """
+
+    rhat: Params
+    ess: Params
+
+
+@checked
+def thin_samples(samples: Params, *, burn_in: Whole = 1, thin: Count = 1) -> Params:
+    """Drop the first evaluations of each lane and keep every `thin`-th of the rest.
+
+        samples = np.arange(10).reshape(1, 10)  # of one chain
+        assert thin_samples(samples, burn_in=2, thin=3).tolist() == [[2, 5, 8]]
+
+    Args:
+      samples: A pytree of leaves `[L, V, ...]`.
+      burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.
+      thin: Distance between evaluations that are kept, from 1 to V. The first one after the burn-in
+        is kept.
+
+    Returns:
+      The samples kept, a pytree of leaves `[L, s, ...]`.
+
+    Raises:
+      ConfigError: If `burn_in` or `thin` is out of range, or leaves differ in their first two
+        dimensions.
+    """
+    shapes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves(samples)}
+    if len(shapes) != 1 or len(num_lanes_and_evals := shapes.pop()) != 2:
+        found = [np.shape(leaf) for leaf in jax.tree.leaves(samples)]
+        raise ConfigError("shapes of samples", found, "[L, V, ...] with one L and one V")
+    check_kept(num_lanes_and_evals[1], burn_in, thin)
+    return jax.tree.map(lambda leaf: leaf[:, burn_in::thin], samples)
+
+
+def check_kept(num: int, burn_in: int, thin: int) -> None:
+    """Check that some of so many evaluations are kept."""
+    for name, value, least, most in (("burn_in", burn_in, 0, num - 1), ("thin", thin, 1, num)):
+        if value > most:
+            allowed = f"a whole number from {least} to {most}, as there are {num} evaluations"
+            raise ConfigError(name, value, allowed)
+
+
+@checked
+def average_predictions(
+    problem: Predictor, samples: Params, *, burn_in: Whole = 1, thin: Count = 1
+) -> Predictive:
+    """Average the predictions of each lane's samples, and score the average after each sample.
+
+        samples = np.zeros((1, 3, 17), "float32")  # one chain of a logistic regression, all w = 0
+        found = average_predictions(logistic, samples, burn_in=1)
+        assert (found.probabilities == 1 / 2).all() and found.curves["accuracy"].shape == (1, 2)
+
+    Args:
+      problem: The problem whose test set is predicted.
+      samples: A pytree of leaves `[L, V, ...]`.
+      burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.
+      thin: Distance between evaluations that are kept, from 1 to V.
+
+    Returns:
+      Scores of the running average, and the average over all samples kept.
+
+    Raises:
+      ConfigError: If `burn_in` or `thin` is out of range.
+    """
+    curves, probabilities = _predictive(problem, thin_samples(samples, burn_in=burn_in, thin=thin))
+    return Predictive(
+        {name: np.asarray(values) for name, values in curves.items()}, np.asarray(probabilities)
+    )
+
+
+@jax.jit
+def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], Array]:
+    """Average and score the predictions of samples `[L, s, ...]`, lane after lane."""
+
+    def average(samples: Params) -> tuple[dict[str, Array], Array]:
+        def add(
+            total: tuple[Array, Array], params: Params
+        ) -> tuple[tuple[Array, Array], dict[str, Array]]:
+            summed, num = total[0] + problem.predict(params), total[1] + 1
+            return (summed, num), predictions.score_predictions(summed / num, problem.test_labels)
+
+        first = jax.tree.map(lambda leaf: leaf[0], samples)
+        one = jax.eval_shape(problem.predict, first)
+        # Long sums are kept in at least 32 bits.
+        zeros = jnp.zeros(one.shape, jnp.promote_types(one.dtype, "float32"))
+        (summed, num), curves = jax.lax.scan(add, (zeros, jnp.zeros((), zeros.dtype)), samples)
+        return curves, summed / num
+
+    return jax.lax.map(average, samples)
+
+
+def compare_chains(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Mixing:
+    """Compare the chains parameter by parameter (Vehtari et al. 2021), with ArviZ.
+
+    All lanes are taken for chains of one law. `arviz.rhat(to_arviz(run))` compares those of each
+    setting of a run.
+
+    Args:
+      samples: A pytree of leaves `[L, V, ...]`, of lanes with one setting.
+      burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.
+      thin: Distance between evaluations that are kept, from 1 to V.
+
+    Returns:
+      R-hat and effective sample size of each parameter; nan for a parameter that never changes.
+
+    Raises:
+      ConfigError: If `burn_in` or `thin` is out of range, or fewer than four samples are kept.
+    """
+    from arviz_stats.base import array_stats  # Slow to import, and only needed here.
+
+    kept = thin_samples(samples, burn_in=burn_in, thin=thin)
+    num = jax.tree.leaves(kept)[0].shape[1]
+    if num < 4:
+        raise ConfigError("number of samples", num, "at least 4 a chain")
+
+    def per_parameter(statistic: str, **options: str) -> Params:
+        compute = partial(getattr(array_stats, statistic), chain_axis=0, draw_axis=1, **options)
+        return jax.tree.map(lambda leaf: np.asarray(compute(np.asarray(leaf))), kept)
+
+    return Mixing(per_parameter("rhat"), per_parameter("ess", method="mean"))
