@@ -287,7 +287,7 @@ def local_steps(
         else:
             ends, executed = in_rows(None, event.steps, *slots)
         if total is not None:
-            each = summand(ends.model, turn(starts, ends.are_turned))
+            each = summand(ends.model, turn(starts, ends.is_transposed))
             ends = dataclasses.replace(ends, model=batching.weighted_sum(total.weights, each))
     else:
         weights = None if total is None else total.weights
@@ -296,8 +296,8 @@ def local_steps(
         )
         ends = found if total is None else dataclasses.replace(found[1], model=found[0])
     work = Work(executed, event.steps.sum(), event.changed)
-    after = turn(ends.state, ends.are_states_turned) if is_kept else None
-    return turn(ends.model, ends.are_turned), after, work
+    after = turn(ends.state, ends.is_state_transposed) if is_kept else None
+    return turn(ends.model, ends.is_transposed), after, work
 
 
 def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> Params:
@@ -372,14 +372,14 @@ class _Local:
     Attributes:
       model: The model; matrices may be transposed.
       state: The optimizer's state.
-      are_turned: Which leaves of the model are transposed.
-      are_states_turned: Which leaves of the state are transposed, if it is kept.
+      is_transposed: Which leaves of the model are transposed.
+      is_state_transposed: Which leaves of the state are transposed, if it is kept.
     """
 
     model: Params
     state: Params
-    are_turned: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
-    are_states_turned: tuple[bool, ...] = dataclasses.field(default=(), metadata={"static": True})
+    is_transposed: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
+    is_state_transposed: tuple[bool, ...] = dataclasses.field(default=(), metadata={"static": True})
 
 
 _Step = Callable[..., _Local]
@@ -399,16 +399,16 @@ def _begin(
       narrow: Columns of a matrix up to which it is transposed.
     """
     optimizer = given.optimizer
-    are_turned = tuple(
+    is_transposed = tuple(
         given.is_elementwise and leaf.ndim == 2 and leaf.shape[1] <= narrow
         for leaf in jax.tree.leaves(start)
     )
-    turned = partial(turn, are_turned=are_turned)
+    turned = partial(turn, is_transposed=is_transposed)
     is_shifted = given.is_corrected or given.proximal is not None
     model, *carried = start, *((start, *given.extras) if is_shifted or given.direction else ())
     # Otherwise XLA lays these arrays out as they were, and transposes them at every step.
-    if any(are_turned):
-        model, *carried = (in_row_major(turned(each), are_turned) for each in (model, *carried))
+    if any(is_transposed):
+        model, *carried = (in_row_major(turned(each), is_transposed) for each in (model, *carried))
 
     # On an accelerator the rate goes in as the loss's cotangent, so that an update is a product
     # that is added to the weights, and so is what a step adds to the gradient: a correction c
@@ -451,36 +451,36 @@ def _begin(
         )
 
     if not is_kept:
-        return _Local(model, optimizer.init(model), are_turned), step
-    are_states_turned = turned_in_state(optimizer, model, are_turned)
-    first = in_row_major(turn(state, are_states_turned), are_states_turned)
-    return _Local(model, first, are_turned, are_states_turned), step
+        return _Local(model, optimizer.init(model), is_transposed), step
+    is_state_transposed = turned_in_state(optimizer, model, is_transposed)
+    first = in_row_major(turn(state, is_state_transposed), is_state_transposed)
+    return _Local(model, first, is_transposed, is_state_transposed), step
 
 
-def turn(model: Params, are_turned: tuple[bool, ...]) -> Params:
+def turn(model: Params, is_transposed: tuple[bool, ...]) -> Params:
     """Transpose some matrices, or transpose them back. Leaves are `[...]` or `[S, ...]`."""
-    flags = jax.tree.unflatten(jax.tree.structure(model), are_turned)
+    flags = jax.tree.unflatten(jax.tree.structure(model), is_transposed)
     return jax.tree.map(lambda x, is_one: jnp.swapaxes(x, -1, -2) if is_one else x, model, flags)
 
 
-def in_row_major(model: Params, are_turned: tuple[bool, ...]) -> Params:
+def in_row_major(model: Params, is_transposed: tuple[bool, ...]) -> Params:
     """Lay arrays that were transposed out in memory row by row."""
 
     def laid(leaf: Array, is_turned: bool) -> Array:
         layout = Layout(major_to_minor=tuple(range(leaf.ndim)))
         return with_layout_constraint(leaf, layout) if is_turned else leaf
 
-    flags = jax.tree.unflatten(jax.tree.structure(model), are_turned)
+    flags = jax.tree.unflatten(jax.tree.structure(model), is_transposed)
     return jax.tree.map(laid, model, flags)
 
 
 def turned_in_state(
-    optimizer: optax.GradientTransformation, model: Params, are_turned: tuple[bool, ...]
+    optimizer: optax.GradientTransformation, model: Params, is_transposed: tuple[bool, ...]
 ) -> tuple[bool, ...]:
     """Tell which leaves of an optimizer's state belong to leaves of the model that are turned."""
-    flags = jax.tree.unflatten(jax.tree.structure(model), are_turned)
+    flags = jax.tree.unflatten(jax.tree.structure(model), is_transposed)
     state = jax.eval_shape(optimizer.init, model)
-    if not any(are_turned):
+    if not any(is_transposed):
         return (False,) * len(jax.tree.leaves(state))
     marked = optax.tree_map_params(
         optimizer, lambda _, flag: flag, state, flags, transform_non_params=lambda _: False

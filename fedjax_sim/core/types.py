@@ -299,8 +299,8 @@ class Algorithm(NamedTuple, Generic[StateT, InfoT]):
         metric `client_variance` calls it.
       received: From a state to the model that clients receive of the server's version, for that
         metric; None if they receive the model itself.
-      obeys: Full names of the settings that it obeys and by which its messages are counted, such as
-        those of a `fedjax_sim.server.Wire`, see `Messages.relies_on`.
+      supports: Full names of the settings that it obeys and by which its messages are counted, such
+        as those of a `fedjax_sim.server.Wire`, see `Messages.relies_on`.
     """
 
     init: Callable[[Key], StateT]
@@ -309,7 +309,7 @@ class Algorithm(NamedTuple, Generic[StateT, InfoT]):
     metrics: Callable[[StateT], Mapping[str, Array]] = lambda state: {}
     client_models: Callable[[StateT], tuple[Params, Array]] | None = None
     received: Callable[[StateT], Params] | None = None
-    obeys: Collection[str] = ()
+    supports: Collection[str] = ()
 
 
 class Work(NamedTuple):
@@ -502,8 +502,8 @@ class Messages(NamedTuple):
         stands for the problem's clients.
       relies_on: Settings from which the counts and facts follow only if the algorithm obeys them:
         full names, each with the value, or a setting of the kind, at which there is nothing to
-        obey. With another one, an algorithm that does not name the setting in `obeys` is refused:
-        bits would be counted, and an epsilon stated, of what is not done.
+        obey. With another one, an algorithm that does not name the setting in `supports` is
+        refused: bits would be counted, and an epsilon stated, of what is not done.
       check: From the settings and a timeline, on the host and before compiling; it raises a
         `ConfigError` if the server cannot do with the messages of some tick what is asked for. It
         looks at each tick alone: the timeline may have the ticks of several lanes.

@@ -279,14 +279,14 @@ def check_algorithm(found: Any, system: types.System, hyper: Any) -> None:
         raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
     known = fields(type(hyper))
     for name, idle in system.messages.relies_on:
-        if name not in known or name in found.obeys:
+        if name not in known or name in found.supports:
             continue
         value = value_of(hyper, name)
         is_plain = isinstance(idle, (str, int, float))
         if not (is_known(value, idle) if is_plain else type(value) is type(idle)):
             allowed = (
-                f"{idle}, because the algorithm of {system.name} does not name it in `obeys`, but "
-                "the messages of the system would be counted with it"
+                f"{idle}, because the algorithm of {system.name} does not name it in `supports`, "
+                "but the messages of the system would be counted with it"
             )
             # Numbers are traced here, those of a kind too, and cannot be shown.
             is_shown = is_plain and not isinstance(value, jax.core.Tracer)

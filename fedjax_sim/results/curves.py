@@ -76,7 +76,8 @@ class Returned(NamedTuple):
         or `f64[L, V + 1]`, and the mean and the largest staleness, `f64[L]` and `i64[L]`; and
         `collapsed_at`, `i64[L]`, and where lanes may be stopped `stopped_at`, see `label_curves`.
       timelines: The lanes' timelines, cut to their budgets.
-      told: What their settings say about the ticks before each evaluation, such as the privacy
+      extra_facts: What their settings say about the ticks before each evaluation, such as the
+        privacy
         spent: `f64[L, V + 1]` by name, NaN for a lane that says nothing.
     """
 
@@ -84,7 +85,7 @@ class Returned(NamedTuple):
     curves: Curves
     facts: dict[str, np.ndarray]
     timelines: list[Timeline]
-    told: dict[str, np.ndarray]
+    extra_facts: dict[str, np.ndarray]
 
 
 def lengthen(leaf: np.ndarray, num_evals: int) -> np.ndarray:
@@ -131,7 +132,7 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     # Metrics, and the lanes in which they are not finite.
     finite = [part.curves.metrics["finite"] for part in parts]
     data: dict[str, Any] = {}
-    for named in ([part.curves.metrics for part in parts], [part.told for part in parts]):
+    for named in ([part.curves.metrics for part in parts], [part.extra_facts for part in parts]):
         for name in dict.fromkeys(name for each in named for name in each):
             if name != "finite":
                 variable, dims = read_name(name)

@@ -114,10 +114,10 @@ class Wire:
         assert wire.mean(key, event, model, reports)[0] == (1 + 3) / 2  # with weights 1/2
 
     Attributes:
-      obeys: Full names of the settings that it obeys, for `Algorithm.obeys`.
+      supports: Full names of the settings that it obeys, for `Algorithm.supports`.
     """
 
-    obeys = tuple(name for name, _ in report_settings.RELIED_ON if (name, _) not in COMBINED)
+    supports = tuple(name for name, _ in report_settings.RELIED_ON if (name, _) not in COMBINED)
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class Wire:
             lambda state: state.server,
             self.metrics,
             received=self.received,
-            obeys=(*self.obeys, *dict(COMBINED)),
+            supports=(*self.supports, *dict(COMBINED)),
         )
         return made._replace(**others)
 

@@ -116,7 +116,7 @@ def algorithm(
             "epochs": state.passes + (of_all if is_full else state.batches * per_batch),
         }
 
-    return Algorithm(init, step, hyper.result, metrics, obeys=dict(memory_messages.relies_on))
+    return Algorithm(init, step, hyper.result, metrics, supports=dict(memory_messages.relies_on))
 
 
 paper = presets.preset(Hyper, presets.EM)

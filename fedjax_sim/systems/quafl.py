@@ -95,7 +95,11 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         return state.clients, jnp.ones(problem.counts.shape)
 
     return Algorithm(
-        init, step, lambda state: state.server, client_models=client_models, obeys=dict(RELIED_ON)
+        init,
+        step,
+        lambda state: state.server,
+        client_models=client_models,
+        supports=dict(RELIED_ON),
     )
 
 

@@ -209,14 +209,17 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
-        is_picked, believed = event.weight > 0, wire.combination.finite_clients(event, reports)
+        is_picked, finite_clients = (
+            event.weight > 0,
+            wire.combination.finite_clients(event, reports),
+        )
         # Who has not reported for tau rounds received the newest model, after empty rounds too.
         syncs = (event.tick - state.base) // hyper.lag_tolerance
         newest = jax.tree.map(lambda w: w[None], state.server)
         cache = where_slots(syncs > 0, newest, state.cache)
-        cache = write_clients(cache, jnp.where(is_picked, believed, types.EMPTY), reports)
+        cache = write_clients(cache, jnp.where(is_picked, finite_clients, types.EMPTY), reports)
         server = batching.weighted_sum(share, cache)
-        cache = write_clients(cache, jnp.where(is_picked, types.EMPTY, believed), reports)
+        cache = write_clients(cache, jnp.where(is_picked, types.EMPTY, finite_clients), reports)
         reporting = jnp.where(event.clients == types.EMPTY, hyper.num_clients, event.clients)
         base = state.base + syncs * hyper.lag_tolerance
         base = base.at[reporting].set(event.tick + 1, mode="drop")

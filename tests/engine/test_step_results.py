@@ -122,10 +122,12 @@ def test_no_bits_and_no_privacy_are_counted_of_what_an_algorithm_does_not_do(
 ) -> None:
     """An algorithm in place of a system's must say that it obeys what its messages rely on."""
     whole = SYSTEMS[system]
-    replaced = whole._replace(algorithm=lambda *inputs: whole.algorithm(*inputs)._replace(obeys=()))
+    replaced = whole._replace(
+        algorithm=lambda *inputs: whole.algorithm(*inputs)._replace(supports=())
+    )
     run = partial(fedjax_sim.simulate, problem=problem_of(whole), budget=fedjax_sim.Ticks(1))
     for name, settings in refused.items():
-        with pytest.raises(ConfigError, match=f"^{name} is .* does not name it in `obeys`"):
+        with pytest.raises(ConfigError, match=f"^{name} is .* does not name it in `supports`"):
             run(replaced, hyper=small(whole, **settings))
     is_em = whole.fit.learns is LatentProblem
     idle = {"memory_start": "zero", "compression": Identity()} if is_em else {}
@@ -145,7 +147,7 @@ def test_who_relies_on_settings_obeys_them(
         relied = dict(system.messages.relies_on)
         assert counted <= relied.keys(), system.name
         found = system.algorithm(problem_of(system), small(system), Plan())
-        assert relied.keys() & fields(system.Hyper).keys() <= {*found.obeys}, system.name
+        assert relied.keys() & fields(system.Hyper).keys() <= {*found.supports}, system.name
 
 
 def test_settings_say_how_many_clients_there_are(regression: Callable[..., Any]) -> None:

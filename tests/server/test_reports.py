@@ -148,10 +148,10 @@ def test_an_algorithm_has_the_parts_of_its_wire_unless_others_are_given() -> Non
     np.testing.assert_array_equal(made.model(state), [1, 1])
     assert made.received is not None and made.metrics(state) == {}
     np.testing.assert_array_equal(made.received(state), [0, 0])  # nothing was sent down yet
-    assert "messages.downlink" in made.obeys and "privacy" in made.obeys
+    assert "messages.downlink" in made.supports and "privacy" in made.supports
     other = wire.algorithm(made.init, made.step, model=lambda state: 2 * state.server)
     np.testing.assert_array_equal(other.model(state), [2, 2])
-    assert other.obeys == made.obeys
+    assert other.supports == made.supports
 
 
 def test_two_messages_of_one_client_in_a_tick() -> None:

@@ -296,7 +296,7 @@ def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarra
     return np.take_along_axis(totals, ends, axis=1)
 
 
-def as_happened(
+def as_realised(
     schedule: Schedule, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
 ) -> Schedule:
     """Replace the clients drawn by those who took part, where a step has changed them.
@@ -362,7 +362,7 @@ def as_lived(
         time=np.take_along_axis(times, ends, axis=1),
         ticks=ends,
     )
-    return as_happened(lived, *(leaf[:, known] for leaf in (clients, steps, weight)))
+    return as_realised(lived, *(leaf[:, known] for leaf in (clients, steps, weight)))
 
 
 def without_repetition(leaf: np.ndarray) -> np.ndarray:

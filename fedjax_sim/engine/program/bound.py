@@ -35,7 +35,7 @@ from fedjax_sim.core.types import (
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
-from fedjax_sim.engine.program.opened import Machine, Opened, loud, open_lane
+from fedjax_sim.engine.program.opened import BoundLane, Machine, nan_if, open_lane
 from fedjax_sim.kernels import linear
 
 LEAST_BLOCKS = 4
@@ -173,7 +173,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """Names of the settings that the schedule has read, or from which others follow."""
         return self._static.frozen
 
-    def _opened(self) -> Opened:
+    def _bound_lane(self) -> BoundLane:
         """Make the algorithm for the trace that is under way."""
         hyper: Any = dataclasses.replace(self.hyper, **dict(self._static.known))
         opened = open_lane(self.system, self.problem, hyper, self.key, self.plan)
@@ -203,7 +203,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         if is_known and not 0 <= int(t) < self.num_ticks:
             raise ConfigError("t", int(t), f"from 0 to {self.num_ticks - 1}")
         event = _event(self, jnp.asarray(t, "int32"))
-        return event if is_known else loud(event, [self._is_outside(event)])
+        return event if is_known else nan_if(event, [self._is_outside(event)])
 
     def _is_outside(self, event: Event) -> Array:
         """Tell whether an event is of no tick of the schedule."""
@@ -579,7 +579,7 @@ _event = jax.jit(_event)
 def _init(bound: Bound[HyperT, StateT, InfoT], start: Params | None) -> StateT:
     with bound._static.machine.tracing():
         start = None if start is None else contract.fit_start(start, bound.problem)
-        state = bound._opened().init(start)
+        state = bound._bound_lane().init(start)
         return state if bound._until is None else state._replace(until=bound._until)
 
 
@@ -592,7 +592,7 @@ def _step_of(
     bound: Bound[HyperT, StateT, InfoT],
 ) -> Callable[[StateT, Event], tuple[StateT, InfoT]]:
     """Return the algorithm's step. Where the run is differentiable, a backward pass repeats it."""
-    step = bound._opened().step
+    step = bound._bound_lane().step
     if not bound._static.differentiable:
         return step
 
@@ -608,7 +608,7 @@ def _step(bound: Bound[HyperT, StateT, InfoT], state: StateT, event: Event) -> t
     _check_state(bound, state)
     with bound._static.machine.tracing():
         state, info = _step_of(bound)(state, event)
-        return _guarded(bound, loud(state, [bound._is_outside(event)])), info
+        return _guarded(bound, nan_if(state, [bound._is_outside(event)])), info
 
 
 @jax.jit
@@ -623,7 +623,7 @@ def _run(
             event = _event(bound, given) if events is None else given
             state, info = step(state, event)
             outside = [] if events is None else [bound._is_outside(event)]
-            return loud(state, outside), info
+            return nan_if(state, outside), info
 
         numbers = jnp.arange(bound.num_ticks, dtype="int32")
         given: Any = numbers if events is None else events
@@ -666,7 +666,7 @@ def _scan_in_blocks(tick: Any, state: Any, given: Any, levels: int = 2) -> tuple
 def _model(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> Params:
     _check_state(bound, state)
     with bound._static.machine.tracing():
-        opened = bound._opened()
+        opened = bound._bound_lane()
         return opened.algorithm.model(opened.learnt(state))
 
 
@@ -674,7 +674,7 @@ def _model(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> Params:
 def _evaluate(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> dict[str, Array]:
     _check_state(bound, state)
     with bound._static.machine.tracing():
-        return bound._opened().evaluate(state)[1]
+        return bound._bound_lane().evaluate(state)[1]
 
 
 def _guarded(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> StateT:

@@ -45,7 +45,7 @@ FEW_SLOTS = 128
 """Slots up to which it is quicker to compare all pairs than to sort."""
 
 
-class Lived(NamedTuple):
+class LiveState(NamedTuple):
     """What a live lane carries from tick to tick.
 
     Attributes:
@@ -95,14 +95,14 @@ class LiveLane(NamedTuple):
     energies: tuple[np.ndarray, np.ndarray] | None
     is_batched: bool
 
-    def init(self, state: StateT) -> Lived:
+    def init(self, state: StateT) -> LiveState:
         """Begin at time 0, without a limit.
 
         Args:
           state: The algorithm's first state.
         """
         held = jnp.full(rows_of(self.sizes) - 1, EMPTY, "int32").at[0].set(0)
-        return Lived(
+        return LiveState(
             state,
             self.clock.init(self.key),
             Instant.at(0.0),
@@ -114,11 +114,11 @@ class LiveLane(NamedTuple):
             jnp.int32(RUNS),
         )
 
-    def draw_ahead(self, lived: Lived, number: int) -> tuple[Array, Any] | None:
+    def draw_ahead(self, live_state: LiveState, number: int) -> tuple[Array, Any] | None:
         """Pre-draw the clock's random numbers, for the next ticks of an accelerator.
 
         Args:
-          lived: What the lane carries before these ticks.
+          live_state: What the lane carries before these ticks.
           number: How many they are.
 
         Returns:
@@ -129,7 +129,7 @@ class LiveLane(NamedTuple):
         draw = self.clock.ahead
         if draw is None or is_for_cpu() or str(jax.random.key_impl(self.key)) != INVARIANT:
             return None
-        ticks = lived.tick + jnp.arange(number, dtype="int32")
+        ticks = live_state.tick + jnp.arange(number, dtype="int32")
         drawn = jax.vmap(lambda tick: draw(tick_key(self.key, tick, "ahead"), tick))
         size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(drawn, ticks)))
         # Few clients may be drawn by an order of all.
@@ -138,17 +138,17 @@ class LiveLane(NamedTuple):
 
     def step(
         self,
-        lived: Lived,
+        live_state: LiveState,
         frame: Event,
         learn: Callable[[Any, Event], tuple[Any, Any]],
         ahead: tuple[Array, Any] | None = None,
         *,
         rests: bool,
-    ) -> tuple[Lived, Any]:
+    ) -> tuple[LiveState, Any]:
         """Take one tick, or nothing if the lane has ended.
 
         Args:
-          lived: What the lane carries.
+          live_state: What the lane carries.
           frame: The event of a timeline that says nothing.
           learn: The algorithm's step, from state and event.
           ahead: A tick's number, `i32[]`, and what was drawn ahead for it; None if nothing was. A
@@ -162,12 +162,12 @@ class LiveLane(NamedTuple):
             allowed = "as it was bound: a live clock makes the event, which a step may change"
             raise ConfigError("event", f"with other {' and '.join(frame.facts.replaced)}", allowed)
         clock, sizes = self.clock, self.sizes
-        given = tick_key(self.key, lived.tick, "next"), lived.clock, lived.state
+        given = tick_key(self.key, live_state.tick, "next"), live_state.clock, live_state.state
         if clock.ahead is None:
             time, received = clock.next(*given)
         else:
             if ahead is None:
-                drawn = clock.ahead(tick_key(self.key, lived.tick, "ahead"), lived.tick)
+                drawn = clock.ahead(tick_key(self.key, live_state.tick, "ahead"), live_state.tick)
             else:
                 drawn = ahead[1]
             time, received = clock.next(*given, drawn)
@@ -178,17 +178,17 @@ class LiveLane(NamedTuple):
             # Otherwise a GPU decides again, for each pair of slots, who reports.
             clients = jax.lax.optimization_barrier(clients)
         is_there, is_full = clients != EMPTY, sizes.is_full and frame.facts.all_filled
-        version, tick = jnp.asarray(received.version, "int32"), lived.tick
+        version, tick = jnp.asarray(received.version, "int32"), live_state.tick
         steps = jnp.where(is_there, jnp.asarray(received.steps, "int32"), 0)
-        num_rows = len(lived.held)
-        found = _first(version[:, None] == lived.held[None])
+        num_rows = len(live_state.held)
+        found = _first(version[:, None] == live_state.held[None])
         read = jnp.where(found < num_rows, found, 0)
         if clock.in_use is None:
             write = jnp.int32(0)
             is_known = version == tick
         else:
             used = clock.in_use(time)
-            is_used = (lived.held[:, None] == used[None]).any(axis=1) & (lived.held >= 0)
+            is_used = (live_state.held[:, None] == used[None]).any(axis=1) & (live_state.held >= 0)
             write = _first(~is_used)
             # Every row is in use if more versions are than the clock has declared.
             is_known = (found < num_rows) & (write < num_rows)
@@ -200,16 +200,16 @@ class LiveLane(NamedTuple):
         is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
         is_allowed &= (steps == sizes.most_steps) | (not sizes.is_even)
         if self.system.overshoot:
-            begins = lived.now if received.begins is None else received.begins
-            is_over = ~begins.is_before(lived.until.time)
+            begins = live_state.now if received.begins is None else received.begins
+            is_over = ~begins.is_before(live_state.until.time)
         else:
-            is_over = lived.until.time.is_before(received.time)
-        is_over |= lived.until.energy.is_before(self._used(lived, clients, steps))
+            is_over = live_state.until.time.is_before(received.time)
+        is_over |= live_state.until.energy.is_before(self._used(live_state, clients, steps))
         ended = jnp.int32(RUNS)
         for reason, holds in (
             (CLIENTS, ~is_client.all()),
             (VERSIONS, (is_there & ~is_known).any()),
-            (TIME, received.time.is_before(lived.now) | jnp.isnan(received.time.value)),
+            (TIME, received.time.is_before(live_state.now) | jnp.isnan(received.time.value)),
             (STEPS, (is_there & ~is_allowed).any()),
             (BUDGET, is_over),
             (IDLE, jnp.isposinf(received.time.value)),
@@ -221,7 +221,7 @@ class LiveLane(NamedTuple):
             ended = jnp.where((frame.clients != EMPTY).any(), ended, TICKS)
         if ahead is not None:
             # What was drawn for a later tick decides nothing.
-            ended = jnp.where(ahead[0] == lived.tick, ended, lived.ended)
+            ended = jnp.where(ahead[0] == live_state.tick, ended, live_state.ended)
         goes_on = ended == RUNS
         skips = is_full and is_for_cpu() and not self.is_batched
         if skips:
@@ -232,7 +232,7 @@ class LiveLane(NamedTuple):
             is_there &= goes_on
             clients, steps = jnp.where(is_there, clients, EMPTY), jnp.where(is_there, steps, 0)
         is_there |= skips
-        offset = self._offsets(lived.delivered, clients, steps)
+        offset = self._offsets(live_state.delivered, clients, steps)
         if not is_for_cpu():
             # Otherwise a GPU looks it up again for each mini-batch.
             offset = jax.lax.optimization_barrier(offset)
@@ -249,9 +249,9 @@ class LiveLane(NamedTuple):
         )
         is_left_out = skips or not rests
         if is_left_out:
-            state, info = learn_if(goes_on, learn, lived.state, event)
+            state, info = learn_if(goes_on, learn, live_state.state, event)
         else:
-            state, info = learn(lived.state, event)
+            state, info = learn(live_state.state, event)
         if not hasattr(info, "event"):
             allowed = "with a field event, such as Work: it says who took part"
             raise ConfigError("info of a live system's step", type(info).__name__, allowed)
@@ -266,28 +266,28 @@ class LiveLane(NamedTuple):
                 executed=info.executed + jnp.where(goes_on, received.executed, 0),
                 needed=info.needed + jnp.where(goes_on, received.needed, 0),
             )
-        time = clock.after(tick_key(self.key, lived.tick, "after"), time, event, state, seen)
+        time = clock.after(tick_key(self.key, live_state.tick, "after"), time, event, state, seen)
         counted = jnp.where(event.clients >= 0, event.clients, self.num_clients)
-        after = Lived(
+        after = LiveState(
             state,
-            _where(goes_on, time, lived.clock),
-            received.time.where(goes_on, lived.now),
+            _where(goes_on, time, live_state.clock),
+            received.time.where(goes_on, live_state.now),
             tick + goes_on,
-            put(lived.held, jnp.where(goes_on, write, num_rows), tick + 1),
-            lived.delivered.at[counted].add(event.steps, mode="drop"),
-            self._used(lived, event.clients, event.steps).where(goes_on, lived.used),
-            lived.until,
+            put(live_state.held, jnp.where(goes_on, write, num_rows), tick + 1),
+            live_state.delivered.at[counted].add(event.steps, mode="drop"),
+            self._used(live_state, event.clients, event.steps).where(goes_on, live_state.used),
+            live_state.until,
             ended,
         )
         return after, info
 
-    def _used(self, lived: Lived, clients: Array, steps: Array) -> Instant:
+    def _used(self, live_state: LiveState, clients: Array, steps: Array) -> Instant:
         """Add the energy of the slots of a tick, with their messages, to the energy used before."""
         if self.energies is None:
-            return lived.used
+            return live_state.used
         of_step, of_byte = (jnp.asarray(each, float)[clients] for each in self.energies)
-        each = steps * of_step + lived.until.message * of_byte
-        return lived.used.later(jnp.where(clients != EMPTY, each, 0).sum())
+        each = steps * of_step + live_state.until.message * of_byte
+        return live_state.used.later(jnp.where(clients != EMPTY, each, 0).sum())
 
     def _offsets(self, delivered: Array, clients: Array, steps: Array) -> Array:
         """Count the local steps that each slot's client delivered before: `i32[S]`."""
@@ -376,18 +376,18 @@ def rows_of(sizes: Sizes) -> int:
     return sizes.versions + 2
 
 
-def happened_of(lived: Lived, event: Event) -> dict[str, Array]:
+def realised_of(live_state: LiveState, event: Event) -> dict[str, Array]:
     """Name further facts of a tick than its clients: times are infinite if nothing happened.
 
     Args:
-      lived: What the lane carries after the tick.
+      live_state: What the lane carries after the tick.
     """
-    goes_on = lived.ended == RUNS
+    goes_on = live_state.ended == RUNS
     return {
         f"{HAPPENED}version": event.version,
-        f"{HAPPENED}time": jnp.where(goes_on, lived.now.value, jnp.inf),
-        f"{HAPPENED}rest": jnp.where(goes_on, lived.now.rest, 0),
-        f"{HAPPENED}ended": lived.ended,
+        f"{HAPPENED}time": jnp.where(goes_on, live_state.now.value, jnp.inf),
+        f"{HAPPENED}rest": jnp.where(goes_on, live_state.now.rest, 0),
+        f"{HAPPENED}ended": live_state.ended,
     }
 
 

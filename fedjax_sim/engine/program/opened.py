@@ -81,7 +81,7 @@ def _with_start(problem: types.AnyProblem, start: types.Params) -> _Starting:
     return kind(problem, start)
 
 
-class Opened(NamedTuple):
+class BoundLane(NamedTuple):
     """A system's algorithm, made once for the trace that is under way.
 
     Attributes:
@@ -156,15 +156,15 @@ class Opened(NamedTuple):
 
     def _learn(self, state: Any, event: types.Event) -> tuple[Any, Any]:
         trace = events.Trace(self.is_differentiable)
-        state, event = _apart((state, event.within(facts=event.facts._replace(trace=trace))))
+        state, event = _barrier((state, event.within(facts=event.facts._replace(trace=trace))))
         key = streams.tick_key(self.key, event.tick)
         result = self.algorithm.step(key, state, event)
         contract.check_step(state, event, result, trace.replaced)
-        after, info = _apart((contract.keep_narrow(state, result[0]), result[1]))
+        after, info = _barrier((contract.keep_narrow(state, result[0]), result[1]))
         faults = self._faults_of(event)
         if "steps" in trace.replaced:
             faults += _impossible_steps(info.event)
-        return loud(after, faults), info
+        return nan_if(after, faults), info
 
     def _faults_of(self, event: types.Event) -> list[types.Array]:
         """Tell whether a changed event has clients or steps that it cannot have: `bool[]` each."""
@@ -209,7 +209,7 @@ def _impossible_steps(event: types.Event) -> list[types.Array]:
     return [is_wrong.any()]
 
 
-def loud(tree: TreeT, faults: list[types.Array]) -> TreeT:
+def nan_if(tree: TreeT, faults: list[types.Array]) -> TreeT:
     """Make a tree nan if there is a fault."""
     if not faults:
         return tree
@@ -222,7 +222,7 @@ def loud(tree: TreeT, faults: list[types.Array]) -> TreeT:
     return jax.tree.map(marked, tree)
 
 
-def _apart(tree: TreeT) -> TreeT:
+def _barrier(tree: TreeT) -> TreeT:
     """Barrier: XLA must not fuse a step with its caller, or last bits would depend on both.
 
     Whole numbers have none, and on a GPU each that is kept apart may be a launch.
@@ -246,7 +246,7 @@ def open_lane(
     hyper: types.HyperT,
     key: types.Key,
     plan: types.Plan,
-) -> Opened:
+) -> BoundLane:
     """Make the algorithm of a lane and check it.
 
     Args:
@@ -256,7 +256,7 @@ def open_lane(
     algorithm = system.algorithm(problem, hyper, plan)
     contract.check_algorithm(algorithm, system, hyper)
     live = open_live(system, problem, hyper, key, plan)
-    return Opened(system, problem, hyper, key, plan, algorithm, live)
+    return BoundLane(system, problem, hyper, key, plan, algorithm, live)
 
 
 def learning_key(seed: int | types.Array) -> types.Key:

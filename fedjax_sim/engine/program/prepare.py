@@ -103,7 +103,8 @@ class Planned(NamedTuple):
       lanes: The lanes stacked.
       program: The program.
       model: Shapes and dtypes of a model.
-      told: Per lane, facts that its settings say about numbers of ticks, `f64[V + 1]` by name.
+      extra_facts: Per lane, facts that its settings say about numbers of ticks, `f64[V + 1]` by
+        name.
       budget: How long the lanes run.
     """
 
@@ -115,7 +116,7 @@ class Planned(NamedTuple):
     lanes: Lanes
     program: Program
     model: types.Params
-    told: list[dict[str, np.ndarray]]
+    extra_facts: list[dict[str, np.ndarray]]
     budget: types.Budget
 
     def decided(self, replay: Replay) -> dict[str, Any]:
@@ -169,8 +170,10 @@ def plan_group(
     )
     placement = _place(system, group[0].hyper, options, lanes, schedule, priced, members)
     program = _program_of(system, group, options, lanes, schedule, priced, placement)
-    told = _facts_of_lanes(system, group, timed, schedule)
-    return Planned(group, *timed, schedule, lanes, program, priced.model, told, options.budget)
+    extra_facts = _facts_of_lanes(system, group, timed, schedule)
+    return Planned(
+        group, *timed, schedule, lanes, program, priced.model, extra_facts, options.budget
+    )
 
 
 def _draw(
@@ -432,7 +435,7 @@ def _ticks_of(drawn: Drawn, rows: np.ndarray) -> types.Timeline:
     return types.Timeline(*(leaf[rows][is_own] for leaf in timelines))
 
 
-def told_of(
+def extra_facts_of(
     system: types.System, hypers: list[Any], ticks: np.ndarray, row: np.ndarray
 ) -> list[dict[str, np.ndarray]]:
     """Compute the system's facts of each lane, once for lanes of equal settings and ticks."""
@@ -448,9 +451,9 @@ def _facts_of_lanes(
 ) -> list[dict[str, np.ndarray]]:
     """Collect facts of settings, and of settings and schedules together, once for equal lanes."""
     hypers, row = [lane.hyper for lane in group], drawn.row
-    told = told_of(system, hypers, schedule.ticks, row)
+    extra_facts = extra_facts_of(system, hypers, schedule.ticks, row)
     if system.messages.facts_of_schedule is NO_FACTS:
-        return told
+        return extra_facts
     different, of_hyper = distinct_objects(hypers)
 
     def facts(i: int) -> dict[str, np.ndarray]:
@@ -462,8 +465,8 @@ def _facts_of_lanes(
     names = {i: facts(int(np.argmax(of_hyper == i))).keys() for i in range(len(different))}
     known = [facts(i) if names[int(of_hyper[i])] else {} for i in firsts.tolist()]
     if not any(known):
-        return told
-    return [told[i] | known[place] for i, place in enumerate(number.tolist())]
+        return extra_facts
+    return [extra_facts[i] | known[place] for i, place in enumerate(number.tolist())]
 
 
 def _block_of(per_eval: int, placement: Placement) -> int:

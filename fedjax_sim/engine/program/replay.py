@@ -37,8 +37,8 @@ from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import Tables, event_at, look_up
-from fedjax_sim.engine.program.live import happened_of
-from fedjax_sim.engine.program.opened import Machine, Opened, learning_key, open_lane
+from fedjax_sim.engine.program.live import realised_of
+from fedjax_sim.engine.program.opened import BoundLane, Machine, learning_key, open_lane
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.results.metric_names import scalars_of
 
@@ -300,7 +300,7 @@ def _begin(
     """
 
     def begin(
-        lane: Opened, row: types.Array, holders: Any, start: types.Params | None = None
+        lane: BoundLane, row: types.Array, holders: Any, start: types.Params | None = None
     ) -> Any:
         state = lane.init(start)
         carry = Carry(state, ())
@@ -313,7 +313,7 @@ def _begin(
     return _over_lanes(begin, program, lanes, tables=holders, varying=varying)
 
 
-def _received(lane: Opened, state: types.StateT) -> types.Params:
+def _received(lane: BoundLane, state: types.StateT) -> types.Params:
     """Return the model that clients receive of the server's version, for `client_variance`."""
     return (lane.algorithm.received or lane.algorithm.model)(lane.learnt(state))
 
@@ -346,7 +346,7 @@ def _advance(
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), advanced)
         return jax.lax.cond(runs, partial(advance, *lane), lambda carry: (carry, nothing), carry)
 
-    def advance(lane: Opened, row: types.Array, given: Any, carry: Carry) -> Any:
+    def advance(lane: BoundLane, row: types.Array, given: Any, carry: Carry) -> Any:
         tables, place = given
         algorithm = lane.algorithm
         first = place[0] if program.block else place
@@ -370,10 +370,10 @@ def _advance(
             number = (first + place[0]) * per_eval + place[1]
             event = event_at(tables.ticks, row, number, place, facts=program.facts)
             state, info = lane.step(carry.state, event, ahead, num_ticks)
-            counts, happened = _counts_of(info)
+            counts, realised = _counts_of(info)
             if lane.live is not None:
-                happened |= happened_of(state, info.event)
-            has_others = bool(happened) and not info.event.facts.keeps("clients")
+                realised |= realised_of(state, info.event)
+            has_others = bool(realised) and not info.event.facts.keeps("clients")
             if has_others and tables.held is not None and algorithm.client_models is None:
                 allowed = "false where a step changes who takes part: which models clients hold"
                 raise ConfigError("client_variance", True, f"{allowed} follows from the schedule")
@@ -381,7 +381,7 @@ def _advance(
             if tables.held is not None and algorithm.client_models is None:
                 written = look_up(tables.held.write, (row, *place))
                 versions = write_version(versions, written, _received(lane, state))
-            return Carry(state, versions), (counts, happened)
+            return Carry(state, versions), (counts, realised)
 
         # An evaluation: the ticks before it, and the metrics of the model after them.
         def take_ticks(carry: Carry, number: types.Array, begin: Any, length: int) -> Any:
@@ -407,8 +407,8 @@ def _advance(
             return _observe(program, lane, carry, held, counted)
 
         def evaluation(carry: Carry, number: types.Array) -> Any:
-            carry, (counts, happened) = take_ticks(carry, number, 0, per_eval)
-            return carry, (observe(carry, number, counts), {**_summed(counts), **happened})
+            carry, (counts, realised) = take_ticks(carry, number, 0, per_eval)
+            return carry, (observe(carry, number, counts), {**_summed(counts), **realised})
 
         if not program.block:
             return jax.lax.scan(evaluation, carry, jnp.arange(num_evals, dtype="int32"))
@@ -418,14 +418,14 @@ def _advance(
         def block(i: types.Array, both: tuple[Carry, Any]) -> tuple[Carry, Any]:
             carry, totals = both
             begin = i * program.block
-            carry, (counts, happened) = take_ticks(carry, jnp.int32(0), begin, program.block)
+            carry, (counts, realised) = take_ticks(carry, jnp.int32(0), begin, program.block)
             sums = {
                 name: jax.tree.map(jnp.add, totals[name], count)
                 for name, count in _summed(counts).items()
             }
             pieces = {
                 name: jax.lax.dynamic_update_slice_in_dim(totals[name], piece, begin, axis=0)
-                for name, piece in happened.items()
+                for name, piece in realised.items()
             }
             return carry, {**sums, **pieces}
 
@@ -480,7 +480,7 @@ def _summed(counts: dict[str, types.Array]) -> dict[str, types.Array | Limbs]:
 
 @partial(jax.jit, static_argnums=0)
 def _final_models(program: Program, lanes: Lanes, carries: Carry) -> types.Params:
-    def final(lane: Opened, row: types.Array, _: None, carry: Carry) -> types.Params:
+    def final(lane: BoundLane, row: types.Array, _: None, carry: Carry) -> types.Params:
         return lane.algorithm.model(lane.learnt(carry.state))
 
     return _over_lanes(final, program, lanes, varying=(carries,))
@@ -489,7 +489,7 @@ def _final_models(program: Program, lanes: Lanes, carries: Carry) -> types.Param
 @jax.named_scope("evaluation")
 def _observe(
     program: Program,
-    lane: Opened,
+    lane: BoundLane,
     carry: Carry,
     holders: types.Array | None,
     counted: Collection[str] = (),

@@ -141,12 +141,12 @@ def replay_group(
 
     def report(done: int, seen: Curves) -> np.ndarray:
         if planned.program.plan.live is not None and options.watch.is_needed:
-            happened = {
+            realised = {
                 name.removeprefix(events.HAPPENED): value[:, :num_evals]
                 for name, value in seen.infos.items()
                 if name.startswith(events.HAPPENED)
             }
-            lived = lived_so_far(planned, happened)
+            lived = lived_so_far(planned, realised)
             watch.know(lived.ticks, lived.time)
         assert seen.stopped_at is not None
         return watch.update(done, seen.metrics, seen.stopped_at)

@@ -18,8 +18,8 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Messages, System, Ticks, Timeline
 from fedjax_sim.engine.planning.energy import energy_of_ticks
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
-from fedjax_sim.engine.planning.schedule import Schedule, as_happened, as_lived
-from fedjax_sim.engine.program.prepare import Planned, told_of
+from fedjax_sim.engine.planning.schedule import Schedule, as_lived, as_realised
+from fedjax_sim.engine.program.prepare import Planned, extra_facts_of
 from fedjax_sim.engine.request import Options
 from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
@@ -41,16 +41,16 @@ BITS = COORDINATES[3:]
 def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     """Add the curves that follow from schedules and settings to those of a replay."""
     group, schedule, row = planned.group, planned.schedule, planned.row
-    system, told = planned.program.system, planned.told
+    system, extra_facts = planned.program.system, planned.extra_facts
     is_live = planned.program.plan.live is not None
     infos = {name: value[:, : schedule.shape[1]] for name, value in curves.infos.items()}
-    happened = {
+    realised = {
         name.removeprefix(HAPPENED): infos.pop(name) for name in list(infos) if HAPPENED in name
     }
-    lived = lived_so_far(planned, happened) if is_live else None
+    lived = lived_so_far(planned, realised) if is_live else None
     if lived is not None:
         schedule, row = lived, np.arange(len(group))
-        told = told_of(system, [lane.hyper for lane in group], schedule.ticks, row)
+        extra_facts = extra_facts_of(system, [lane.hyper for lane in group], schedule.ticks, row)
     num_evals = schedule.shape[1]
     metrics, samples = jax.tree.map(
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
@@ -58,17 +58,17 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     infos = {name: value[:, :num_evals] for name, value in infos.items()}
     # Each lane's schedule, cut to its ticks.
     if lived is not None:
-        timelines = [_timeline_of(lived, lane, happened) for lane in range(len(group))]
+        timelines = [_timeline_of(lived, lane, realised) for lane in range(len(group))]
     else:
         timelines = _cut(planned)
         # Where steps changed who took part, the schedule becomes the one that happened.
-        if happened:
-            schedule, row = as_happened(schedule.take(row), **happened), np.arange(len(group))
+        if realised:
+            schedule, row = as_realised(schedule.take(row), **realised), np.arange(len(group))
             timelines = [
-                _changed(timeline, *(leaf[i] for leaf in happened.values()))
+                _changed(timeline, *(leaf[i] for leaf in realised.values()))
                 for i, timeline in enumerate(timelines)
             ]
-    for lane, timeline in zip(group, timelines if happened else (), strict=False):
+    for lane, timeline in zip(group, timelines if realised else (), strict=False):
         num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
         each = Timeline(*(leaf[None] for leaf in timeline))
         num = len(timeline.time)
@@ -79,13 +79,13 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     facts |= _energy(planned, schedule, row, timelines)
     if is_live:
         _say_what_a_rule_refuses(system, group, timelines)
-        facts["ended"] = _endings(planned, schedule, happened["ended"], curves.stopped_at)
+        facts["ended"] = _endings(planned, schedule, realised["ended"], curves.stopped_at)
     part = Returned(
         places=[lane.place for lane in group],
         curves=Curves(metrics, infos, curves.models, samples),
         facts=facts,
         timelines=timelines,
-        told=_stacked(told, schedule.ticks.shape[1]),
+        extra_facts=_stacked(extra_facts, schedule.ticks.shape[1]),
     )
     if options.watch.on_evaluation is None:
         return part
@@ -105,18 +105,18 @@ def _cut(planned: Planned) -> list[Timeline]:
     return [cut[i] for i in planned.row.tolist()]
 
 
-def lived_so_far(planned: Planned, happened: Mapping[str, np.ndarray]) -> Schedule:
+def lived_so_far(planned: Planned, realised: Mapping[str, np.ndarray]) -> Schedule:
     """Make the schedules of live lanes from their events so far, `[L, V, E, ...]` by name."""
-    known: Any = dict(happened)
+    known: Any = dict(realised)
     known["time"] = Instant(known["time"], known.pop("rest")).to_float64()
     return as_lived(planned.schedule.take(planned.row), **known)
 
 
-def _timeline_of(schedule: Schedule, lane: int, happened: Mapping[str, np.ndarray]) -> Timeline:
+def _timeline_of(schedule: Schedule, lane: int, realised: Mapping[str, np.ndarray]) -> Timeline:
     """Return the timeline of a live lane: `holds` is the version trained from."""
     end = int(schedule.ticks[lane, -1])
     value, rest, *slots = (
-        happened[name][lane].reshape(-1, *happened[name].shape[3:])[:end]
+        realised[name][lane].reshape(-1, *realised[name].shape[3:])[:end]
         for name in ("time", "rest", "clients", "steps", "version", "weight")
     )
     clients, steps, version, weight = slots
@@ -183,10 +183,10 @@ def _endings(
     return found.astype(np.int64)
 
 
-def _stacked(told: list[dict[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
+def _stacked(extra_facts: list[dict[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
     """Stack the lanes' facts, NaN where a lane has none: `f64[L, length]` by name."""
     nothing = np.full(length, np.nan)
-    distinct, number = distinct_objects(told)
+    distinct, number = distinct_objects(extra_facts)
     return {
         name: np.stack([lane.get(name, nothing) for lane in distinct])[number]
         for name in sorted({name for lane in distinct for name in lane})
@@ -307,8 +307,8 @@ def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:
         facts["staleness_mean"][i] = staleness.mean() if staleness.size else np.nan
         facts["staleness_max"][i] = staleness.max(initial=0)
     facts["stopped_at"] = stopped_at.copy()
-    told = {name: hold(values) for name, values in part.told.items()}
-    return part._replace(facts=facts, timelines=timelines, told=told)
+    extra_facts = {name: hold(values) for name, values in part.extra_facts.items()}
+    return part._replace(facts=facts, timelines=timelines, extra_facts=extra_facts)
 
 
 def facts_of(

@@ -258,7 +258,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         work = work.and_more(work_at_anchor, work_of_scaling, times=per_step)
         return keep_if_empty(event, after, state), work
 
-    return Algorithm(init, step, lambda state: state.server, obeys=dict(RELIED_ON))
+    return Algorithm(init, step, lambda state: state.server, supports=dict(RELIED_ON))
 
 
 def langevin_steps(
