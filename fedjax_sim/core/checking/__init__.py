@@ -1,9 +1,9 @@
 """Check the arguments of public calls against the types that their signatures declare.
 
-`calls` has the decorator `checked`, which every public function and constructor carries, and
-`unchecked`, by which one checked function calls another. `kinds` has annotations
-that say more than a type: ranges of numbers and shapes of arrays.
-A signature such as
+`calls` has the decorator `checked`, for the functions and constructors that users call, and
+`unchecked`, by which one checked function calls another. `kinds` has annotations that say more than
+a type: ranges of numbers and shapes of arrays. Settings are declared with the same types. A
+signature such as
 
     @checked
     def flip(labels: Annotated[Array, shape("n")], share: Probability, *, seed: Seed) -> Array:
