@@ -521,9 +521,3 @@ def test_rows_must_divide_the_vector() -> None:
     ):
         with pytest.raises(ConfigError, match="row is 4, but must be a divisor of the 11"):
             call(DIM)
-
-
-@pytest.mark.parametrize("text", ["block", "rand_k:kept=3"])
-def test_a_matrix_is_not_a_vector(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"an array of shape \[D\]"):
-        parse_compressor(text).apply(jax.random.key(0), jnp.ones((4, 4)))

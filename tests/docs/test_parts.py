@@ -10,12 +10,12 @@ from tests.exports import exports_of
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "parts.md"
 ROOMS = (
     "clients",
-    "compression",
+    "server.compression",
     "datasets",
-    "diagnostics",
+    "results.diagnostics",
     "models",
     "partition",
-    "privacy",
+    "server.privacy",
     "problems",
     "server",
     "timelines",
