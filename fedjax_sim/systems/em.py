@@ -6,7 +6,7 @@ The parameters of classical EM are theta_k = T(S_k). It is the baseline of FedEM
 every client evaluates all its examples and sends their mean statistics uncompressed.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,22 +28,31 @@ class Hyper(CoinRounds, Expectation):
     batches: Literal["full"] = fixed("full")
 
 
+class State(NamedTuple):
+    """State of EM.
+
+    Attributes:
+      server: S_k, `f[q]`.
+    """
+
+    server: types.Array
+
+
 def algorithm(
     problem: types.LatentProblem, hyper: Hyper, plan: types.Plan
-) -> Algorithm[types.Array, types.Work]:
-    """Bind EM to a problem. The state is S_k, `f[q]`."""
+) -> Algorithm[State, types.Work]:
+    """Bind EM to a problem; the arguments are those of `System.algorithm`."""
     expect = local_expectation(problem, hyper, plan)
 
-    def step(
-        key: types.Key, server: types.Array, event: types.Event
-    ) -> tuple[types.Array, types.Work]:
+    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
         is_present = event.clients >= 0
-        natural = problem.natural(problem.maximise(server))
+        natural = problem.natural(problem.maximise(state.server))
         means, work = expect(key, event, natural, is_full=True, works=is_present)
         num_present = jnp.maximum(is_present.sum(), 1).astype(means.dtype)
-        return keep_if_empty(event, weighted_sum(is_present, means) / num_present, server), work
+        after = State(weighted_sum(is_present, means) / num_present)
+        return keep_if_empty(event, after, state), work
 
-    return Algorithm(problem.init, step, model=lambda server: server)
+    return Algorithm(lambda key: State(problem.init(key)), step, model=lambda state: state.server)
 
 
 def count_bits(

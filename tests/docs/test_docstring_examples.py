@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import operator
 import textwrap
 from collections.abc import Iterator
 from functools import partial
@@ -66,7 +67,7 @@ MAIN = (
 def public() -> Iterator[tuple[str, Any]]:
     """List the names of the package and its rooms, and the public methods of its classes."""
     rooms: list[tuple[str, ModuleType]] = [("", fedjax_sim)]
-    rooms += [(f"{name}.", importlib.import_module(f"fedjax_sim.{name}")) for name in ROOMS]
+    rooms += [(f"{name}.", operator.attrgetter(name)(fedjax_sim)) for name in ROOMS]
     for prefix, room in rooms:
         names = exports_of(room) or [n for n in vars(room) if n[0] != "_"]
         for name in names:

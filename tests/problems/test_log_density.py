@@ -143,7 +143,7 @@ def test_classifications_are_log_densities() -> None:
     np.testing.assert_allclose(jax.jit(ours.log_density)(params), -energy, rtol=1e-5)
     found = jax.jit(jax.vmap(ours.probabilities, (None, 0)))(params, images[:7])
     np.testing.assert_allclose(found, jax.jit(usual.predict)(params), rtol=1e-5)
-    with pytest.raises(ConfigError, match="problem is of type LogDensity, but must be"):
+    with pytest.raises(ConfigError, match="problem is 'LogDensity', but must be"):
         log_density_of(ours)
 
 

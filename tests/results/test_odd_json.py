@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedjax_sim.launch.merge import read_parts
 
 import fedjax_sim
 from fedjax_sim.core.lifecycle import InputError, digest_of, read_json
+from fedjax_sim.launch.parts import read_parts
 from fedjax_sim.results import kept_settings, reports, run_files
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]

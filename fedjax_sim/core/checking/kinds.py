@@ -28,7 +28,7 @@ class Limit(NamedTuple):
 
     def __str__(self) -> str:
         """Return the limits in words, such as "of at least 1", "" for none."""
-        words = {"least": "of at least", "most": "of at most", "above": "above", "below": "below"}
+        words = {"least": "of at least", "above": "above", "most": "of at most", "below": "below"}
         limits = {name: getattr(self, name) for name in words if getattr(self, name) is not None}
         text = " and ".join(f"{words[name]} {_shown(limit)}" for name, limit in limits.items())
         if limits.keys() == {"least", "most"}:

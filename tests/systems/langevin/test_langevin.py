@@ -240,7 +240,7 @@ def test_mini_batches_larger_than_a_client_are_unbiased() -> None:
     """In a batch of 5 of 3 examples, two count twice: each equally often, within 5 errors."""
     keys = jax.vmap(jax.random.key)(jnp.arange(3000))
     problem = GaussianClients.of(HESSIANS, CENTERS, counts=np.array([3, 2, 1]))
-    hyper = langevin.paper(num_clients=3, batch_size=5, sampling="without_replacement")
+    hyper = langevin.paper(num_clients=3, batch_size=5)
     zero = jnp.int32(0)
     drawn = jax.vmap(lambda key: batches_of(problem, hyper, key, zero, zero)(zero)[0])(keys)
     times = np.stack([(np.asarray(drawn) == example).sum(axis=1) for example in range(3)])

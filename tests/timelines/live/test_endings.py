@@ -101,7 +101,7 @@ def test_deadlines_with_which_nothing_happens(
         assert run.curves.ended == "ticks" and run.curves.time[-1] == 6 * 9.0
         return
     assert run.curves.ended == "time" and run.curves.ticks[-1] == 0
-    assert "whose time or deadline is nan" in capsys.readouterr().err
+    assert "a time or deadline that is nan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("clients", [[0, 1, 2, 3], [EMPTY] * 4])
