@@ -16,7 +16,7 @@ from beartype.claw import beartype_packages
 
 from fedjax_sim import types
 
-ROOMS = ("clients", "compression", "privacy", "server", "timelines")
+ROOMS = ("clients", "server", "timelines")
 """Rooms whose functions are checked."""
 OBJECTS = ("fedjax_sim.clients.packing",)
 """Modules with functions that have rules for `vmap`, which they lose if they are wrapped."""

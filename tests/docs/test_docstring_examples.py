@@ -3,7 +3,6 @@
 import ast
 import importlib
 import inspect
-import operator
 import textwrap
 from collections.abc import Iterator
 from functools import partial
@@ -64,10 +63,16 @@ MAIN = (
 """What a stranger meets first, which has an example."""
 
 
+def module_of(room: str) -> ModuleType:
+    """Find the module of a room, or of one that the root hands on."""
+    name = getattr(fedjax_sim, room.partition(".")[0]).__name__
+    return importlib.import_module(".".join([name, *room.split(".")[1:]]))
+
+
 def public() -> Iterator[tuple[str, Any]]:
     """List the names of the package and its rooms, and the public methods of its classes."""
     rooms: list[tuple[str, ModuleType]] = [("", fedjax_sim)]
-    rooms += [(f"{name}.", operator.attrgetter(name)(fedjax_sim)) for name in ROOMS]
+    rooms += [(f"{name}.", module_of(name)) for name in ROOMS]
     for prefix, room in rooms:
         names = exports_of(room) or [n for n in vars(room) if n[0] != "_"]
         for name in names:
@@ -153,7 +158,7 @@ def test_an_example_runs(name: str, prelude: dict[str, Any], tmp_path: Path) -> 
     own = [room for room in ROOMS if name.startswith(f"{room}.")]  # Its names come last.
     names: dict[str, Any] = {}
     for room in (*ROOMS, *own):
-        names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
+        names |= vars(module_of(room))
     names |= prelude | {"folder": tmp_path, "settings": fedjax_sim.core.settings}
     before = set(map(id, names.values()))
     exec(compile(EXAMPLES[name], name, "exec"), names)

@@ -156,7 +156,7 @@ def test_odd_entries_of_config_are_read_or_refused(
     shutil.copytree(folder, tmp_path / "a")
     curves = run_files.read_arrays(folder / run_files.CURVES)
     monkeypatch.setattr(run_files, "read_arrays", lambda path: curves)  # Slow.
-    monkeypatch.setattr("fedjax_sim.launch.merge.load_runs", lambda path, trust: {})
+    monkeypatch.setattr("fedjax_sim.launch.parts.load_runs", lambda path, trust: {})
     replace(tmp_path / "a", "config.json", changed(content, (name,), ODD[odd]))
     for read in (reports.load, lambda path: read_parts([path])):
         is_read_or_refused(lambda read=read: read(tmp_path / "a"), (name, odd))
