@@ -135,11 +135,15 @@ def natural(
 ) -> Partition:
     """Keep the clients that the data came with.
 
-    If the data has more clients than `num_clients`, a random choice of them is kept.
+    If the data has more clients than `num_clients`, a random choice of them is kept. A partition
+    has no names: those of its clients are `client_ids[partition.index[:, 0]]`, and the method
+    `with_client_names(names)` of settings puts the rows of a `client_table` in their order. The
+    command line does both.
 
         labels, writers = np.array([3, 7, 3, 1]), np.array(["ann", "bob", "ann", "ann"])
         clients = natural(labels, client_ids=writers, num_clients=2, seed=0)
         assert clients.counts.tolist() == [3, 1]
+        assert writers[clients.index[:, 0]].tolist() == ["ann", "bob"]
 
     Args:
       labels: Class of each training example, integers `[n]` of at least 0.
