@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -43,6 +44,15 @@ def test_the_five_papers_are_named_wherever_they_should_be() -> None:
         number = url.removeprefix("https://arxiv.org/abs/")
         assert f"arXiv {number}" in text.splitlines()[0]
         assert f"10.48550/arXiv.{number}" in citation
+
+
+def test_the_top_level_holds_nothing_else() -> None:
+    """A test or a call in the clone's own folder may have left files that were then committed."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    tops = {line.partition("/")[0] for line in done.stdout.splitlines()}
+    allowed = {"pyproject.toml", "fedjax_sim", "experiments", "tests", "scripts", "docs"}
+    allowed |= {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"}
+    assert {name for name in tops if name[0] != "."} <= allowed
 
 
 def test_the_oldest_versions_are_the_lower_bounds() -> None:
