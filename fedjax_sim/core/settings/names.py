@@ -262,9 +262,9 @@ def idle_of(hyper: Any) -> dict[str, str]:
     found = {name: f"with {what}, where it has no effect" for name, what in decided.items()}
     for name, field in fields(type(hyper)).items():
         inside = name.rpartition(".")[0]
-        owner = value_of(hyper, inside) if inside else hyper
-        for other, values in field.metadata.get("only_with", NO_CONDITION).items():
-            value, where = value_of(owner, other), f"{inside}.{other}" if inside else other
+        for other, values in field.metadata["only_with"].items():
+            where = f"{inside}.{other}" if inside else other
+            value = value_of(hyper, where)
             if callable(values):
                 if not values(value):
                     words = f"with {where} = {_text_of(value)}, where it has no effect"

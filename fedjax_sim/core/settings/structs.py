@@ -157,8 +157,8 @@ def _register(made: Any) -> None:
     def flatten(hyper: Any) -> tuple[list[Any], tuple[Any, ...]]:
         held = vars(hyper)
         # Values would keep arrays alive in what JAX has compiled.
-        left = Assumed.fromkeys(held[ASSUMED])
-        return [held[name] for name in traced], (*[held[name] for name in static], Assumed(left))
+        rest = (*[held[name] for name in static], Assumed.fromkeys(held[ASSUMED]))
+        return [held[name] for name in traced], rest
 
     def flatten_with_keys(hyper: Any) -> tuple[list[Any], tuple[Any, ...]]:
         leaves, rest = flatten(hyper)
