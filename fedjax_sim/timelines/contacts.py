@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import settings, streams
-from fedjax_sim.core.checking import AtLeast0, Count
+from fedjax_sim.core.checking import AtLeast0, Count, checked
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Key, Timeline
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
@@ -115,6 +115,7 @@ class Contacts(Clients):
         return super().decided() | self.delays.decided_by_trace("clock.carry_residual")
 
 
+@checked
 def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Timeline, Array]:
     """Schedule periodic contacts of a uniform cohort.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import settings
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, OneOf
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, OneOf, checked
 from fedjax_sim.core.settings import Checked, ConfigError, fields, setting, struct
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Timeline
@@ -151,6 +151,7 @@ class Arrivals(Clients):
         return min(self.concurrency, self.num_clients)
 
 
+@checked
 def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered arrivals: each tick receives Z updates of K local steps.
 

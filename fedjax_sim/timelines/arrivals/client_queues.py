@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, Finite
+from fedjax_sim.core.checking import Above0, Count, Finite, checked
 from fedjax_sim.core.settings import ConfigError, redefault, setting, struct
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import EMPTY, Array, Key, Timeline
@@ -86,6 +86,7 @@ def routing_shares(key: Key, hyper: ClientQueues) -> Array:
     return share / share.sum()
 
 
+@checked
 def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> Timeline:
     """Schedule server steps with one finished task each; a task carries the model it was sent with.
 

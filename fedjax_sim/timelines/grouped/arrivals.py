@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count
+from fedjax_sim.core.checking import Above0, Count, checked
 from fedjax_sim.core.settings import group, setting, struct
 from fedjax_sim.core.types import Key, Timeline
 from fedjax_sim.timelines.cohorts import previous_visits
@@ -46,6 +46,7 @@ class GroupArrivals(Groups):
     )
 
 
+@checked
 def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered reports of groups.
 

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, OneOf, shape
+from fedjax_sim.core.checking import Above0, Count, OneOf, checked, shape
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines.delays.devices import close, draw_devices, finish_work
@@ -248,6 +248,7 @@ def aggregation_weights(
     return shares / steps
 
 
+@checked
 def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline:
     """Schedule rounds of groups.
 

@@ -6,7 +6,7 @@ Dimension letters: `N` clients, `T` ticks. A tick is a round, and slot i belongs
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.checking import Above0, Count, Portion
+from fedjax_sim.core.checking import Above0, Count, Portion, checked
 from fedjax_sim.core.settings import Checked, setting, struct
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Timeline
@@ -31,6 +31,7 @@ class CoinRounds(Checked):
     round_length: Above0 = setting(1.0, "Duration of a round, in units of virtual time.")
 
 
+@checked
 def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timeline:
     """Schedule rounds in which each client takes part with probability p.
 

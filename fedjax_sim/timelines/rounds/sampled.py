@@ -172,6 +172,7 @@ def cohort_system(
     )
 
 
+@checked
 def schedule_cohort_rounds(
     key: types.Key, hyper: types.Settings, num_ticks: Count
 ) -> types.Timeline:

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count
+from fedjax_sim.core.checking import Above0, Count, checked
 from fedjax_sim.core.settings import ConfigError, group, setting, struct
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Timeline
@@ -111,6 +111,7 @@ class WeightedRounds(Clients):
         return weight / weight.sum()
 
 
+@checked
 def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) -> Timeline:
     """Schedule synchronous rounds of weighted clients.
 

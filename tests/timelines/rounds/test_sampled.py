@@ -223,3 +223,10 @@ def test_epochs_need_a_problem() -> None:
     hyper = SYSTEMS["fedavg"].paper(local_epochs=1.0)
     with pytest.raises(ConfigError, match=r"local_epochs is 1\.0, but must be 0 for a"):
         SYSTEMS["fedavg"].fit.complete(hyper, None)
+
+
+def test_a_schedule_that_users_draw_checks_the_settings() -> None:
+    """More clients in a cohort than there are would be drawn without a word."""
+    hyper = CohortRounds(num_clients=10, num_selected=20)
+    with pytest.raises(ConfigError, match="num_selected is 20, but must be at most num_clients"):
+        schedule_cohort_rounds(jax.random.key(0), hyper, 2)
