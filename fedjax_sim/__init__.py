@@ -56,7 +56,7 @@ class _Moved(importlib.abc.MetaPathFinder):
     """The last finder that Python asks: it refuses an old address with the new one."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        """Refuse what `MOVED` names; anything else is not there either."""
+        """Refuse the old addresses in `MOVED`; find nothing else."""
         root, _, name = fullname.partition(".")
         if root == __name__ and name in MOVED:
             sentence = f"No module named {fullname!r}: it is '{root}.{MOVED[name]}' now"

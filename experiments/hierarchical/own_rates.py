@@ -224,7 +224,7 @@ for MNIST's."""
 
 
 def kind_of(dataset: str) -> str:
-    """Return which key of `ONLY` a data set has."""
+    """Key of a data set in `ONLY`."""
     return next((kind for kind in ONLY if Path(dataset).stem.startswith(kind)), "mnist")
 
 

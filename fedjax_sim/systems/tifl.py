@@ -151,7 +151,7 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
     counts, is_adaptive = jnp.asarray(problem.counts), settings.policy == "adaptive"
 
     def members(tier: Array) -> Array:
-        """Tell which clients are in each tier: `bool[T, N]`."""
+        """Membership of clients in tiers: `bool[T, N]`."""
         return tier[None] == jnp.arange(settings.num_tiers)[:, None]
 
     def first(hyper: Hyper, drawn: live.Drawn) -> Memory:

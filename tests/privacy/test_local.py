@@ -310,3 +310,11 @@ def test_steps_that_change_who_takes_part_are_refused(
         ConfigError, match=r"local_privacy is 'gaussian'.*epsilon is the schedule's"
     ):
         received(hyper, event, regression())
+
+
+@pytest.mark.parametrize("bound", [-1.0, 0.0, float("nan")])
+def test_a_bound_that_is_not_above_0_is_refused(bound: float) -> None:
+    """Updates would be turned round, or be lost, without a word."""
+    for clip in (clip_updates, clip_sums):
+        with pytest.raises(ConfigError, match=r"bound is .* above 0"):
+            clip(jnp.ones((2, 3)), bound)

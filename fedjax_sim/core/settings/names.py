@@ -322,7 +322,7 @@ def as_default(hyper: HyperT) -> HyperT:
 
 
 def assumed_of(hyper: Any, given: Collection[str] = ()) -> Assumed:
-    """Note which settings nobody has given.
+    """List the settings that were not given, with their values.
 
     Args:
       hyper: A settings struct.

@@ -37,6 +37,7 @@ from fedjax_sim.server.privacy.accounting import check_package, once_each
 from fedjax_sim.server.privacy.participation import largest_sums, reports_of
 
 
+@checked
 def square_root_bands(bands: Count) -> npt.NDArray[np.float64]:
     """Compute the first coefficients of (1 - x)^(-1/2): b_j = b_{j-1} (2 j - 1) / (2 j), b_0 = 1.
 
@@ -52,6 +53,7 @@ def square_root_bands(bands: Count) -> npt.NDArray[np.float64]:
     return np.concatenate([[1.0], np.cumprod((2 * place - 1) / (2 * place))])
 
 
+@checked
 def sensitivities(
     timeline: Timeline,
     num_clients: Count,
@@ -121,6 +123,7 @@ def gaussian_epsilon(
     return once_each(lambda x: get_epsilon_gaussian(float(deviation) / x, float(delta)), changes)
 
 
+@checked
 def separated_sensitivity(
     coefficients: npt.NDArray[np.float64], num_ticks: Count, *, separation: Count, most: Count
 ) -> float:

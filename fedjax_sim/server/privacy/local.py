@@ -257,6 +257,7 @@ def local_epsilon(
     return once_each(privacy.spent, numbers)
 
 
+@checked
 def privatise(keys: Keys, privacy: OwnNoise, updates: Params) -> Params:
     """Clip the updates of clients, and add each client's own noise.
 

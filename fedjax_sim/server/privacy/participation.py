@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import Count, Limit
+from fedjax_sim.core.checking import Count, Limit, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Timeline
 
@@ -49,6 +49,7 @@ class Participations(NamedTuple):
         return int(self.separation.min())
 
 
+@checked
 def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
     """Count participations, and find the smallest separations, in O(T S log(T S)).
 
@@ -76,6 +77,7 @@ def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
     return Participations(counts, separation)
 
 
+@checked
 def most_participations(
     timeline: Timeline,
     num_clients: Count,
@@ -122,6 +124,7 @@ def largest_sums(
     return found
 
 
+@checked
 def most_sent(
     timeline: Timeline,
     num_clients: Count,
