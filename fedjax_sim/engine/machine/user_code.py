@@ -320,13 +320,16 @@ def _inside(value: Any) -> Iterator[Any]:
         yield value.__func__
     with contextlib.suppress(AttributeError):
         yield from object.__getattribute__(value, "__dict__").values()
-    for base in kind.__mro__:
-        for member in vars(base).values():
-            if type(member) is MemberDescriptorType:
-                try:
-                    yield member.__get__(value, kind)
-                except AttributeError:  # Not assigned yet.
-                    continue
+    for member in _slots_of(kind):
+        with contextlib.suppress(AttributeError):  # Not assigned yet.
+            yield member.__get__(value, kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots_of(kind: type) -> list[MemberDescriptorType]:
+    """List the slots of a class; a class has those that it was made with."""
+    members = [member for base in kind.__mro__ for member in vars(base).values()]
+    return [member for member in members if type(member) is MemberDescriptorType]
 
 
 # What a program computes.
