@@ -2,27 +2,32 @@
 
 import argparse
 import contextlib
+import os
 import shutil
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import fedjax_sim
-from experiments.harness import ledger, registry, report
+from experiments.harness import ledger, queue, registry, report
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.parts import CHECKPOINTS, ExperimentPart, WaitsError, read_identity
 from fedjax_sim.cli.arguments import read_whole
 from fedjax_sim.cli.launching import read_launcher
 from fedjax_sim.cli.parser import Parser
+from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import exit_code_of
 from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.engine.planning import placement
 from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
 from fedjax_sim.launch.parts import read_part
 from fedjax_sim.results.records import to_json
 from fedjax_sim.results.reports import UNFINISHED, Folder, save
 
-IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset", "only")
+IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset", "only", "precision")
 """Arguments that an unfinished run and the run that resumes it must have in common."""
 
 
@@ -41,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--reduced", action="store_true", help="smaller, but on the same data: what a CPU can do"
     )
+    run.add_argument("--full", action="store_true", help="the paper's size, as without a size")
     run.add_argument("--seeds", type=int, help="number of seeds, in place of the experiment's")
     run.add_argument(
         "--dataset", help="data set in place of the experiment's, such as an .npz file"
@@ -48,6 +54,13 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--only", metavar="NAME,...", help="some panels of hierarchical/own_rates, such as fig7"
     )
+    run.add_argument(
+        "--methods",
+        metavar="TEXT,...",
+        help="only sweeps with this in their names; those of other calls with the same --out count",
+    )
+    run.add_argument("--minutes", type=float, help="save and stop after as many minutes")
+    run.add_argument("--precision", default="float32", help="of matrix products, as of `run`")
     run.add_argument("--data-dir", help="folder with the raw files of the data set, if offline")
     run.add_argument(
         "--results",
@@ -83,6 +96,15 @@ def parser() -> argparse.ArgumentParser:
         "compare", help="compare results folders with the committed record, claim by claim"
     )
     compare.add_argument("folders", metavar="DIR", nargs="+", help="results folders of runs")
+    queued = commands.add_parser(
+        "queue", help="run what needs an accelerator, in order, as far as the time goes"
+    )
+    queued.add_argument("--minutes", type=float, default=9.0, help="of this call (9)")
+    queued.add_argument("--dataset", help="file with CIFAR-10's images, if offline")
+    queued.add_argument("--data-dir", help="folder with the raw files of other data, if offline")
+    queued.add_argument("--precision", default="float32", help="of matrix products")
+    queued.add_argument("--smoke", action="store_true", help="each for a few seconds")
+    queued.add_argument("--out", metavar="DIR", help="folder of the results (results-queue)")
     merge = commands.add_parser("merge", help="write the results of parts that have run")
     merge.add_argument("out", metavar="DIR", help="results folder of the parts")
     for command in (run, report, compare):
@@ -133,6 +155,9 @@ def _run(given: argparse.Namespace) -> None:
             for folder, told in found.items():
                 print(f"{folder}: {'; '.join(told) or 'as in the record'}")
         return
+    if given.command == "queue":
+        queue.run(given)
+        return
     if given.command == "merge":
         name, num_parts, common = read_identity(Path(given.out))
         arguments = Arguments(out=given.out, **common)
@@ -154,19 +179,56 @@ def _run(given: argparse.Namespace) -> None:
         only=given.only,
         resume=given.resume,
         trust=given.trust,
+        precision=given.precision,
     )
-    part, launcher = read_part(given.part), read_launcher(given)
+    if given.full and (given.smoke or given.reduced):
+        raise ConfigError("full together with a smaller size", True, "false: a run is of one size")
+    with stopping_after(given.minutes):
+        outcome = _run_as_asked(given, run, arguments)
+    if outcome is not None:
+        _show(outcome, arguments.out, as_json=given.json)
+
+
+def _run_as_asked(
+    given: argparse.Namespace, run: Callable[[Arguments], Outcome], arguments: Arguments
+) -> Outcome | None:
+    """Run an experiment, one part of it or some methods; None if others have to run too."""
+    part, launcher, out = read_part(given.part), read_launcher(given), Path(arguments.out)
+    if given.methods is not None:
+        if part is not None or launcher is not None:
+            raise ConfigError("methods", given.methods, "left out with parts")
+        return run_methods(given.name, run, arguments, given.methods.split(","))
     if part is not None:
-        share = ExperimentPart(Path(arguments.out), part.number, part.num_parts)
+        share = ExperimentPart(out, part.number, part.num_parts)
         print(run_part(given.name, run, arguments, share))
-        return
+        return None
     if launcher is not None:
         num_parts = read_whole("parts", given.parts, launcher.count())
-        parts = ExperimentPart(Path(arguments.out), None, num_parts)
-        outcome = launch_parts(launcher, given.name, run, arguments, parts)
-    else:
-        outcome = run_experiment(given.name, run, arguments)
-    _show(outcome, arguments.out, as_json=given.json)
+        parts = ExperimentPart(out, None, num_parts)
+        return launch_parts(launcher, given.name, run, arguments, parts)
+    return run_experiment(given.name, run, arguments)
+
+
+@contextlib.contextmanager
+def stopping_after(minutes: float | None) -> Iterator[None]:
+    """Ask the process to save and stop after some time, as SIGUSR1 does, or never if it is None."""
+    if minutes is None:
+        yield
+        return
+    if not 0 < minutes <= threading.TIMEOUT_MAX / 60:
+        raise ConfigError("minutes", minutes, "a number above 0")
+
+    def stop() -> None:
+        lifecycle.say(f"{minutes:.3g} minutes are over", "experiments")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    timer = threading.Timer(60 * minutes, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _show(outcome: Outcome, out: str, *, as_json: bool) -> None:
@@ -251,6 +313,38 @@ def run_part(
     return f"{part} is done, and so are the others: merge {arguments.out}."
 
 
+def run_methods(
+    name: str, run: Callable[[Arguments], Outcome], arguments: Arguments, methods: Sequence[str]
+) -> Outcome | None:
+    """Run those sweeps of an experiment whose names have certain words in them.
+
+    They are kept in the results folder. Once all sweeps are there, the results are written.
+
+    Args:
+      name: The experiment, as PAPER/NAME.
+      run: Its function `run`.
+      arguments: The command line.
+      methods: The words.
+
+    Returns:
+      What the experiment returned, or None if other sweeps have to be run.
+
+    Raises:
+      ConfigError: If the arguments do not fit together, the folder is of another experiment, or
+        there is a word that no sweep has in its name. Sweeps that have run are kept.
+    """
+    share = ExperimentPart(Path(arguments.out), 0, 1, methods)
+    run_part(name, run, arguments, share)
+    strange = [each for each in methods if not any(each in sweep for sweep in share.seen)]
+    if strange == list(methods) or (strange and share.waits is None):  # None may come later.
+        known = ", ".join(map(repr, share.seen))
+        raise ConfigError("methods", ",".join(strange), f"parts of {known}, which come next")
+    if share.waits is None:
+        return merge_parts(name, run, arguments, 1)
+    print(f"{share.waits}; name it in --methods of the next call.")
+    return None
+
+
 def merge_parts(
     name: str, run: Callable[[Arguments], Outcome], arguments: Arguments, num_parts: int
 ) -> Outcome:
@@ -328,4 +422,5 @@ def _begin(name: str, arguments: Arguments) -> dict[str, Any]:
         raise ConfigError("reduced together with smoke", True, "false: a run is of one size")
     if arguments.seeds is not None and arguments.seeds < 1:
         raise ConfigError("seeds", arguments.seeds, "at least 1")
+    placement.check_precision(arguments.precision)
     return {"experiment": name, **{word: getattr(arguments, word) for word in IDENTITY}}

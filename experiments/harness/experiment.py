@@ -10,6 +10,7 @@ from experiments.harness.claims import Verdict
 from experiments.harness.parts import ExperimentPart
 from fedjax_sim import Checkpoints
 from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.engine.request import Precision
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,6 +60,7 @@ class Arguments(NamedTuple):
       share: The part to run of an experiment that runs in parts, or None.
       only: Names of the panels to run, joined by commas, or None for all.
       trust: Whether files in `results` that carry no SHA-256 are taken as they are.
+      precision: Precision of matrix products, as in `sweep`.
     """
 
     smoke: bool = False
@@ -73,6 +75,7 @@ class Arguments(NamedTuple):
     share: ExperimentPart | None = None
     only: str | None = None
     trust: bool = False
+    precision: Precision = "float32"
 
     def chosen(self, names: Sequence[str]) -> list[str]:
         """Return those of the names that are asked for.
@@ -87,15 +90,16 @@ class Arguments(NamedTuple):
         return asked
 
     def kept(self, name: str) -> dict[str, Any]:
-        """Return the options of a sweep by which it can be resumed, and can run in parts.
+        """Return the options of a sweep by which it can be resumed, run in parts or in TF32.
 
         Args:
           name: Name of the sweep, different for every sweep of the experiment.
         """
         if self.checkpoints is None:
-            return {}
+            return {"precision": self.precision}
         folder = self.checkpoints / name.replace("/", " of ")
         return {
+            "precision": self.precision,
             "checkpoints": Checkpoints(folder, every=CHECKPOINT_EVERY, resume=self.resume),
             **({} if self.share is None else {"lanes": self.share.of_sweep(name)}),
         }

@@ -77,6 +77,8 @@ def command_of(name: str, arguments: Arguments) -> str:
         value = getattr(arguments, option)
         if value is not None:
             words += [f"--{option}", Path(str(value)).name]
+    if arguments.precision != "float32":
+        words += ["--precision", arguments.precision]
     return shlex.join(words)
 
 

@@ -6,6 +6,9 @@ without the other parts' lanes, until the experiment looks at what a sweep retur
 complete: there the part ends, and is run again when the others have run. An experiment that looks
 at its sweeps last needs one round; one that tunes a step size first needs two.
 
+In the same way an experiment runs method by method: its only part, 0 of 1, runs the sweeps that are
+asked for, and waits for the others.
+
     out/parts/SWEEP/0-of-2.json     what identifies a sweep whose lanes of a part have run
     out/parts/SWEEP/0-of-2/         those lanes, if the part has any, as `Run.save` writes them
     out/parts/checkpoints/0-of-2/   checkpoints of a part
@@ -34,8 +37,8 @@ CHECKPOINTS = "checkpoints"
 class WaitsError(Exception):
     """An experiment looks at a sweep of which other parts have not run their lanes."""
 
-    def __init__(self, sweep: str, missing: Sequence[str]):
-        super().__init__(f"{sweep} waits for parts {', '.join(missing)}")
+    def __init__(self, sweep: str, others: str):
+        super().__init__(f"{sweep} {others}")
 
 
 class Pending:
@@ -62,18 +65,23 @@ class ExperimentPart:
 
     Attributes:
       waits: For which lanes the experiment waits, if a sweep was not complete.
+      seen: Names of the sweeps that the experiment has asked for.
     """
 
-    def __init__(self, folder: Path, number: int | None, num_parts: int):
+    def __init__(
+        self, folder: Path, number: int | None, num_parts: int, methods: Sequence[str] = ()
+    ):
         """Describe the part.
 
         Args:
           folder: The experiment's results folder.
           number: Number of the part, from 0; None to run no lanes and only read those of all parts.
           num_parts: Number of parts.
+          methods: Parts of names of those sweeps that are run; all if there are none.
         """
         self.folder, self.number, self.num_parts = folder / FOLDER, number, num_parts
-        self.num_sweeps = 0
+        self.methods = methods
+        self.seen: list[str] = []
         self.waits: WaitsError | None = None
 
     @property
@@ -122,8 +130,8 @@ class ExperimentPart:
         Args:
           name: The sweep's name, different for every sweep of the experiment.
         """
-        self.num_sweeps += 1
-        return SweepShare(self, name, self.num_sweeps - 1)
+        self.seen.append(name)
+        return SweepShare(self, name, len(self.seen) - 1)
 
 
 class SweepShare:
@@ -173,10 +181,13 @@ class SweepShare:
         if not missing:
             ran = [file.with_suffix("") for file in files if read_json(file)["has_lanes"]]
             return join_runs([load(folder) for folder in ran])
-        if self._part.number in missing:
+        methods = self._part.methods
+        is_asked_for = not methods or any(method in self._name for method in methods)
+        if self._part.number in missing and is_asked_for:
             return None
-        names = [f"{number}/{self._part.num_parts}" for number in missing]
-        self._part.waits = WaitsError(self._name, names)
+        names = ", ".join(f"{number}/{self._part.num_parts}" for number in missing)
+        others = f"waits for parts {names}" if is_asked_for else "has not been asked for"
+        self._part.waits = WaitsError(self._name, others)
         return Pending(self._part.waits)  # type: ignore[return-value]
 
     def _choose(self, units: Sequence[Unit[int]]) -> list[int]:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, main, run_experiment
-from experiments.harness.command import merge_parts, run_part
+from experiments.harness import Arguments, Outcome, main, queue, registry, run_experiment
+from experiments.harness.command import merge_parts, run_methods, run_part, stopping_after
 from experiments.harness.parts import ExperimentPart
+from experiments.harness.queue import Queued
 from fedjax_sim import Layout
+from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import read_json
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import Quadratic
@@ -195,3 +198,75 @@ def test_the_command_line_runs_and_merges_parts(
     ):
         assert main(words) == 2
         assert complaint in capsys.readouterr().err
+
+
+def test_an_experiment_runs_method_by_method(
+    tuned: Callable[[Arguments], Outcome], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What other calls have run counts, and the last call writes the bits of a whole run."""
+    whole = run_experiment("x/y", tuned, Arguments(out=str(tmp_path / "whole")))
+    arguments = Arguments(out=str(tmp_path / "out"))
+    assert run_methods("x/y", tuned, arguments, ["final", "one"]) is None
+    assert "tuning has not been asked for; name it" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="methods is 'FedSGD', but must be parts of 'one lane/'"):
+        run_methods("x/y", tuned, arguments, ["FedSGD"])
+    other = arguments._replace(precision="tensorfloat32")
+    with pytest.raises(ConfigError, match="precision is 'tensorfloat32'"):
+        run_methods("x/y", tuned, other, ["final"])
+    assert run_methods("x/y", tuned, arguments, ["tun"]) is None
+    joined = run_methods("x/y", tuned, arguments, ["final"])
+    assert joined is not None and joined.text == whole.text
+    curves = [each.curves["final"].drop_attrs() for each in (joined, whole)]
+    assert curves[0].identical(curves[1])
+
+
+def test_a_run_stops_when_its_minutes_are_over(capsys: pytest.CaptureFixture[str]) -> None:
+    """The signal is that of batch systems, so that the run saves and says how to go on."""
+
+    def work() -> None:
+        with stopping_after(0.001):
+            time.sleep(30)
+
+    assert lifecycle.exit_code_of("experiments", work) == lifecycle.STOPPED
+    assert "0.001 minutes are over" in (said := capsys.readouterr().err)
+    assert "stopped by SIGUSR1" in said and "--resume" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--minutes", "0"], "minutes is 0.0, but must be a number above 0"),
+        (["--minutes", "nan"], "minutes is nan"),
+        (["--full", "--smoke"], "a run is of one size"),
+        (["--methods", "a", "--part", "0/2"], "methods is 'a', but must be left out with parts"),
+        (["--precision", "half"], "precision is 'half'"),
+    ],
+)
+def test_words_that_do_not_fit_are_refused(
+    words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "fald/privacy", *words, "--out", str(tmp_path / "out")]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_queue_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is at an end is not repeated, and one that fails does not hold up the others."""
+    runs = {"a": Queued("fald/privacy"), "b": Queued("fald/nothing"), "c": Queued("fald/privacy")}
+    monkeypatch.setattr(queue, "RUNS", runs)
+    out = str(tmp_path)
+    assert main(["queue", "--smoke", "--minutes", "1e-9", "--out", out]) == lifecycle.STOPPED
+    assert main(["queue", "--smoke", "--minutes", "2", "--out", out]) == lifecycle.FAULT
+    assert "b failed" in capsys.readouterr().err
+    assert all((tmp_path / name / "claims.json").exists() for name in "ac")
+    before = (tmp_path / "a" / "claims.json").stat().st_mtime_ns
+    assert main(["queue", "--smoke", "--minutes", "2", "--out", out]) == lifecycle.FAULT
+    assert "a is at an end" in capsys.readouterr().out
+    assert (tmp_path / "a" / "claims.json").stat().st_mtime_ns == before
+
+
+def test_the_queue_names_experiments() -> None:
+    for queued in queue.RUNS.values():
+        assert registry.find(queued.name)

@@ -1,0 +1,92 @@
+"""The runs that are too long for a CPU, in the order in which an accelerator is to do them.
+
+`python -m experiments queue --minutes 9 --out DIR` goes on where the last call with this folder
+was. Each run has a folder in DIR with its checkpoints, so that nothing is lost if the machine goes
+away, and with its results once it is at an end. Times are guesses from parts of the runs on one
+H200.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_sim.core.lifecycle import EXIT_CODES, PartError, endings
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.results.reports import UNFINISHED
+
+
+class Queued(NamedTuple):
+    """A run that waits for an accelerator.
+
+    Attributes:
+      name: The experiment, as PAPER/NAME.
+      words: Further words of its command line.
+      is_on_cifar10: Whether it is on CIFAR-10's images.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+    is_on_cifar10: bool = True
+
+
+RUNS = {
+    "fedstaleweight-fig2": Queued("fedstaleweight/fig2"),
+    "hierarchical-fig4_5": Queued("hierarchical/fig4_5"),
+    "hierarchical-fig3": Queued("hierarchical/fig3"),
+    "hierarchical-fig7": Queued("hierarchical/own_rates", ("--only=fig7",)),
+    "fald-fig3_4": Queued("fald/fig3_4", is_on_cifar10=False),
+    "favano-fig3a": Queued("favano/fig3a", ("--seeds=1",)),
+    "favano-fig6": Queued("favano/fig6"),
+    "favano-fig7": Queued("favano/fig7", is_on_cifar10=False),
+}
+"""By the name of the folder: 20 to 30 minutes, 10 for three, 10, 10, 28, and not known for two.
+
+favano/fig3b is a day's work: 6,000 of a ResNet's updates a run on TinyImageNet, which are not kept
+as one file."""
+
+
+def run(given: argparse.Namespace) -> None:
+    """Run what is not at an end yet, one after another, until the time is over.
+
+    Args:
+      given: The command line of `python -m experiments queue`.
+
+    Raises:
+      PartError: If the time is over before all are at an end, or some have failed.
+    """
+    if not given.minutes > 0:
+        raise ConfigError("minutes", given.minutes, "a number above 0")
+    end, failed = time.monotonic() + 60 * given.minutes, []
+    for name, queued in RUNS.items():
+        folder = Path(given.out or "results-queue") / name
+        if (folder / "claims.json").exists() and not (folder / UNFINISHED).exists():
+            print(f"{name} is at an end", flush=True)
+            continue
+        left = (end - time.monotonic()) / 60
+        if left <= 0:
+            raise PartError(f"{given.minutes:g} minutes are over before {name}", endings.STOPPED)
+        # It ends with this process, so that the next call finds nobody at work.
+        environment = {**os.environ, endings.PARENT: str(os.getpid())}
+        code = subprocess.run(_words(queued, folder, left, given), env=environment).returncode
+        print(f"{name}: {EXIT_CODES.get(code, f'ended with {code}')}", flush=True)
+        if code == endings.STOPPED:
+            raise PartError(f"{given.minutes:g} minutes are over in {name}", code)
+        if code:
+            failed.append(name)
+    if failed:
+        raise PartError(f"{', '.join(failed)} failed", endings.FAULT)
+
+
+def _words(queued: Queued, folder: Path, minutes: float, given: argparse.Namespace) -> list[str]:
+    """Write the command line of one run."""
+    words = [sys.executable, "-m", "experiments", "run", queued.name, f"--out={folder}", "--resume"]
+    words += [f"--minutes={minutes:.4f}", f"--precision={given.precision}"]
+    words += [] if given.data_dir is None else [f"--data-dir={given.data_dir}"]
+    if given.smoke:
+        return [*words, "--smoke"]
+    dataset = given.dataset or "cifar10"
+    return [*words, *queued.words, *([f"--dataset={dataset}"] if queued.is_on_cifar10 else [])]
