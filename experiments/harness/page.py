@@ -1,4 +1,7 @@
-"""The page of all claims: one HTML file that needs no network and no script."""
+"""The pages of all claims: HTML files that need no network and no script.
+
+`index.html` has the papers' claims, and `studies.html` those of our own.
+"""
 
 import html
 import re
@@ -45,14 +48,52 @@ figcaption { color: #5f6368; font-size: .85rem }
 """
 
 
-def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, str]) -> None:
-    """Write the page and copy the pictures that it shows.
+PAPERS = {
+    "favano": "FAVANO",
+    "fald": "FA-LD",
+    "fedem": "FedEM",
+    "fedstaleweight": "FedStaleWeight",
+    "hierarchical": "Hierarchical FL",
+}
+"""What the papers' systems are called."""
+STUDIES = {"robustness": "Robust rules", "selection": "Choosing clients"}
+"""What the studies are called that reproduce no paper."""
+
+
+def write(out: Path, found: Sequence[Row], figures: Path) -> None:
+    """Write the pages and copy the pictures that they show.
+
+    Args:
+      out: Folder of the pages, made if it is missing.
+      found: All claims.
+      figures: Folder of the committed pictures.
+    """
+    pages = (
+        ("index.html", PAPERS, "Claims of five papers on federated learning"),
+        ("studies.html", STUDIES, "Claims of our own on federated learning"),
+    )
+    for file, names, title in pages:
+        rows = [row for row in found if row.paper in names]
+        write_page(out, file, rows, figures, names, title)
+
+
+def write_page(
+    out: Path,
+    file: str,
+    found: Sequence[Row],
+    figures: Path,
+    names: Mapping[str, str],
+    title: str,
+) -> None:
+    """Write one page; see `write`.
 
     Args:
       out: Folder of the page, made if it is missing.
-      found: All claims.
+      file: Name of the page.
+      found: The claims.
       figures: Folder of the committed pictures.
-      names: What the papers' systems are called.
+      names: What the papers' systems, or the studies, are called.
+      title: The title.
     """
     (out / "figures").mkdir(parents=True, exist_ok=True)
     committed = sorted(file.name for file in figures.iterdir())
@@ -61,30 +102,33 @@ def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, st
         mine = [row for row in found if row.paper == paper]
         articles = []
         for row in mine:
-            pictures = [file for file in pictures_of(row, committed) if file in committed]
+            pictures = [each for each in pictures_of(row, committed) if each in committed]
             shown.update(pictures)
             articles.append(article(row, pictures))
         name = html.escape(names.get(paper, paper))
         sections.append(
             f'<h2 id="{paper}">{name}</h2>\n{count_table({name: mine})}' + "\n".join(articles)
         )
-    for file in shown:
-        copy = partial(shutil.copyfile, figures / file)
-        write_whole(out / "figures" / file, copy, lasts=False)
+    for picture in shown:
+        copy = partial(shutil.copyfile, figures / picture)
+        write_whole(out / "figures" / picture, copy, lasts=False)
     links = " ".join(f'<a href="#{paper}">{html.escape(name)}</a>' for paper, name in names.items())
     changed = [
         [f'<a href="#{row.claim.id}">{row.claim.id}</a>', html.escape(row.claim.changed)]
         for row in found
         if row.claim.changed
     ]
+    mistakes = error_table(names)
     content = (
         "<!DOCTYPE html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<link rel="icon" href="data:,">'
-        f"<title>Claims of five papers</title><style>{STYLE}</style></head>\n<body>"
-        "<h1>Claims of five papers on federated learning</h1>"
-        f'<nav>{links} <a href="#errata">Errata</a> <a href="#changed">Changed</a></nav>\n'
+        f"<title>{title}</title><style>{STYLE}</style></head>\n<body>"
+        f"<h1>{title}</h1><nav>{links} "
+        + ('<a href="#errata">Errata</a> ' if mistakes else "")
+        + '<a href="#changed">Changed</a> <a href="index.html">Papers</a> '
+        '<a href="studies.html">Own studies</a></nav>\n'
         f"<p>{html.escape(headline(found))}</p>\n{count_table(by_origin(found), 'origin')}\n"
         "<p>Each claim has one deciding part, and is judged by the criterion that stands with it. "
         "It fails if that part is false, and holds in part if it is true and another part of the "
@@ -97,21 +141,28 @@ def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, st
         "an interval covers both outcomes, or if it was judged by an earlier criterion and not run "
         "since. Claims marked as algebra follow from formulas and do not count. Numbers that are "
         "marked as stated, not recomputed, are those of an earlier run, whose verdict was kept "
-        "with them.</p>\n" + "\n".join(sections) + '\n<h2 id="errata">Printed formulas that are '
-        "wrong</h2>\n"
-        + table(
-            ("paper", "where", "printed", "right", "shown by", "test"),
-            [
-                [html.escape(cell) for cell in (names[each.paper], *each[1:-1])]
-                + [f"<code>{html.escape(each.test)}</code>"]
-                for each in errata.ERRATA
-            ],
-        )
+        "with them.</p>\n"
+        + "\n".join(sections)
+        + mistakes
         + '\n<h2 id="changed">Verdicts that have changed</h2>\n'
         + table(("claim", "before, and why it is another now"), changed)
         + "</body></html>\n"
     )
-    write_whole(out / "index.html", lambda path: path.write_text(content, encoding="utf-8"))
+    write_whole(out / file, lambda path: path.write_text(content, encoding="utf-8"))
+
+
+def error_table(names: Mapping[str, str]) -> str:
+    """Lay out the papers' printed formulas that are wrong; nothing where there are none."""
+    lines = [
+        [html.escape(cell) for cell in (names[each.paper], *each[1:-1])]
+        + [f"<code>{html.escape(each.test)}</code>"]
+        for each in errata.ERRATA
+        if each.paper in names
+    ]
+    if not lines:
+        return ""
+    heads = ("paper", "where", "printed", "right", "shown by", "test")
+    return f'\n<h2 id="errata">Printed formulas that are wrong</h2>\n{table(heads, lines)}'
 
 
 def by_origin(found: Sequence[Row]) -> dict[str, list[Row]]:
@@ -125,7 +176,10 @@ def by_origin(found: Sequence[Row]) -> dict[str, list[Row]]:
 
 def headline(found: Sequence[Row]) -> str:
     """Say in a sentence how many of the papers' own claims have which verdict."""
-    groups = by_origin(found)
+    groups = {origin: rows for origin, rows in by_origin(found).items() if rows}
+    if not groups.keys() & set(ORIGINS[:3]):
+        verdicts = ", ".join(f"{number} {word}" for word, number in counts(found).items() if number)
+        return f"Of {len(found)} claims {verdicts}."
     parts = [
         f"of {len(rows)} {origin}s "
         + ", ".join(f"{number} {word}" for word, number in counts(rows).items() if number)
@@ -215,10 +269,9 @@ def article(row: Row, pictures: Sequence[str]) -> str:
         facts.append(("run", f"{entry['command']} ({told_run(each, entry)}; {cost_of(entry)})"))
         facts += [("note", entry["note"])] if entry.get("note") else []
     rows = "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in facts)
-    outcome = html.escape(claim.stated or claim.text)
     shown = "".join(
         f'<figure><img loading="lazy" src="figures/{file}" alt="{html.escape(claim.id)}: '
-        f'{file}"><figcaption>ours; the paper: {outcome}</figcaption></figure>'
+        f'{file}"><figcaption>{html.escape(caption(row, file))}</figcaption></figure>'
         for file in pictures
     )
     numbers = "".join(number_table(each, entry) for each, entry in row.found)
@@ -226,6 +279,20 @@ def article(row: Row, pictures: Sequence[str]) -> str:
         f'<article id="{claim.id}"><h3>{claim.id} {badge}</h3><dl>{rows}</dl>{numbers}{shown}'
         "</article>"
     )
+
+
+def caption(row: Row, picture: str) -> str:
+    """Say how a picture differs from the paper's: its run, and what the paper says or shows."""
+    ran = [
+        f"our run: {told_run(each, entry)}"
+        for each, entry in row.found
+        if picture.startswith(ledger.name_of(entry).replace("/", "_"))
+    ]
+    ours = next(iter(ran), "a run of ours that does not judge the claim")
+    claim = row.claim
+    if claim.origin == "ours":
+        return ours
+    return f"{ours}; the paper: {claim.stated or claim.text}"
 
 
 def value_of(claim: Claim) -> str:

@@ -1,12 +1,12 @@
 """Writes the ledger: tables of verdicts in the READMEs, and a page with all claims.
 
-The tables stand between two comments in `experiments/README.md` and in each
-`experiments/PAPER/README.md`. A test compares them with the committed results.
+The tables stand between two comments in `experiments/README.md`, in `experiments/STUDIES.md` and in
+each `experiments/PAPER/README.md`. A test compares them with the committed results.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.harness import ledger, page, statistics, tables
@@ -19,16 +19,6 @@ BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
 """Comments around what is written from the results."""
 MOST_LETTERS = 320
 """Length of a cell of a README's table from which its end is left to the page."""
-NAMES = {
-    "favano": "FAVANO",
-    "fald": "FA-LD",
-    "fedem": "FedEM",
-    "fedstaleweight": "FedStaleWeight",
-    "hierarchical": "Hierarchical FL",
-    "robustness": "Robust rules",
-    "selection": "Choosing clients",
-}
-"""What the papers' systems are called."""
 
 
 def write_report(out: Path) -> dict[str, int]:
@@ -44,7 +34,7 @@ def write_report(out: Path) -> dict[str, int]:
     found = rows(ledger.entries())
     for file, text in texts(found).items():
         file.write_text(text, encoding="utf-8")
-    page.write(out, found, FIGURES, NAMES)
+    page.write(out, found, FIGURES)
     return counts(found)
 
 
@@ -59,7 +49,10 @@ def judge_again() -> None:
 
 def texts(found: Sequence[Row]) -> dict[Path, str]:
     """Return what the READMEs should be, by file."""
-    made = {ROOT / "README.md": summary(found)}
+    made = {
+        ROOT / file: summary([row for row in found if row.paper in names], names)
+        for file, names in (("README.md", page.PAPERS), ("STUDIES.md", page.STUDIES))
+    }
     for paper in ledger.all_claims():
         made[ROOT / paper / "README.md"] = ledger_table(
             [row for row in found if row.paper == paper]
@@ -74,30 +67,33 @@ def between(text: str, inner: str) -> str:
     return pattern.sub(lambda _: f"{BEGIN}\n\n{inner}\n\n{END}", text)
 
 
-def summary(found: Sequence[Row]) -> str:
-    """Lay out the numbers of verdicts by origin and by paper, and the errata."""
-    groups = page.by_origin(found)
+def summary(found: Sequence[Row], names: Mapping[str, str]) -> str:
+    """Lay out the numbers of verdicts by origin and by paper, and the errata.
+
+    Args:
+      found: The claims.
+      names: What their papers' systems, or the studies, are called.
+    """
+    groups = {origin: rows for origin, rows in page.by_origin(found).items() if rows}
     by_origin = [[origin, *counts(rows).values(), len(rows)] for origin, rows in groups.items()]
     by_paper = []
-    for paper in ledger.all_claims():
+    for paper, name in names.items():
         rows = [row for row in found if row.paper == paper and row.claim.counts]
-        name = f"[{NAMES.get(paper, paper)}]({paper}/README.md)"
-        by_paper.append([name, *counts(rows).values(), len(rows)])
+        by_paper.append([f"[{name}]({paper}/README.md)", *counts(rows).values(), len(rows)])
     header = [*statistics.VERDICTS, "claims"]
+    parts = [page.headline(found)]
+    if len(groups) > 1:
+        parts += [tables.table(["origin", *header], by_origin), "By paper, algebra left out:"]
+    parts.append(tables.table(["paper" if len(groups) > 1 else "study", *header], by_paper))
     errata = [
-        (NAMES[each.paper], *each[1:-1], f"`{each.test.removeprefix('tests/')}`") for each in ERRATA
+        (names[each.paper], *each[1:-1], f"`{each.test.removeprefix('tests/')}`")
+        for each in ERRATA
+        if each.paper in names
     ]
-    heads = ["paper", "where", "printed", "right", "shown by", "test (in `tests/`)"]
-    return "\n\n".join(
-        (
-            page.headline(found),
-            tables.table(["origin", *header], by_origin),
-            "By paper, algebra left out:",
-            tables.table(["paper", *header], by_paper),
-            "Printed formulas that this project found wrong:",
-            rows_of(heads, errata),
-        )
-    )
+    if errata:
+        heads = ["paper", "where", "printed", "right", "shown by", "test (in `tests/`)"]
+        parts += ["Printed formulas that this project found wrong:", rows_of(heads, errata)]
+    return "\n\n".join(parts)
 
 
 def ledger_table(found: Sequence[Row]) -> str:

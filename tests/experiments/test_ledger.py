@@ -157,7 +157,8 @@ def test_the_page_needs_no_network_and_no_script(
     assert main(["report", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("179 claims: ")
     page = _Page()
-    page.feed((tmp_path / "index.html").read_text())
+    for file in ("index.html", "studies.html"):
+        page.feed((tmp_path / file).read_text())
     assert page.tags["article"] == 179 and not page.tags["script"]
     assert page.tags["details"] > 100
     for target in page.loads:
@@ -267,7 +268,7 @@ def test_a_criterion_later_than_the_run_is_marked() -> None:
 def test_every_erratum_has_a_test(erratum: Erratum) -> None:
     """The test exists; it passes with the others."""
     file, _, name = erratum.test.partition("::")
-    assert erratum.paper in report.NAMES and name.startswith("test_")
+    assert erratum.paper in page.PAPERS and name.startswith("test_")
     tree = ast.parse((ledger.ROOT.parent / file).read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
