@@ -94,15 +94,6 @@ def write(hypers: Sequence[Any], without: Collection[str] = ()) -> dict[str, Jso
     return {"class": name, "settings": entries, "lanes": lanes}
 
 
-def check_texts(hypers: Sequence[Any]) -> None:
-    """Check before a run that its settings can be saved afterwards.
-
-    Raises:
-      ConfigError: If a setting has no text.
-    """
-    write(hypers)
-
-
 def _others(hyper: Any, owner: str = "") -> Iterator[tuple[str, Any]]:
     """Iterate over full names and values of fields that are no settings, unless at defaults."""
     for field in dataclasses.fields(hyper):
@@ -182,7 +173,7 @@ def _value(kind: type, name: str, entry: Any) -> Any:
 
 
 def _make(kind: type, values: Mapping[str, Any]) -> Any:
-    """Make a settings struct; what is no setting, or not saved, is put in its place unchecked."""
+    """Make a settings struct. Fields without a text are put in their places unchecked."""
     known = settings.fields(kind)
     unchecked = [name for name, x in values.items() if name not in known or type(x) is NotSaved]
     defaults = {name: x.value for name, x in values.items() if isinstance(x, _Default)}
@@ -206,7 +197,7 @@ def _with(owner: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def write_containers(tree: Any) -> Json:
-    """Write the containers of a tree, whose leaves are texts."""
+    """Write the containers of a tree with texts as leaves."""
     if tree is None or isinstance(tree, str):
         return tree
     children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)

@@ -405,7 +405,7 @@ def load(path: str | Path, *, trust: bool = False) -> Results:
 
 
 def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
-    """Find where two JSON values first differ: the place, and what each has there."""
+    """Find the first place where two JSON values differ, and both values there."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in sorted(theirs.keys() | ours.keys()):
             if theirs.get(key) != ours.get(key):

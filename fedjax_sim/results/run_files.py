@@ -19,11 +19,12 @@ such as those of a writer that was killed while it replaced an older run, are no
 """
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ import numpy as np
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError, fields, value_of, writing_to
-from fedjax_sim.core.types import Timeline
+from fedjax_sim.core.types import HyperT, Params, Timeline
 from fedjax_sim.results import kept_settings
 from fedjax_sim.results.curves import label_of_value
 from fedjax_sim.results.diagnostics.samples import named_leaves
@@ -50,28 +51,20 @@ TYPE = "jax_dtype"
 """Attribute of a variable of a type that netCDF lacks, such as bfloat16: its bits are kept."""
 
 
-class Kept(Protocol):
-    """The parts of a run that are saved; see `fedjax_sim.Run`."""
+@dataclasses.dataclass(frozen=True)
+class Kept(Generic[HyperT]):
+    """The parts of a run that are saved. `fedjax_sim.Run` describes them."""
+
+    curves: "xr.Dataset"
+    models: Params
+    timelines: list[Timeline]
+    hypers: list[HyperT]
+    samples: Params | None = None
 
     @property
-    def curves(self) -> "xr.Dataset":
-        """Labelled curves."""
-
-    @property
-    def models(self) -> Any:
-        """Final models."""
-
-    @property
-    def timelines(self) -> list[Timeline]:
-        """Schedules."""
-
-    @property
-    def hypers(self) -> list[Any]:
-        """Settings."""
-
-    @property
-    def samples(self) -> Any:
-        """Models of all evaluations, or None."""
+    def lane_dims(self) -> tuple[str, ...]:
+        """The dimensions of lanes: swept settings, then the seed; none for `simulate`."""
+        return _lane_dims(self.curves)
 
 
 def write_files(folder: Path, run: Kept, without: Collection[str] = ()) -> None:
@@ -196,22 +189,17 @@ def read_arrays(path: Path) -> dict[str, "xr.Dataset"]:
 def _described(run: Kept) -> dict[str, Any]:
     """Collect settings and seeds for config.json. A setting is a list of values if it differs."""
     system = run.curves.attrs["system"]
-    known = {
-        name: list(dict.fromkeys(_plain(value_of(hyper, name)) for hyper in run.hypers))
-        for name in fields(type(run.hypers[0]))
-    }
-    values = {name: each[0] if len(each) == 1 else each for name, each in known.items()}
+    values = {}
+    for name in fields(type(run.hypers[0])):
+        found = [value_of(hyper, name) for hyper in run.hypers]
+        known = list(dict.fromkeys(None if x is None else label_of_value(x) for x in found))
+        values[name] = known[0] if len(known) == 1 else known
     seeds = list(dict.fromkeys(np.ravel(run.curves["seed"].values).tolist()))
     config = {"systems": {system: values}, "seeds": seeds}
     if is_part({system: run.curves}):
         lanes = ", ".join(map(str, run.curves["lane"].values.tolist()))
         config["part"] = f"lanes {lanes} of a sweep"
     return config
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of a setting as JSON has it."""
-    return None if value is None else label_of_value(value)
 
 
 def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
@@ -266,11 +254,6 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
             f"config.json ({error.strerror or error})"
         )
         raise ConfigError("folder", str(folder), allowed) from None
-    if "tables" in settings:
-        raise InputError(
-            f"{folder / SETTINGS} is of an earlier version, whose settings are not read: "
-            "`fedjax-sim plot` still draws the curves; for everything else, run it again."
-        )
     with _reading(folder / SETTINGS, "settings"):
         kept = settings["systems"]
         containers = {name: kept_settings.read_containers(kept[name]["model"]) for name in kept}
@@ -324,8 +307,8 @@ def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
     """Label the arrays of models. tree: leaves `[L, *more_dims, ...]`, without L for one lane."""
     import xarray as xr
 
-    sizes = [run.curves.sizes[dim] for dim in _lane_dims(run.curves)]
-    dims, data = (*_lane_dims(run.curves), *more_dims), {}
+    sizes = [run.curves.sizes[dim] for dim in run.lane_dims]
+    dims, data = (*run.lane_dims, *more_dims), {}
     names = jax.tree.leaves(_names_of(run))
     for name, leaf in zip(names, jax.tree.leaves(tree), strict=True):
         values, dtype = storable(np.asarray(leaf))
@@ -370,10 +353,10 @@ def _labelled_timelines(run: Kept) -> "xr.Dataset":
     number = {key: i for i, key in enumerate(distinct)}
     each = list(distinct.values())
     row = np.array([number[id(timeline)] for timeline in run.timelines])
-    sizes = [run.curves.sizes[dim] for dim in _lane_dims(run.curves)]
+    sizes = [run.curves.sizes[dim] for dim in run.lane_dims]
     slots = np.array([timeline.clients.shape[1] for timeline in each])
     data: dict[str, Any] = {
-        "row": (_lane_dims(run.curves), row.reshape(sizes)),
+        "row": (run.lane_dims, row.reshape(sizes)),
         "num_ticks": ("timeline", np.array([len(timeline.time) for timeline in each])),
         "num_slots": ("timeline", slots),
         "time": ("tick", np.concatenate([timeline.time for timeline in each])),
@@ -384,7 +367,7 @@ def _labelled_timelines(run: Kept) -> "xr.Dataset":
             np.pad(leaf, ((0, 0), (0, slots.max() - leaf.shape[1])), mode="edge") for leaf in leaves
         ]
         data[name] = (("tick", "slot"), np.concatenate(padded))
-    found = xr.Dataset(data, _coordinates(run.curves, _lane_dims(run.curves)))
+    found = xr.Dataset(data, _coordinates(run.curves, run.lane_dims))
     for name in Timeline._fields:
         found[name].encoding = {"zlib": True, "complevel": 1, "shuffle": True}
     return found

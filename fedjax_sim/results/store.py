@@ -1,4 +1,4 @@
-"""The arrays of a tree in one file with their digest, and back: what checkpoints are made of."""
+"""The arrays of a tree in one file with their digest, and back: the files of checkpoints."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Final values of runs in the form of summary.json, and what the curves of a sweep consist of."""
+"""Final values of runs in the form of summary.json, and times at which runs reach an accuracy."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -186,3 +186,33 @@ def _final(lanes: "xr.Dataset") -> dict[str, Any]:
         name: round(float(last[name].mean())) for name in ("ticks", "local_steps", "uplink_bits")
     }
     return {"final": final, "virtual_time": float(last["time"].mean()), **whole}
+
+
+def first_reach(
+    curves: "xr.Dataset", accuracy: float, metric: str = "accuracy", *, axis: str = "time"
+) -> "xr.DataArray":
+    """Find where each lane's accuracy first reaches a value.
+
+    Args:
+      curves: Curves with dimension `eval`.
+      accuracy: The value, between 0 and 1.
+      metric: The accuracy that must reach it.
+      axis: What is returned of the first evaluation that reaches it: `time`, `ticks`,
+        `local_steps`, `uplink_bits` or `downlink_bits`.
+
+    Returns:
+      The value of the axis, without the dimension `eval`; infinite where a lane never reaches it.
+    """
+    reached = curves[metric] >= accuracy
+    there = curves[axis].isel(eval=reached.argmax("eval"))
+    return there.where(reached.any("eval"), np.inf).reset_coords(drop=True)
+
+
+def median_reach(reached: "xr.DataArray") -> float | None:
+    """Return the median of `first_reach` over all lanes; None if half of the lanes never reach it.
+
+    With an even number of lanes it is the larger of the two middle values.
+    """
+    values = np.sort(reached.values.ravel())
+    median = float(values[len(values) // 2])
+    return median if np.isfinite(median) else None

@@ -310,10 +310,7 @@ def evenness(values: Values) -> float:
 
 
 @checked
-def deviation(
-    influence: Values,
-    target: Values | None = None,
-) -> float:
+def deviation(influence: Values, target: Values | None = None) -> float:
     """Sum the absolute deviations of the clients' influence from a target (Eq. 3).
 
         assert deviation(np.array([0.75, 0.25])) == (0.75 - 0.5) + (0.5 - 0.25)

@@ -86,7 +86,7 @@ TITLES = {
         "summed"
     )
 }
-"""Titles of pictures whose metric needs more words than its label."""
+"""Titles of pictures, for metrics that need more words than their labels."""
 
 
 @contextmanager
