@@ -218,45 +218,33 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
         found = f"without lanes {named}" if missing else f"with {twice} lanes twice"
         allowed = f"each of its {num_lanes} lanes once"
         raise ConfigError(f"what the parts have of {system}", found, allowed)
-    num_evals = max(part.sizes["eval"] for part in parts)
     # A part lacks what none of its lanes has, such as a fact about one setting.
-    richest_first = sorted(parts, key=lambda part: -len(part.variables))
-    dims_of = {
-        str(name): values.dims[1:] for part in parts for name, values in part.variables.items()
-    }
-
-    def whole(name: str) -> tuple[tuple[str, ...], np.ndarray]:
-        dims, leaves = dims_of[name], []
-        for part in parts:
-            shape = [part.sizes[dim] for dim in ("lane", *dims)]
-            leaf = part[name].values if name in part else np.full(shape, np.nan)
-            leaves.append(lengthen(leaf, num_evals) if "eval" in dims else leaf)
-        joined = np.concatenate(leaves)[order]
-        return (*sizes, *map(str, dims)), joined.reshape(*sizes.values(), *joined.shape[1:])
-
+    num_evals = max(part.sizes["eval"] for part in parts)
+    lengthened = [
+        part.isel(eval=np.minimum(np.arange(num_evals), part.sizes["eval"] - 1))
+        for part in sorted(parts, key=lambda part: -len(part.variables))
+    ]
+    options: Any = {"coords": "minimal", "compat": "override", "join": "override"}
+    whole = xr.concat(lengthened, "lane", **options).sortby("lane").drop_vars("lane")
+    placed: dict[str, Any] = {}
+    for name, values in whole.variables.items():
+        placed[str(name)] = values
+        if "lane" in values.dims:
+            leaf = values.values.reshape(*sizes.values(), *values.shape[1:])
+            placed[str(name)] = (*sizes, *values.dims[1:]), leaf, values.attrs
     # The label of a dimension is the same wherever the others stand.
-    labels = {
-        name: np.moveaxis(whole(name)[1], axis, -1).reshape(-1, size)[0]
-        for axis, (name, size) in enumerate(sizes.items())
-    }
-    # Coordinates with lanes go onto the grid, others are taken as they are.
-    coords = dict.fromkeys(str(name) for part in richest_first for name in part.coords)
-    others = {
-        str(name): values
-        for part in richest_first
-        for name, values in part.coords.items()
-        if "lane" not in values.dims
-    }
-    facts = {name: whole(name) for name in coords if name not in (*sizes, "lane", *others)}
-    names = dict.fromkeys(str(name) for part in richest_first for name in part.data_vars)
-    attrs = {str(name): values.attrs for part in parts for name, values in part.data_vars.items()}
-    data = {name: (*whole(name), attrs[name]) for name in names}
+    for axis, (name, size) in enumerate(sizes.items()):
+        placed[name] = np.moveaxis(placed[name][1], axis, -1).reshape(-1, size)[0]
     spent = {
         name: sum(np.asarray(part.attrs[name]).item() for part in parts)
         for name in SPENT
         if name in first.attrs
     }
-    return xr.Dataset(data, {**labels, **facts, **others}, {"system": system, **spent})
+    data, coords = (
+        {str(name): placed[str(name)] for name in names}
+        for names in (whole.data_vars, (*sizes, *whole.coords))
+    )
+    return xr.Dataset(data, coords, {"system": system, **spent})
 
 
 def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -137,24 +137,15 @@ def label_of(system: str, point: Mapping[str, Any]) -> str:
     return " ".join([system, *(f"{name}={value}" for name, value in shown.items())])
 
 
-def metrics_of(data: "xr.Dataset") -> list[str]:
-    """List the metrics of a system's curves that are numbers: the variables along eval."""
-    return [name for name, dims in _dimensions(data).items() if not dims]
+def metrics_of(data: "xr.Dataset", *dims: str) -> list[str]:
+    """List the metrics of a system's curves: the variables along eval.
 
-
-def client_metrics_of(data: "xr.Dataset") -> list[str]:
-    """List the metrics with one number per client: the variables along eval and client."""
-    return [name for name, dims in _dimensions(data).items() if dims == ("client",)]
-
-
-def _dimensions(data: "xr.Dataset") -> dict[str, tuple[str, ...]]:
-    """Find the dimensions of each metric that follow after eval."""
-    found = {}
-    for name, values in data.data_vars.items():
-        dims = [str(dim) for dim in values.dims]
-        if "eval" in dims:
-            found[str(name)] = tuple(dims[dims.index("eval") + 1 :])
-    return found
+    Args:
+      data: The curves of one system.
+      dims: Further dimensions after eval. By default metrics are single numbers.
+    """
+    along = {str(name): each.dims for name, each in data.data_vars.items() if "eval" in each.dims}
+    return [name for name, each in along.items() if each[each.index("eval") + 1 :] == dims]
 
 
 def _final(lanes: "xr.Dataset") -> dict[str, Any]:
@@ -169,7 +160,7 @@ def _final(lanes: "xr.Dataset") -> dict[str, Any]:
             of_seeds: float(getattr(np, of_seeds)(values)) if is_known else None
             for of_seeds in ("mean", "std", "median", "min")
         }
-    for name in client_metrics_of(lanes):
+    for name in metrics_of(lanes, "client"):
         is_less = bool(lanes[name].attrs.get("less_is_better", 0))
         values = last[name].values[good].astype(float)
         if not good.any():

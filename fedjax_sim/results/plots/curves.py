@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedjax_sim.results.diagnostics import posterior
 from fedjax_sim.results.plots import clients, style
 from fedjax_sim.results.reports import AXES
-from fedjax_sim.results.summaries import client_metrics_of, label_of, metrics_of, settings_of
+from fedjax_sim.results.summaries import label_of, metrics_of, settings_of
 
 GRID_POINTS = 1001
 LOG_SPAN = 100
@@ -67,7 +67,9 @@ def metric_figures(
         which, unless it is "time".
     """
     names = dict.fromkeys(name for data in curves.values() for name in drawable(data))
-    of_clients = dict.fromkeys(name for data in curves.values() for name in client_metrics_of(data))
+    of_clients = dict.fromkeys(
+        name for data in curves.values() for name in metrics_of(data, "client")
+    )
     pictures = {
         f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png": curves_figure(
             curves, metric, against=AXES[axis]
