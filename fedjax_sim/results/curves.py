@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim.core.events.clocks import ENDINGS
 from fedjax_sim.core.settings import ConfigError, OneOfSeveral, plain
-from fedjax_sim.core.types import Timeline
+from fedjax_sim.core.types import Params, Timeline
 from fedjax_sim.results.metric_names import COORDINATES, read_name
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class Curves(NamedTuple):
 
     metrics: dict[str, np.ndarray]
     infos: dict[str, np.ndarray]
-    models: Any
-    samples: Any = None
+    models: Params
+    samples: Params | None = None
     stopped_at: np.ndarray | None = None
 
 
@@ -52,7 +52,7 @@ NEVER = -1
 class Grid(NamedTuple):
     """The dimensions of a sweep: swept settings with their values, then seeds."""
 
-    settings: Mapping[str, Sequence[Any]]
+    settings: Mapping[str, Sequence[object]]
     seeds: Sequence[int]
 
     @property
@@ -252,11 +252,12 @@ def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -
     return named[name] if name in named else np.full(shape, np.nan, "float32")
 
 
-def label_of_value(value: Any) -> Any:
+def label_of_value(value: object) -> bool | int | float | str:
     """Return a value of a setting as it labels a dimension."""
     value = plain(value.chosen if isinstance(value, OneOfSeveral) else value)
-    is_simple = isinstance(value, (bool, int, float, str))
-    return value if is_simple else getattr(value, "__name__", str(value))
+    if isinstance(value, bool | int | float | str):
+        return value
+    return getattr(value, "__name__", str(value))
 
 
 def collapsed_at(metrics: Mapping[str, np.ndarray], chance: Mapping[str, float]) -> np.ndarray:

@@ -24,7 +24,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 import jax
 import numpy as np
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+Content: TypeAlias = Mapping[str, object]
+"""The content of a JSON file."""
 CURVES, SETTINGS = "results.nc", "settings.json"
 
 
@@ -97,9 +99,7 @@ def files_in(folder: Path) -> set[str]:
     return {name for name in names if Path(name).name == name and (folder / name).is_file()}
 
 
-def write_tables(
-    folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any], files: Mapping[str, str]
-) -> None:
+def write_tables(folder: Path, config: Content, summary: Content, files: Mapping[str, str]) -> None:
     """Write config.json, and then summary.json, after the other files of a folder.
 
     Args:
@@ -186,7 +186,7 @@ def read_arrays(path: Path) -> dict[str, "xr.Dataset"]:
         raise InputError(f"{path} is damaged, or no netCDF file ({error}).") from None
 
 
-def _described(run: Kept) -> dict[str, Any]:
+def _described(run: Kept) -> Content:
     """Collect settings and seeds for config.json. A setting is a list of values if it differs."""
     system = run.curves.attrs["system"]
     values = {}
@@ -230,8 +230,8 @@ def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
     return config
 
 
-def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
-    """Read a folder: the attributes of the runs of all systems, by name of the system.
+def read_files(folder: Path, *, trust: bool) -> dict[str, Kept]:
+    """Read a folder: the runs of all systems, by name of the system.
 
     Args:
       trust: Whether files that carry no SHA-256 are taken as they are.
@@ -264,20 +264,18 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
                 != _coordinates(models[name], dims)
             ):
                 raise ConfigError("folder", str(folder), "one whose files are all of one run")
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     for name, data in curves.items():
         with _reading(folder / SETTINGS, "settings"):
             hypers = kept_settings.read(kept[name], data["failed"].size)
         with _reading(folder, "runs"):
-            found[name] = {
-                "curves": data,
-                "models": _tree_of(models[name], containers[name], data),
-                "timelines": _timelines_of(timelines[name]),
-                "hypers": hypers,
-                "samples": (
-                    _tree_of(samples[name], containers[name], data) if name in samples else None
-                ),
-            }
+            found[name] = Kept(
+                data,
+                _tree_of(models[name], containers[name], data),
+                _timelines_of(timelines[name]),
+                hypers,
+                _tree_of(samples[name], containers[name], data) if name in samples else None,
+            )
     return found
 
 
@@ -296,14 +294,14 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise InputError(f"{path} is not of the form in which {what} are kept: {error!r}") from None
 
 
-def _names_of(run: Kept) -> Any:
+def _names_of(run: Kept) -> Params:
     """Name each array of a model by its place: the model's containers with names in them."""
     taken = {*run.curves.coords, *run.curves.dims}
     names = list(named_leaves(run.models, taken, alone="model"))
     return jax.tree.unflatten(jax.tree.structure(run.models), names)
 
 
-def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
+def _labelled(run: Kept, tree: Params, more_dims: tuple[str, ...]) -> "xr.Dataset":
     """Label the arrays of models. tree: leaves `[L, *more_dims, ...]`, without L for one lane."""
     import xarray as xr
 
@@ -332,7 +330,7 @@ def _coordinates(data: "xr.Dataset", dims: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _tree_of(data: "xr.Dataset", names: Any, curves: "xr.Dataset") -> Any:
+def _tree_of(data: "xr.Dataset", names: Params, curves: "xr.Dataset") -> Params:
     """Put models together: leaves `[L, ...]`, without L for one lane."""
     num_dims, num_lanes = curves["failed"].ndim, curves["failed"].size
 

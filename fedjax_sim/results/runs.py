@@ -69,7 +69,7 @@ class Run(Kept[HyperT]):
             raise ConfigError("position of a lane", i, f"from 0 to {len(self.hypers) - 1}")
         return jax.tree.map(lambda leaf: leaf[i], self.models) if self.lane_dims else self.models
 
-    def lane(self, **labels: Any) -> "Run[HyperT]":
+    def lane(self, **labels: object) -> "Run[HyperT]":
         """Select one lane.
 
         Args:
@@ -176,7 +176,7 @@ def load(folder: str | Path, system: str | None = None, *, trust: bool = False) 
 
 def load_runs(folder: str | Path, *, trust: bool = False) -> dict[str, Run]:
     """Read the runs of all systems from a folder; as `load`, by name of the system."""
-    return {name: Run(**kept) for name, kept in read_files(Path(folder), trust=trust).items()}
+    return {name: Run(**vars(kept)) for name, kept in read_files(Path(folder), trust=trust).items()}
 
 
 def lane_labels(curves: "xr.Dataset") -> list[dict[str, Any]]:
@@ -219,8 +219,8 @@ def join_runs(runs: Sequence[Run[HyperT]]) -> Run[HyperT]:
 
 
 def join_lanes_of_trees(
-    parts: Sequence[tuple[Any, Any]], order: np.ndarray, num_evals: int
-) -> tuple[Any, Any]:
+    parts: Sequence[tuple[Params, Params]], order: np.ndarray, num_evals: int
+) -> tuple[Params, Params]:
     """Put the final models and the samples of all parts together.
 
     Args:

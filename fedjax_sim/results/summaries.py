@@ -102,7 +102,7 @@ def flagged(curves: Mapping[str, "xr.Dataset"]) -> list[dict[str, Any]]:
     return found
 
 
-def settings_of(data: "xr.Dataset") -> Iterator[tuple[dict[str, Any], "xr.Dataset"]]:
+def settings_of(data: "xr.Dataset") -> Iterator[tuple[dict[str, object], "xr.Dataset"]]:
     """Go through the points of a sweep.
 
     Args:
@@ -123,7 +123,7 @@ def settings_of(data: "xr.Dataset") -> Iterator[tuple[dict[str, Any], "xr.Datase
         )
 
 
-def label_of(system: str, point: Mapping[str, Any]) -> str:
+def label_of(system: str, point: Mapping[str, object]) -> str:
     """Name a system together with settings, such as "favano lr=0.5".
 
     Args:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_sim.core.checking import Count, Seed, Whole, checked
 from fedjax_sim.core.settings import ConfigError
@@ -106,8 +107,8 @@ def to_arviz(
 def predictive(
     run: Any,
     problem: Any,
-    inputs: Any,
-    targets: Any = None,
+    inputs: Params,
+    targets: npt.ArrayLike | None = None,
     *,
     burn_in: Whole = 1,
     thin: Count = 1,
@@ -152,7 +153,7 @@ def predictive(
     found = {}
     if problem.probabilities is not None:
 
-        def probabilities(model: Params, problem: Any, inputs: Any) -> Array:
+        def probabilities(model: Params, problem: Any, inputs: Params) -> Array:
             return jax.vmap(problem.probabilities, (None, 0))(model, inputs)
 
         found["probability"] = _over_samples(probabilities, models, dims, problem, inputs)
@@ -160,7 +161,7 @@ def predictive(
     else:
         num = len(jax.tree.leaves(inputs)[0])
 
-        def simulate(given: tuple[Params, Array], problem: Any, inputs: Any) -> Array:
+        def simulate(given: tuple[Params, Array], problem: Any, inputs: Params) -> Array:
             model, number = given
             keys = jax.random.split(jax.random.fold_in(key, number), num)
             return jax.vmap(problem.simulate, (0, None, 0))(keys, model, inputs)
@@ -228,24 +229,24 @@ def _check_kind(problem: Any) -> None:
 
 
 def _over_samples(
-    compute: Callable[..., Array], models: Params, dims: Dims, *shared: Any
+    compute: Callable[..., Array], models: Params, dims: Dims, *shared: Params
 ) -> np.ndarray:
     """Compute something of every model `[R, ...]`, one after another: `[*dims, ...]`.
 
     `shared` are further arguments, pytrees which the program would otherwise hold as constants.
     """
 
-    def over(models: Params, *shared: Any) -> Array:
+    def over(models: Params, *shared: Params) -> Array:
         return jax.lax.map(lambda model: compute(model, *shared), models)
 
     found = np.asarray(jax.jit(over)(models, *shared))
     return found.reshape(*_sizes(dims), *found.shape[1:])
 
 
-def _likelihoods(problem: Any, models: Params, dims: Dims, examples: Any = None) -> "xr.Dataset":
+def _likelihoods(problem: Any, models: Params, dims: Dims, examples: Params = None) -> "xr.Dataset":
     """Compute log-likelihoods of examples; ArviZ's Pareto smoothing needs 64 bits."""
 
-    def of_model(model: Params, problem: Any, examples: Any) -> Array:
+    def of_model(model: Params, problem: Any, examples: Params) -> Array:
         return problem.log_likelihoods(model, examples)
 
     found = _over_samples(of_model, models, dims, problem, examples).astype("float64")

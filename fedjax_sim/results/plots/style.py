@@ -101,7 +101,7 @@ def look(
     marks: Literal["some", "all", "only", "none"] = "some",
     *,
     points: Whole = 0,
-    **changes: Any,
+    **changes: object,
 ) -> dict[str, Any]:
     """Choose how series `number` looks: colour, dashes and marker.
 
