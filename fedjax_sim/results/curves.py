@@ -6,7 +6,7 @@ chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_v
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from fedjax_sim.results.metric_names import COORDINATES, read_name
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+Dims: TypeAlias = tuple[str, ...]
 
 
 class Curves(NamedTuple):
@@ -56,7 +59,7 @@ class Grid(NamedTuple):
     seeds: Sequence[int]
 
     @property
-    def dims(self) -> tuple[str, ...]:
+    def dims(self) -> Dims:
         """The swept settings' dimensions."""
         return tuple(f"{name}_setting" if name in COORDINATES else name for name in self.settings)
 
@@ -116,16 +119,12 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     num_evals = max(part.facts["ticks"].shape[1] for part in parts)
     order = np.argsort(np.concatenate([part.places for part in parts]))
 
-    def per_lane(
-        values: Sequence[np.ndarray], dims: tuple[str, ...] = ()
-    ) -> tuple[tuple[str, ...], np.ndarray]:
+    def per_lane(values: Sequence[np.ndarray], dims: Dims = ()) -> tuple[Dims, np.ndarray]:
         """Put each part's `[L, *dims]` on the grid."""
         whole = np.concatenate(values)[order]
         return (*grid.dims, "seed", *dims), whole.reshape(*grid.shape, *whole.shape[1:])
 
-    def per_eval(
-        values: Sequence[np.ndarray], dims: tuple[str, ...] = ()
-    ) -> tuple[tuple[str, ...], np.ndarray]:
+    def per_eval(values: Sequence[np.ndarray], dims: Dims = ()) -> tuple[Dims, np.ndarray]:
         """Put each part's `[L, V, *dims]` on the grid."""
         return per_lane([lengthen(value, num_evals) for value in values], ("eval", *dims))
 

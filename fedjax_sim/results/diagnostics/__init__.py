@@ -1,8 +1,8 @@
 """Measures of results that are computed after a run or from its schedule alone.
 
 - `samples`: samples and predictions in ArviZ's groups and dimensions.
-- `posterior`: accuracy, likelihood, Brier score and calibration of class probabilities, averaged
-  predictions of a sampler's samples, and whether its chains have mixed.
+- `posterior`: accuracy, likelihood, Brier score and calibration of class probabilities, and
+  averaged predictions of a sampler's samples.
 - `gaussians`: Gaussian laws and the Wasserstein distance between two of them.
 - `fairness`: how equally clients take part in a schedule.
 """

@@ -1,4 +1,4 @@
-"""Scores of class probabilities, averaged predictions of samples, and whether chains have mixed.
+"""Scores of class probabilities, and averaged predictions of a sampler's samples.
 
 For whole runs, start with `results.diagnostics.to_arviz`, which keeps settings apart; the
 functions here take plain arrays. Each lane of a run is one chain. Samples are `Run.samples` of
@@ -10,7 +10,6 @@ kept, `m` examples, `K` classes, `b` bins of confidence. The *confidence* of a p
 probability of its most probable class.
 """
 
-from functools import partial
 from typing import Annotated, NamedTuple, Protocol
 
 import jax
@@ -203,18 +202,6 @@ class Predictive(NamedTuple):
     probabilities: np.ndarray
 
 
-class Mixing(NamedTuple):
-    """Diagnostics of each parameter: pytrees like a model, with leaves `f64[...]`.
-
-    Attributes:
-      rhat: Split and rank-normalised R-hat, near 1 if the chains agree.
-      ess: Effective sample size for the mean, of all chains together.
-    """
-
-    rhat: Params
-    ess: Params
-
-
 @checked
 def thin_samples(samples: Params, *, burn_in: Whole = 1, thin: Count = 1) -> Params:
     """Drop the first evaluations of each lane and keep every `thin`-th of the rest.
@@ -298,34 +285,3 @@ def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], 
         return curves, summed / num
 
     return jax.lax.map(average, samples)
-
-
-def compare_chains(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Mixing:
-    """Compare the chains parameter by parameter (Vehtari et al. 2021), with ArviZ.
-
-    All lanes are taken for chains of one law. `arviz.rhat(to_arviz(run))` compares those of each
-    setting of a run.
-
-    Args:
-      samples: A pytree of leaves `[L, V, ...]`, of lanes with one setting.
-      burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.
-      thin: Distance between evaluations that are kept, from 1 to V.
-
-    Returns:
-      R-hat and effective sample size of each parameter; nan for a parameter that never changes.
-
-    Raises:
-      ConfigError: If `burn_in` or `thin` is out of range, or fewer than four samples are kept.
-    """
-    from arviz_stats.base import array_stats  # Slow to import, and only needed here.
-
-    kept = thin_samples(samples, burn_in=burn_in, thin=thin)
-    num = jax.tree.leaves(kept)[0].shape[1]
-    if num < 4:
-        raise ConfigError("number of samples", num, "at least 4 a chain")
-
-    def per_parameter(statistic: str, **options: str) -> Params:
-        compute = partial(getattr(array_stats, statistic), chain_axis=0, draw_axis=1, **options)
-        return jax.tree.map(lambda leaf: np.asarray(compute(np.asarray(leaf))), kept)
-
-    return Mixing(per_parameter("rhat"), per_parameter("ess", method="mean"))
