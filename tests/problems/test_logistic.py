@@ -81,10 +81,6 @@ def test_the_loss_of_a_whole_client_is_that_of_all_its_examples(cancer: datasets
             np.testing.assert_allclose(client_loss(params, client, KEY), expected, rtol=1e-6)
     with pytest.raises(ConfigError, match="num_classes of the data set is 10"):
         make_logistic(datasets.load("digits"), images)
-    with pytest.raises(ConfigError, match=r"prior_precision is -1\.0"):
-        make_logistic(few, images, prior_precision=-1.0)
-    with pytest.raises(ConfigError, match="prior_precision is nan"):
-        make_classification(LogisticRegression(2), few, images, prior_precision=float("nan"))
 
 
 def test_clients_may_have_test_examples_of_their_own(cancer: datasets.Dataset) -> None:
