@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from arviz_stats.base import array_stats
 from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
 
@@ -69,7 +70,8 @@ class Moments(NamedTuple):
 
     mean: Estimate
     log_deviation: Estimate  # logarithm of the standard deviation
-    mixing: posterior.Mixing
+    rhat: np.ndarray
+    ess: np.ndarray
 
 
 class Bias(NamedTuple):
@@ -127,6 +129,18 @@ def nuts(
     return np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(seed), chains)))
 
 
+def effective_size(draws: np.ndarray) -> np.ndarray:
+    """Effective sample size for the mean, of all chains together (Vehtari et al. 2021).
+
+    Args:
+      draws: `f[chains, draws, P]`.
+
+    Returns:
+      `f64[P]`; nan for a parameter that never changes.
+    """
+    return np.asarray(array_stats.ess(draws, chain_axis=0, draw_axis=1, method="mean"))
+
+
 def moments(draws: np.ndarray, *, excess: float = 0.0) -> Moments:
     """Estimate means and standard deviations, with errors from effective numbers of samples.
 
@@ -140,12 +154,11 @@ def moments(draws: np.ndarray, *, excess: float = 0.0) -> Moments:
     mean = values.mean(axis=(0, 1))
     squares = np.square(values - mean)
     variance = squares.mean(axis=(0, 1))
-    mixing = posterior.compare_chains(values, burn_in=0)
-    of_squares = squares.std(axis=(0, 1)) / np.sqrt(
-        posterior.compare_chains(squares, burn_in=0).ess
-    )
+    ess = effective_size(values)
+    of_squares = squares.std(axis=(0, 1)) / np.sqrt(effective_size(squares))
     log_deviation = Estimate(np.log(variance - excess) / 2, of_squares / (variance - excess) / 2)
-    return Moments(Estimate(mean, np.sqrt(variance / mixing.ess)), log_deviation, mixing)
+    rhat = np.asarray(array_stats.rhat(values, chain_axis=0, draw_axis=1))
+    return Moments(Estimate(mean, np.sqrt(variance / ess)), log_deviation, rhat, ess)
 
 
 def bias(found: Moments, reference: Moments) -> Bias:
@@ -423,14 +436,12 @@ def run(arguments: Arguments) -> Outcome:
         "also root mean squares "
         f"(errors of single coefficients up to {errors:.3f})."
     ]
-    for name, mixings in (
-        ("NUTS", [moments(exact).mixing]),
-        ("FA-LD", [each.moments.mixing for each in compared]),
+    for name, found in (
+        ("NUTS", [moments(exact)]),
+        ("FA-LD", [each.moments for each in compared]),
     ):
-        rhat, ess = (
-            max(each.rhat.max() for each in mixings),
-            min(each.ess.min() for each in mixings),
-        )
+        rhat = max(each.rhat.max() for each in found)
+        ess = min(each.ess.min() for each in found)
         words.append(f"{name}: R-hat at most {rhat:.4f}, effective samples at least {ess:.0f}.")
     judged = judge(measure(compared, sizes))
     text = "\n\n".join(

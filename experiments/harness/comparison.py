@@ -25,7 +25,7 @@ from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.core.types import AnyProblem, System
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.results import plots
-from fedjax_sim.results.targets import first_reach, median_reach
+from fedjax_sim.results.summaries import first_reach, median_reach
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 

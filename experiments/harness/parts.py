@@ -154,7 +154,7 @@ class SweepShare:
         if found is not None:
             return found
         assert self._part.number is not None
-        kept_settings.check_texts([lane.hyper for lane in sweep.lanes])
+        kept_settings.write([lane.hyper for lane in sweep.lanes])
         file, lanes = self._file(self._part.number), self._choose(sweep.units())
         if lanes:
             run_lanes(lanes).save(file.with_suffix(""))

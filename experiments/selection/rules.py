@@ -34,7 +34,7 @@ from experiments.selection.verdicts import judged, told
 from fedjax_sim import datasets, models, streams
 from fedjax_sim.core.types import Key, System
 from fedjax_sim.results import plots
-from fedjax_sim.results.targets import first_reach
+from fedjax_sim.results.summaries import first_reach
 from fedjax_sim.systems import fedat, fedavg, fedbuff, fedcs, oort, pisces, powerofchoice, tifl
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.live import Asked, Choosing, Live

@@ -122,7 +122,7 @@ class Asked(NamedTuple):
           ConfigError: If a setting has no text, so that it could not be saved after the run.
         """
         for contender in self.contenders:
-            kept_settings.check_texts([hyper for _, hyper in contender.points()])
+            kept_settings.write([hyper for _, hyper in contender.points()])
         systems = {contender.system.name: contender.resolved() for contender in self.contenders}
         return {"systems": systems, "seeds": self.seeds, "time_budget": self.time_budget}
 

@@ -13,8 +13,7 @@ from rich.table import Table
 
 from fedjax_sim.core.lifecycle import is_terminal
 from fedjax_sim.results.records import to_json
-from fedjax_sim.results.summaries import flagged, label_of, settings_of
-from fedjax_sim.results.targets import first_reach, median_reach
+from fedjax_sim.results.summaries import first_reach, flagged, label_of, median_reach, settings_of
 
 SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
 """Metrics in the table, for classification and for expectation maximisation."""

@@ -6,17 +6,20 @@ chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_v
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedjax_sim.core.events.clocks import ENDINGS
 from fedjax_sim.core.settings import ConfigError, OneOfSeveral, plain
-from fedjax_sim.core.types import Timeline
+from fedjax_sim.core.types import Params, Timeline
 from fedjax_sim.results.metric_names import COORDINATES, read_name
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+Dims: TypeAlias = tuple[str, ...]
 
 
 class Curves(NamedTuple):
@@ -36,8 +39,8 @@ class Curves(NamedTuple):
 
     metrics: dict[str, np.ndarray]
     infos: dict[str, np.ndarray]
-    models: Any
-    samples: Any = None
+    models: Params
+    samples: Params | None = None
     stopped_at: np.ndarray | None = None
 
 
@@ -52,11 +55,11 @@ NEVER = -1
 class Grid(NamedTuple):
     """The dimensions of a sweep: swept settings with their values, then seeds."""
 
-    settings: Mapping[str, Sequence[Any]]
+    settings: Mapping[str, Sequence[object]]
     seeds: Sequence[int]
 
     @property
-    def dims(self) -> tuple[str, ...]:
+    def dims(self) -> Dims:
         """The swept settings' dimensions."""
         return tuple(f"{name}_setting" if name in COORDINATES else name for name in self.settings)
 
@@ -116,16 +119,12 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     num_evals = max(part.facts["ticks"].shape[1] for part in parts)
     order = np.argsort(np.concatenate([part.places for part in parts]))
 
-    def per_lane(
-        values: Sequence[np.ndarray], dims: tuple[str, ...] = ()
-    ) -> tuple[tuple[str, ...], np.ndarray]:
+    def per_lane(values: Sequence[np.ndarray], dims: Dims = ()) -> tuple[Dims, np.ndarray]:
         """Put each part's `[L, *dims]` on the grid."""
         whole = np.concatenate(values)[order]
         return (*grid.dims, "seed", *dims), whole.reshape(*grid.shape, *whole.shape[1:])
 
-    def per_eval(
-        values: Sequence[np.ndarray], dims: tuple[str, ...] = ()
-    ) -> tuple[tuple[str, ...], np.ndarray]:
+    def per_eval(values: Sequence[np.ndarray], dims: Dims = ()) -> tuple[Dims, np.ndarray]:
         """Put each part's `[L, V, *dims]` on the grid."""
         return per_lane([lengthen(value, num_evals) for value in values], ("eval", *dims))
 
@@ -218,45 +217,33 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
         found = f"without lanes {named}" if missing else f"with {twice} lanes twice"
         allowed = f"each of its {num_lanes} lanes once"
         raise ConfigError(f"what the parts have of {system}", found, allowed)
-    num_evals = max(part.sizes["eval"] for part in parts)
     # A part lacks what none of its lanes has, such as a fact about one setting.
-    richest_first = sorted(parts, key=lambda part: -len(part.variables))
-    dims_of = {
-        str(name): values.dims[1:] for part in parts for name, values in part.variables.items()
-    }
-
-    def whole(name: str) -> tuple[tuple[str, ...], np.ndarray]:
-        dims, leaves = dims_of[name], []
-        for part in parts:
-            shape = [part.sizes[dim] for dim in ("lane", *dims)]
-            leaf = part[name].values if name in part else np.full(shape, np.nan)
-            leaves.append(lengthen(leaf, num_evals) if "eval" in dims else leaf)
-        joined = np.concatenate(leaves)[order]
-        return (*sizes, *map(str, dims)), joined.reshape(*sizes.values(), *joined.shape[1:])
-
+    num_evals = max(part.sizes["eval"] for part in parts)
+    lengthened = [
+        part.isel(eval=np.minimum(np.arange(num_evals), part.sizes["eval"] - 1))
+        for part in sorted(parts, key=lambda part: -len(part.variables))
+    ]
+    options: Any = {"coords": "minimal", "compat": "override", "join": "override"}
+    whole = xr.concat(lengthened, "lane", **options).sortby("lane").drop_vars("lane")
+    placed: dict[str, Any] = {}
+    for name, values in whole.variables.items():
+        placed[str(name)] = values
+        if "lane" in values.dims:
+            leaf = values.values.reshape(*sizes.values(), *values.shape[1:])
+            placed[str(name)] = (*sizes, *values.dims[1:]), leaf, values.attrs
     # The label of a dimension is the same wherever the others stand.
-    labels = {
-        name: np.moveaxis(whole(name)[1], axis, -1).reshape(-1, size)[0]
-        for axis, (name, size) in enumerate(sizes.items())
-    }
-    # Coordinates with lanes go onto the grid, others are taken as they are.
-    coords = dict.fromkeys(str(name) for part in richest_first for name in part.coords)
-    others = {
-        str(name): values
-        for part in richest_first
-        for name, values in part.coords.items()
-        if "lane" not in values.dims
-    }
-    facts = {name: whole(name) for name in coords if name not in (*sizes, "lane", *others)}
-    names = dict.fromkeys(str(name) for part in richest_first for name in part.data_vars)
-    attrs = {str(name): values.attrs for part in parts for name, values in part.data_vars.items()}
-    data = {name: (*whole(name), attrs[name]) for name in names}
+    for axis, (name, size) in enumerate(sizes.items()):
+        placed[name] = np.moveaxis(placed[name][1], axis, -1).reshape(-1, size)[0]
     spent = {
         name: sum(np.asarray(part.attrs[name]).item() for part in parts)
         for name in SPENT
         if name in first.attrs
     }
-    return xr.Dataset(data, {**labels, **facts, **others}, {"system": system, **spent})
+    data, coords = (
+        {str(name): placed[str(name)] for name in names}
+        for names in (whole.data_vars, (*sizes, *whole.coords))
+    )
+    return xr.Dataset(data, coords, {"system": system, **spent})
 
 
 def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -264,11 +251,12 @@ def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -
     return named[name] if name in named else np.full(shape, np.nan, "float32")
 
 
-def label_of_value(value: Any) -> Any:
+def label_of_value(value: object) -> bool | int | float | str:
     """Return a value of a setting as it labels a dimension."""
     value = plain(value.chosen if isinstance(value, OneOfSeveral) else value)
-    is_simple = isinstance(value, (bool, int, float, str))
-    return value if is_simple else getattr(value, "__name__", str(value))
+    if isinstance(value, bool | int | float | str):
+        return value
+    return getattr(value, "__name__", str(value))
 
 
 def collapsed_at(metrics: Mapping[str, np.ndarray], chance: Mapping[str, float]) -> np.ndarray:

@@ -31,6 +31,7 @@ import numpy as np
 
 from fedjax_sim.core import settings
 from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import Params
 from fedjax_sim.results import records
 
 OWN = __name__.partition(".")[0]
@@ -59,7 +60,7 @@ class NotSaved:
 class _Default(NamedTuple):
     """The value of a setting that nobody has given."""
 
-    value: Any
+    value: object
 
 
 def write(hypers: Sequence[Any], without: Collection[str] = ()) -> dict[str, Json]:
@@ -94,16 +95,7 @@ def write(hypers: Sequence[Any], without: Collection[str] = ()) -> dict[str, Jso
     return {"class": name, "settings": entries, "lanes": lanes}
 
 
-def check_texts(hypers: Sequence[Any]) -> None:
-    """Check before a run that its settings can be saved afterwards.
-
-    Raises:
-      ConfigError: If a setting has no text.
-    """
-    write(hypers)
-
-
-def _others(hyper: Any, owner: str = "") -> Iterator[tuple[str, Any]]:
+def _others(hyper: Any, owner: str = "") -> Iterator[tuple[str, object]]:
     """Iterate over full names and values of fields that are no settings, unless at defaults."""
     for field in dataclasses.fields(hyper):
         value, name = getattr(hyper, field.name), owner + field.name
@@ -115,7 +107,7 @@ def _others(hyper: Any, owner: str = "") -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _entry(kind: type, name: str, value: Any, is_given: bool, is_left: bool) -> Json:
+def _entry(kind: type, name: str, value: object, is_given: bool, is_left: bool) -> Json:
     """Write one value."""
     if is_left or isinstance(value, NotSaved):
         known = value.description if isinstance(value, NotSaved) else records.text_of(value)
@@ -169,7 +161,7 @@ def read(content: Any, num_lanes: int) -> list[Any]:
     return [made[each] for each in places]
 
 
-def _value(kind: type, name: str, entry: Any) -> Any:
+def _value(kind: type, name: str, entry: Any) -> object:
     """Read one value; None for the default."""
     if entry is None:
         return None
@@ -181,8 +173,8 @@ def _value(kind: type, name: str, entry: Any) -> Any:
     return NotSaved(str(inner)) if form == NOT_SAVED else np.array(inner[1], np.dtype(inner[0]))
 
 
-def _make(kind: type, values: Mapping[str, Any]) -> Any:
-    """Make a settings struct; what is no setting, or not saved, is put in its place unchecked."""
+def _make(kind: type, values: Mapping[str, object]) -> Any:
+    """Make a settings struct. Fields without a text are put in their places unchecked."""
     known = settings.fields(kind)
     unchecked = [name for name, x in values.items() if name not in known or type(x) is NotSaved]
     defaults = {name: x.value for name, x in values.items() if isinstance(x, _Default)}
@@ -197,7 +189,7 @@ def _make(kind: type, values: Mapping[str, Any]) -> Any:
     return made
 
 
-def _with(owner: Any, path: Sequence[str], value: Any) -> Any:
+def _with(owner: Any, path: Sequence[str], value: object) -> Any:
     """Return a copy of a struct with another value in a field, be it one of its groups."""
     name, *rest = path
     made = copy.copy(owner)
@@ -205,8 +197,8 @@ def _with(owner: Any, path: Sequence[str], value: Any) -> Any:
     return made
 
 
-def write_containers(tree: Any) -> Json:
-    """Write the containers of a tree, whose leaves are texts."""
+def write_containers(tree: Params) -> Json:
+    """Write the containers of a tree with texts as leaves."""
     if tree is None or isinstance(tree, str):
         return tree
     children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
@@ -221,13 +213,13 @@ def write_containers(tree: Any) -> Json:
     return {"dict": [[key, node] for key, node in nodes]}
 
 
-def _key(key: Any) -> str | int:
+def _key(key: object) -> str | int:
     """Return a child's key, number or name."""
     found = next(getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name))
     return found if type(found) in (str, int) else str(found)
 
 
-def read_containers(content: Any) -> Any:
+def read_containers(content: Any) -> Params:
     """Read containers that `write_containers` wrote.
 
     Args:
@@ -257,7 +249,7 @@ def read_containers(content: Any) -> Any:
     return made
 
 
-def _fields_of(kind: Any) -> list[str]:
+def _fields_of(kind: type) -> list[str]:
     """List the fields of a dataclass or a named tuple; none of other classes."""
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
@@ -272,7 +264,7 @@ def _name_of(kind: type) -> str | None:
     return next((name for name in names if _find(name) is kind), None)
 
 
-def _find(name: str) -> Any:
+def _find(name: str) -> object:
     """Find a class by its name in a module that is imported; None if there is none."""
     module, _, names = name.partition(":")
     look_up = lambda place, part: getattr(place, part, None)  # noqa: E731

@@ -101,7 +101,7 @@ def describe_metrics(curves: "xr.Dataset", problems: Sequence[AnyProblem]) -> "x
     return curves
 
 
-def _plain(names: Sequence[Any]) -> np.ndarray:
+def _plain(names: Sequence[object]) -> np.ndarray:
     """Make an array of labels that a file can hold: numbers, or text."""
     labels = [plain(name) for name in names]
     kinds = {type(label) for label in labels}

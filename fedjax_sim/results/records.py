@@ -12,10 +12,10 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_sim.core.settings import plain
 
@@ -23,7 +23,7 @@ _DIGESTS: dict[int, tuple[weakref.ref, bytes]] = {}
 """Digests of arrays by their identity, because problems and groups share large ones."""
 
 
-def digest_of_array(leaf: Any) -> bytes:
+def digest_of_array(leaf: npt.ArrayLike) -> bytes:
     """Hash the shape, the type and the content of an array."""
     array = np.asarray(leaf)
     kept = leaf if isinstance(leaf, jax.Array | np.ndarray) else array
@@ -36,7 +36,7 @@ def digest_of_array(leaf: Any) -> bytes:
     return known[1]
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Write a setting as text that is the same in every process, unlike the repr of a function.
 
     Structs, containers and other objects are written with what they hold, arrays as a digest.
@@ -80,7 +80,7 @@ def versions() -> dict[str, str]:
     return {name: sys.modules[name].__version__ for name in ("fedjax_sim", *JAX)}
 
 
-def environment() -> dict[str, Any]:
+def environment() -> dict[str, object]:
     """Collect versions, commit and device, for config.json."""
     others = {name: importlib.metadata.version(name) for name in PACKAGES}
     device = jax.devices()[0]
@@ -115,10 +115,10 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
-def to_json(content: Any) -> str:
+def to_json(content: object) -> str:
     """Write a value as JSON: arrays become lists, functions their names, nan and inf null."""
 
-    def plain(value: Any) -> Any:
+    def plain(value: object) -> object:
         if isinstance(value, Mapping):
             return {str(key): plain(x) for key, x in value.items()}
         if isinstance(value, list | tuple):

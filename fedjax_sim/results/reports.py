@@ -31,6 +31,7 @@ from fedjax_sim.core.lifecycle import FolderLock
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results import run_files
 from fedjax_sim.results.records import environment, to_json
+from fedjax_sim.results.run_files import Content
 from fedjax_sim.results.runs import Run
 from fedjax_sim.results.summaries import summary
 
@@ -49,7 +50,7 @@ SUFFIXES = {".nc", ".json", ".png", ".csv"}
 """Suffixes of the files that are written."""
 DPI = 160
 """Pixels of an inch of a picture."""
-FORMS: dict[str, Callable[[Any], bool]] = {
+FORMS: dict[str, Callable[[object], bool]] = {
     "systems": lambda value: isinstance(value, dict),
     "seeds": lambda value: isinstance(value, list),
     "dataset": lambda value: isinstance(value, dict) and "name" in value,
@@ -61,7 +62,7 @@ FORMS: dict[str, Callable[[Any], bool]] = {
         isinstance(value, dict) and all(isinstance(each, str | int) for each in value.values())
     ),
 }
-"""Forms of those entries of config.json that are read again."""
+"""Forms of those entries of config.json that are read again when parts are merged."""
 LEAST_FREE_BYTES = 2**24
 
 
@@ -103,7 +104,7 @@ class Folder:
         """
         self.path = Path(path)
         self._written: dict[str, str] = {}
-        self._identity: Mapping[str, Any] | None = None
+        self._identity: Content | None = None
         self._adds_record = False
         self._lock: FolderLock | None = None
         if resume and overwrite:
@@ -138,7 +139,7 @@ class Folder:
         """The folder of checkpoints."""
         return self.path / UNFINISHED.parent
 
-    def check_resumable(self, identity: Mapping[str, Any]) -> bool:
+    def check_resumable(self, identity: Content) -> bool:
         """Check that the run in the folder is the run that is about to resume it.
 
         If the record is damaged, this is reported; each checkpoint has a copy.
@@ -173,7 +174,7 @@ class Folder:
         found = (lifecycle.read_record(self.path / name) for name in (UNFINISHED, ENDED))
         return next((known for known in found if known is not None), None)
 
-    def open(self, identity: Mapping[str, Any] | None = None) -> None:
+    def open(self, identity: Content | None = None) -> None:
         """Create the folder, lock it, and try to write to it.
 
         Args:
@@ -256,11 +257,11 @@ class Folder:
             with contextlib.suppress(OSError):  # raised if the folder is not empty
                 self.path.rmdir()
 
-    def _write_identity(self, identity: Mapping[str, Any]) -> None:
+    def _write_identity(self, identity: Content) -> None:
         """Record to which run the checkpoints belong."""
         lifecycle.write_record(self.path / UNFINISHED, json.loads(to_json(identity)))
 
-    def write_json(self, name: str, content: Any) -> None:
+    def write_json(self, name: str, content: object) -> None:
         """Write a JSON file.
 
         Args:
@@ -270,8 +271,9 @@ class Folder:
         Raises:
           StorageError: If the disk refuses. An older file is then kept. This holds for all files.
         """
-        is_sealed = isinstance(content, Mapping) and Path(name).name == name
-        text = lifecycle.seal_json(content, to_json) if is_sealed else to_json(content).encode()
+        text = to_json(content).encode()
+        if isinstance(content, Mapping) and Path(name).name == name:
+            text = lifecycle.seal_json(content, to_json)
         self._put(name, lambda path: path.write_bytes(text))
 
     def write_arrays(self, name: str, groups: Mapping[str, xr.Dataset]) -> None:
@@ -301,9 +303,7 @@ class Folder:
         """
         self._put(name, lambda path: figure.savefig(path, dpi=DPI, format="png"))
 
-    def finish(
-        self, config: Mapping[str, Any], summary: Mapping[str, Any], *, can_go_on: bool = False
-    ) -> None:
+    def finish(self, config: Content, summary: Content, *, can_go_on: bool = False) -> None:
         """Remove files of an older run, write config.json and summary.json, remove checkpoints.
 
         Only those files of an overwritten run are removed that its config.json lists and that this
@@ -327,7 +327,7 @@ class Folder:
                 self._remove_checkpoints()
         self._release()
 
-    def _put(self, name: str, write: Callable[[Path], Any]) -> None:
+    def _put(self, name: str, write: Callable[[Path], object]) -> None:
         """Write a file, complete or not at all."""
         target = self.path / name
         lifecycle.write_whole(target, write)
@@ -339,7 +339,7 @@ class Folder:
 def save(
     folder: Folder,
     curves: Mapping[str, xr.Dataset],
-    config: Mapping[str, Any],
+    config: Content,
     figures: Mapping[str, "Figure"] | None = None,
     *,
     runs: Mapping[str, Run] | None = None,
@@ -393,7 +393,7 @@ def load(path: str | Path, *, trust: bool = False) -> Results:
     path = Path(path)
     try:
         config = run_files.check_files(path, "summary.json", run_files.CURVES, trust=trust)
-        for name, is_form in FORMS.items():
+        for name, is_form in FORMS.items() if "part" in config else ():
             if name in config and not is_form(config[name]):
                 field = f"{name} in {path / 'config.json'}"
                 raise ConfigError(field, config[name], "as a run writes it")
@@ -404,8 +404,8 @@ def load(path: str | Path, *, trust: bool = False) -> Results:
         raise ConfigError(FIELD, str(path), allowed) from None
 
 
-def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
-    """Find where two JSON values first differ: the place, and what each has there."""
+def first_difference(name: str, theirs: object, ours: object) -> tuple[str, object, object]:
+    """Find the first place where two JSON values differ, and both values there."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in sorted(theirs.keys() | ours.keys()):
             if theirs.get(key) != ours.get(key):

@@ -19,11 +19,12 @@ such as those of a writer that was killed while it replaced an older run, are no
 """
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ import numpy as np
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError, fields, value_of, writing_to
-from fedjax_sim.core.types import Timeline
+from fedjax_sim.core.types import HyperT, Params, Timeline
 from fedjax_sim.results import kept_settings
 from fedjax_sim.results.curves import label_of_value
 from fedjax_sim.results.diagnostics.samples import named_leaves
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+Content: TypeAlias = Mapping[str, object]
+"""The content of a JSON file."""
 CURVES, SETTINGS = "results.nc", "settings.json"
 
 
@@ -50,28 +53,20 @@ TYPE = "jax_dtype"
 """Attribute of a variable of a type that netCDF lacks, such as bfloat16: its bits are kept."""
 
 
-class Kept(Protocol):
-    """The parts of a run that are saved; see `fedjax_sim.Run`."""
+@dataclasses.dataclass(frozen=True)
+class Kept(Generic[HyperT]):
+    """The parts of a run that are saved. `fedjax_sim.Run` describes them."""
+
+    curves: "xr.Dataset"
+    models: Params
+    timelines: list[Timeline]
+    hypers: list[HyperT]
+    samples: Params | None = None
 
     @property
-    def curves(self) -> "xr.Dataset":
-        """Labelled curves."""
-
-    @property
-    def models(self) -> Any:
-        """Final models."""
-
-    @property
-    def timelines(self) -> list[Timeline]:
-        """Schedules."""
-
-    @property
-    def hypers(self) -> list[Any]:
-        """Settings."""
-
-    @property
-    def samples(self) -> Any:
-        """Models of all evaluations, or None."""
+    def lane_dims(self) -> tuple[str, ...]:
+        """The dimensions of lanes: swept settings, then the seed; none for `simulate`."""
+        return _lane_dims(self.curves)
 
 
 def write_files(folder: Path, run: Kept, without: Collection[str] = ()) -> None:
@@ -104,9 +99,7 @@ def files_in(folder: Path) -> set[str]:
     return {name for name in names if Path(name).name == name and (folder / name).is_file()}
 
 
-def write_tables(
-    folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any], files: Mapping[str, str]
-) -> None:
+def write_tables(folder: Path, config: Content, summary: Content, files: Mapping[str, str]) -> None:
     """Write config.json, and then summary.json, after the other files of a folder.
 
     Args:
@@ -193,25 +186,20 @@ def read_arrays(path: Path) -> dict[str, "xr.Dataset"]:
         raise InputError(f"{path} is damaged, or no netCDF file ({error}).") from None
 
 
-def _described(run: Kept) -> dict[str, Any]:
+def _described(run: Kept) -> Content:
     """Collect settings and seeds for config.json. A setting is a list of values if it differs."""
     system = run.curves.attrs["system"]
-    known = {
-        name: list(dict.fromkeys(_plain(value_of(hyper, name)) for hyper in run.hypers))
-        for name in fields(type(run.hypers[0]))
-    }
-    values = {name: each[0] if len(each) == 1 else each for name, each in known.items()}
+    values = {}
+    for name in fields(type(run.hypers[0])):
+        found = [value_of(hyper, name) for hyper in run.hypers]
+        known = list(dict.fromkeys(None if x is None else label_of_value(x) for x in found))
+        values[name] = known[0] if len(known) == 1 else known
     seeds = list(dict.fromkeys(np.ravel(run.curves["seed"].values).tolist()))
     config = {"systems": {system: values}, "seeds": seeds}
     if is_part({system: run.curves}):
         lanes = ", ".join(map(str, run.curves["lane"].values.tolist()))
         config["part"] = f"lanes {lanes} of a sweep"
     return config
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of a setting as JSON has it."""
-    return None if value is None else label_of_value(value)
 
 
 def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
@@ -242,8 +230,8 @@ def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
     return config
 
 
-def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
-    """Read a folder: the attributes of the runs of all systems, by name of the system.
+def read_files(folder: Path, *, trust: bool) -> dict[str, Kept]:
+    """Read a folder: the runs of all systems, by name of the system.
 
     Args:
       trust: Whether files that carry no SHA-256 are taken as they are.
@@ -266,11 +254,6 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
             f"config.json ({error.strerror or error})"
         )
         raise ConfigError("folder", str(folder), allowed) from None
-    if "tables" in settings:
-        raise InputError(
-            f"{folder / SETTINGS} is of an earlier version, whose settings are not read: "
-            "`fedjax-sim plot` still draws the curves; for everything else, run it again."
-        )
     with _reading(folder / SETTINGS, "settings"):
         kept = settings["systems"]
         containers = {name: kept_settings.read_containers(kept[name]["model"]) for name in kept}
@@ -281,20 +264,18 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
                 != _coordinates(models[name], dims)
             ):
                 raise ConfigError("folder", str(folder), "one whose files are all of one run")
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     for name, data in curves.items():
         with _reading(folder / SETTINGS, "settings"):
             hypers = kept_settings.read(kept[name], data["failed"].size)
         with _reading(folder, "runs"):
-            found[name] = {
-                "curves": data,
-                "models": _tree_of(models[name], containers[name], data),
-                "timelines": _timelines_of(timelines[name]),
-                "hypers": hypers,
-                "samples": (
-                    _tree_of(samples[name], containers[name], data) if name in samples else None
-                ),
-            }
+            found[name] = Kept(
+                data,
+                _tree_of(models[name], containers[name], data),
+                _timelines_of(timelines[name]),
+                hypers,
+                _tree_of(samples[name], containers[name], data) if name in samples else None,
+            )
     return found
 
 
@@ -313,19 +294,19 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise InputError(f"{path} is not of the form in which {what} are kept: {error!r}") from None
 
 
-def _names_of(run: Kept) -> Any:
+def _names_of(run: Kept) -> Params:
     """Name each array of a model by its place: the model's containers with names in them."""
     taken = {*run.curves.coords, *run.curves.dims}
     names = list(named_leaves(run.models, taken, alone="model"))
     return jax.tree.unflatten(jax.tree.structure(run.models), names)
 
 
-def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
+def _labelled(run: Kept, tree: Params, more_dims: tuple[str, ...]) -> "xr.Dataset":
     """Label the arrays of models. tree: leaves `[L, *more_dims, ...]`, without L for one lane."""
     import xarray as xr
 
-    sizes = [run.curves.sizes[dim] for dim in _lane_dims(run.curves)]
-    dims, data = (*_lane_dims(run.curves), *more_dims), {}
+    sizes = [run.curves.sizes[dim] for dim in run.lane_dims]
+    dims, data = (*run.lane_dims, *more_dims), {}
     names = jax.tree.leaves(_names_of(run))
     for name, leaf in zip(names, jax.tree.leaves(tree), strict=True):
         values, dtype = storable(np.asarray(leaf))
@@ -349,7 +330,7 @@ def _coordinates(data: "xr.Dataset", dims: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _tree_of(data: "xr.Dataset", names: Any, curves: "xr.Dataset") -> Any:
+def _tree_of(data: "xr.Dataset", names: Params, curves: "xr.Dataset") -> Params:
     """Put models together: leaves `[L, ...]`, without L for one lane."""
     num_dims, num_lanes = curves["failed"].ndim, curves["failed"].size
 
@@ -370,10 +351,10 @@ def _labelled_timelines(run: Kept) -> "xr.Dataset":
     number = {key: i for i, key in enumerate(distinct)}
     each = list(distinct.values())
     row = np.array([number[id(timeline)] for timeline in run.timelines])
-    sizes = [run.curves.sizes[dim] for dim in _lane_dims(run.curves)]
+    sizes = [run.curves.sizes[dim] for dim in run.lane_dims]
     slots = np.array([timeline.clients.shape[1] for timeline in each])
     data: dict[str, Any] = {
-        "row": (_lane_dims(run.curves), row.reshape(sizes)),
+        "row": (run.lane_dims, row.reshape(sizes)),
         "num_ticks": ("timeline", np.array([len(timeline.time) for timeline in each])),
         "num_slots": ("timeline", slots),
         "time": ("tick", np.concatenate([timeline.time for timeline in each])),
@@ -384,7 +365,7 @@ def _labelled_timelines(run: Kept) -> "xr.Dataset":
             np.pad(leaf, ((0, 0), (0, slots.max() - leaf.shape[1])), mode="edge") for leaf in leaves
         ]
         data[name] = (("tick", "slot"), np.concatenate(padded))
-    found = xr.Dataset(data, _coordinates(run.curves, _lane_dims(run.curves)))
+    found = xr.Dataset(data, _coordinates(run.curves, run.lane_dims))
     for name in Timeline._fields:
         found[name].encoding = {"zlib": True, "complevel": 1, "shuffle": True}
     return found

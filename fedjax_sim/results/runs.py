@@ -6,16 +6,16 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from fedjax_sim.core.checking import checked
 from fedjax_sim.core.settings import ConfigError, late_of
-from fedjax_sim.core.types import HyperT, Params, Timeline
+from fedjax_sim.core.types import HyperT, Params
 from fedjax_sim.results.curves import join_lanes, lengthen
-from fedjax_sim.results.run_files import read_files, write_files
+from fedjax_sim.results.run_files import Kept, read_files, write_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run(Generic[HyperT]):
+class Run(Kept[HyperT]):
     """The result of a sweep.
 
     Lanes are in the order of the flattened dimensions: settings as given, then seeds.
@@ -59,17 +59,6 @@ class Run(Generic[HyperT]):
         leaves `[L, V + 1, ...]` in host memory; otherwise None.
     """
 
-    curves: "xr.Dataset"
-    models: Any
-    timelines: list[Timeline]
-    hypers: list[HyperT]
-    samples: Any = None
-
-    @property
-    def lane_dims(self) -> tuple[str, ...]:
-        """The dimensions of lanes: swept settings, then the seed; none for `simulate`."""
-        return tuple(str(dim) for dim in self.curves["failed"].dims)
-
     def model(self, i: int) -> Params:
         """Return the final model of the lane at position `i` of the flattened results.
 
@@ -80,7 +69,7 @@ class Run(Generic[HyperT]):
             raise ConfigError("position of a lane", i, f"from 0 to {len(self.hypers) - 1}")
         return jax.tree.map(lambda leaf: leaf[i], self.models) if self.lane_dims else self.models
 
-    def lane(self, **labels: Any) -> "Run[HyperT]":
+    def lane(self, **labels: object) -> "Run[HyperT]":
         """Select one lane.
 
         Args:
@@ -187,7 +176,7 @@ def load(folder: str | Path, system: str | None = None, *, trust: bool = False) 
 
 def load_runs(folder: str | Path, *, trust: bool = False) -> dict[str, Run]:
     """Read the runs of all systems from a folder; as `load`, by name of the system."""
-    return {name: Run(**kept) for name, kept in read_files(Path(folder), trust=trust).items()}
+    return {name: Run(**vars(kept)) for name, kept in read_files(Path(folder), trust=trust).items()}
 
 
 def lane_labels(curves: "xr.Dataset") -> list[dict[str, Any]]:
@@ -230,8 +219,8 @@ def join_runs(runs: Sequence[Run[HyperT]]) -> Run[HyperT]:
 
 
 def join_lanes_of_trees(
-    parts: Sequence[tuple[Any, Any]], order: np.ndarray, num_evals: int
-) -> tuple[Any, Any]:
+    parts: Sequence[tuple[Params, Params]], order: np.ndarray, num_evals: int
+) -> tuple[Params, Params]:
     """Put the final models and the samples of all parts together.
 
     Args:

@@ -1,18 +1,19 @@
-"""The arrays of a tree in one file with their digest, and back: what checkpoints are made of."""
+"""The arrays of a tree in one file with their digest, and back: the files of checkpoints."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
 from fedjax_sim.core import lifecycle
+from fedjax_sim.core.types import Params
 
 Arrays: TypeAlias = dict[str, np.ndarray]
 
 
-def pack(tree: Any) -> Arrays:
+def pack(tree: Params) -> Arrays:
     """Fetch the arrays of a tree, by the paths to them, such as "state/params/kernel".
 
     Args:
@@ -48,7 +49,7 @@ def part(arrays: Mapping[str, np.ndarray], owner: str) -> Arrays:
     }
 
 
-def unpack(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
+def unpack(arrays: Mapping[str, np.ndarray], like: Params) -> Params:
     """Put arrays into the containers of a tree.
 
     Args:

@@ -1,4 +1,4 @@
-"""Final values of runs in the form of summary.json, and what the curves of a sweep consist of."""
+"""Final values of runs in the form of summary.json, and times at which runs reach an accuracy."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -102,7 +102,7 @@ def flagged(curves: Mapping[str, "xr.Dataset"]) -> list[dict[str, Any]]:
     return found
 
 
-def settings_of(data: "xr.Dataset") -> Iterator[tuple[dict[str, Any], "xr.Dataset"]]:
+def settings_of(data: "xr.Dataset") -> Iterator[tuple[dict[str, object], "xr.Dataset"]]:
     """Go through the points of a sweep.
 
     Args:
@@ -123,7 +123,7 @@ def settings_of(data: "xr.Dataset") -> Iterator[tuple[dict[str, Any], "xr.Datase
         )
 
 
-def label_of(system: str, point: Mapping[str, Any]) -> str:
+def label_of(system: str, point: Mapping[str, object]) -> str:
     """Name a system together with settings, such as "favano lr=0.5".
 
     Args:
@@ -137,24 +137,15 @@ def label_of(system: str, point: Mapping[str, Any]) -> str:
     return " ".join([system, *(f"{name}={value}" for name, value in shown.items())])
 
 
-def metrics_of(data: "xr.Dataset") -> list[str]:
-    """List the metrics of a system's curves that are numbers: the variables along eval."""
-    return [name for name, dims in _dimensions(data).items() if not dims]
+def metrics_of(data: "xr.Dataset", *dims: str) -> list[str]:
+    """List the metrics of a system's curves: the variables along eval.
 
-
-def client_metrics_of(data: "xr.Dataset") -> list[str]:
-    """List the metrics with one number per client: the variables along eval and client."""
-    return [name for name, dims in _dimensions(data).items() if dims == ("client",)]
-
-
-def _dimensions(data: "xr.Dataset") -> dict[str, tuple[str, ...]]:
-    """Find the dimensions of each metric that follow after eval."""
-    found = {}
-    for name, values in data.data_vars.items():
-        dims = [str(dim) for dim in values.dims]
-        if "eval" in dims:
-            found[str(name)] = tuple(dims[dims.index("eval") + 1 :])
-    return found
+    Args:
+      data: The curves of one system.
+      dims: Further dimensions after eval. By default metrics are single numbers.
+    """
+    along = {str(name): each.dims for name, each in data.data_vars.items() if "eval" in each.dims}
+    return [name for name, each in along.items() if each[each.index("eval") + 1 :] == dims]
 
 
 def _final(lanes: "xr.Dataset") -> dict[str, Any]:
@@ -169,7 +160,7 @@ def _final(lanes: "xr.Dataset") -> dict[str, Any]:
             of_seeds: float(getattr(np, of_seeds)(values)) if is_known else None
             for of_seeds in ("mean", "std", "median", "min")
         }
-    for name in client_metrics_of(lanes):
+    for name in metrics_of(lanes, "client"):
         is_less = bool(lanes[name].attrs.get("less_is_better", 0))
         values = last[name].values[good].astype(float)
         if not good.any():
@@ -186,3 +177,33 @@ def _final(lanes: "xr.Dataset") -> dict[str, Any]:
         name: round(float(last[name].mean())) for name in ("ticks", "local_steps", "uplink_bits")
     }
     return {"final": final, "virtual_time": float(last["time"].mean()), **whole}
+
+
+def first_reach(
+    curves: "xr.Dataset", accuracy: float, metric: str = "accuracy", *, axis: str = "time"
+) -> "xr.DataArray":
+    """Find where each lane's accuracy first reaches a value.
+
+    Args:
+      curves: Curves with dimension `eval`.
+      accuracy: The value, between 0 and 1.
+      metric: The accuracy that must reach it.
+      axis: What is returned of the first evaluation that reaches it: `time`, `ticks`,
+        `local_steps`, `uplink_bits` or `downlink_bits`.
+
+    Returns:
+      The value of the axis, without the dimension `eval`; infinite where a lane never reaches it.
+    """
+    reached = curves[metric] >= accuracy
+    there = curves[axis].isel(eval=reached.argmax("eval"))
+    return there.where(reached.any("eval"), np.inf).reset_coords(drop=True)
+
+
+def median_reach(reached: "xr.DataArray") -> float | None:
+    """Return the median of `first_reach` over all lanes; None if half of the lanes never reach it.
+
+    With an even number of lanes it is the larger of the two middle values.
+    """
+    values = np.sort(reached.values.ravel())
+    median = float(values[len(values) // 2])
+    return median if np.isfinite(median) else None

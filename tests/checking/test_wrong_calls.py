@@ -28,6 +28,7 @@ from fedjax_sim import (
     timelines,
 )
 from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.problems import latent
 from fedjax_sim.results import reports, trackers
 from fedjax_sim.theory import favano, fedem, fedstaleweight, hierarchical
@@ -154,6 +155,18 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
         (models.CharacterRNN, {"num_classes": 3}, {"embedding": COUNT, "cell": ["relu", 3]}),
         (models.CharacterTransformer, {"num_classes": 3}, {"heads": COUNT, "rank": WHOLE}),
         (models.resnet18, {}, {"num_classes": COUNT}),
+        (
+            LowBit,
+            {"model": NETWORK},
+            {
+                "weights": [1, 3.0],
+                "activations": [25, True],
+                "gradients": [9],
+                "scale": ["mean"],
+                "levels": ["exact"],
+                "full_precision": ["Dense_0"],
+            },
+        ),
         (models.from_nnx, {}, {"make": FUNCTION}),
     ],
     "partition": [
@@ -182,6 +195,21 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
             {"group_sizes": [4, "4", (0, 4), (2, 1), (1.5, 2.5)]},
         ),
         (
+            partition.dirichlet_groups,
+            {"labels": LABELS, "num_clients": 4, "group_sizes": (2, 2), "seed": 0},
+            {"alpha": ABOVE_0},
+        ),
+        (
+            partition.pachinko,
+            {"labels": LABELS, "num_clients": 2, "superclasses": (0, 0, 1), "seed": 0},
+            {"beta": ABOVE_0},
+        ),
+        (
+            partition.classes_per_client,
+            {"labels": LABELS, "num_clients": 2, "seed": 0},
+            {"classes": COUNT},
+        ),
+        (
             partition.shards,
             {"labels": LABELS, "num_clients": 2, "seed": 0},
             {"shards_per_client": COUNT},
@@ -205,6 +233,7 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
                 "text": TEXT,
                 "sequence_length": COUNT,
                 "held_out": [0, *SHARE],
+                "min_characters": COUNT,
                 "characters": [3, ""],
             },
         ),
@@ -288,12 +317,14 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
     "latent models": [
         (latent.BernoulliMixture, {}, {"components": COUNT}),
         (latent.GaussianMixture, {"components": 2}, {"components": COUNT, "guard": SWITCH}),
+        (latent.GaussianMixture, {"components": 2}, {"prior": AT_LEAST_0}),
         (
             latent.GaussianMixture,
             {"components": 2},
             {"starts": ["zero", 3], "covariance_type": ["x"]},
         ),
         (latent.FactorAnalysis, {}, {"factors": COUNT}),
+        (latent.FactorAnalysis, {"factors": 2}, {"floor": ABOVE_0}),
         (
             latent.MissingValues,
             {"shape": (3, 2), "rank": 1},

@@ -4,24 +4,13 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 
 from fedjax_sim import datasets
-from fedjax_sim.core.settings import ConfigError
 from tests.datasets.small_files import rows
 
 
 def test_names_have_one_line_each():
     assert all(line and "\n" not in line for line in datasets.names().values())
-
-
-def test_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(
-        ConfigError,
-        match="dataset is 'mnits', but must be one of digits, breast_cancer, mnist, fashion_mnist, "
-        "cifar10",
-    ):
-        datasets.load("mnits")
 
 
 def test_digits_are_bytes_split_once_and_for_all():

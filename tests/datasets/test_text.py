@@ -73,9 +73,6 @@ def test_characters_may_be_given_and_are_the_most_frequent_otherwise(
         ("To be, or not to be", {}, "number of speeches in play is 0"),
         ("", {}, "number of speeches in play is 0"),
         (PLAY, {}, "min_characters is 160, but must be at most 25, the most that a speaker"),
-        (PLAY, {"sequence_length": 0}, "sequence_length is 0"),
-        (PLAY, {"held_out": 1.0}, "held_out is 1.0"),
-        (PLAY, {"min_characters": 0}, "min_characters is 0"),
         (PLAY, {"characters": "aa"}, "characters is 'aa', but must be from 1 to 254 different"),
     ],
 )

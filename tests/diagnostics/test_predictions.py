@@ -6,8 +6,8 @@ import pytest
 from sklearn.metrics import brier_score_loss, log_loss
 
 from fedjax_sim import ConfigError
-from fedjax_sim.results.diagnostics import predictions
-from fedjax_sim.results.plots.posterior import reliability_figure
+from fedjax_sim.results.diagnostics import posterior as predictions
+from fedjax_sim.results.plots import reliability_figure
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,11 @@ import jax
 import pytest
 
 import fedjax_sim
-from fedjax_sim import ConfigError
 from fedjax_sim.core.targets import is_for_cpu, tracing_for
 from fedjax_sim.core.types import PRECISIONS
 from fedjax_sim.engine.shares import listed
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
-
-
-def test_an_unknown_precision_is_refused(regression: Callable, small: Callable) -> None:
-    with pytest.raises(ConfigError, match="precision is 'half', but must be one of float32, "):
-        fedjax_sim.simulate(
-            FEDAVG, regression(), small(FEDAVG), budget=fedjax_sim.Ticks(2), precision="half"
-        )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -33,6 +33,23 @@ def test_smoke_run(tmp_path: Path) -> None:
     ).max() > 0.1
 
 
+def test_effective_sample_sizes_are_those_of_the_mean() -> None:
+    """The size is that of the mean of exp(1.5 x) and not that of its ranks.
+
+    If a normal x has the autocorrelations a^k, exp(1.5 x) has the autocorrelations
+    (exp(2.25 a^k) - 1) / (exp(2.25) - 1), while its ranks are those of x.
+    """
+    random, a, num = np.random.default_rng(2), 0.8, 20_000
+    walk = random.normal(size=(4, num))
+    for t in range(1, num):
+        walk[:, t] = a * walk[:, t - 1] + np.sqrt(1 - a**2) * walk[:, t]
+    correlations = np.expm1(2.25 * a ** np.arange(1, 200)) / np.expm1(2.25)
+    expected = 4 * num / (1 + 2 * correlations.sum())
+    assert expected > 1.5 * 4 * num / 9
+    found = fald_logistic.effective_size(np.exp(1.5 * walk)[..., None])
+    np.testing.assert_allclose(found, expected, rtol=0.15)
+
+
 def draws(num: int, correlation: float, seed: int) -> np.ndarray:
     """Draw stationary normal chains of mean 1 and variance 4: `f64[8, num, 30]`."""
     random = np.random.default_rng(seed)
@@ -56,7 +73,7 @@ def test_moments_know_their_errors() -> None:
         ]
         off += [each.mean / each.error for each in fald_logistic.bias(found, other)]
         assert all(0.5 < np.mean(np.square(each)) < 1.7 for each in off)
-        assert found.mixing.rhat.max() < 1.02
+        assert found.rhat.max() < 1.02
     wider = fald_logistic.moments(draws(2000, 0.0, 2), excess=3.0)
     np.testing.assert_allclose(wider.log_deviation.mean, 0, atol=0.15)
 

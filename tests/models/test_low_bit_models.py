@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.kernels import low_bit
 from fedjax_sim.models import MLP
 from fedjax_sim.models.quantized import LowBit
@@ -296,24 +295,6 @@ def test_low_bit_models_are_static_data() -> None:
         apply(low, case.params, case.x)
     assert len(traces) == 2
     np.testing.assert_array_equal(case.low.model.apply(case.params, case.x), before)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"weights": 1},
-        {"weights": 3.0},
-        {"activations": 25},
-        {"activations": True},
-        {"gradients": 9},
-        {"scale": "mean"},
-        {"levels": "exact"},
-        {"full_precision": "Dense_0"},
-    ],
-)
-def test_settings_that_are_not_allowed(change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(change))):
-        LowBit(MLP((6,), 4), **change)
 
 
 def test_training_without_a_key_is_refused() -> None:

@@ -132,7 +132,6 @@ def test_disjoint_groups_share_no_label():
             "group_sizes is .3, 6., but must be whole numbers .* num_clients = 10",
         ),
         ("dirichlet_groups", {"group_sizes": (0, 10), "alpha": 1.0}, "group_sizes is .0, 10."),
-        ("dirichlet_groups", {"group_sizes": (3, 7), "alpha": 0.0}, "alpha is 0.0"),
         (
             "dirichlet_groups",
             {"group_sizes": (3, 7), "alpha": 1e4, "min_examples": 60},
@@ -185,15 +184,9 @@ def test_label_groups_are_those_of_fedstaleweight():
     ("options", "words"),
     [
         ({"slow_labels": 10}, "slow_labels is 10, but must be .* at most 9"),
-        ({"slow_labels": 0}, "slow_labels is 0"),
         (
             {"slow_fraction": 0.95},
             "slow_fraction is .*, but must be such that each group has a client",
-        ),
-        ({"slow_fraction": -0.1}, "slow_fraction is -0.1"),
-        (
-            {"held_out": 1.0},
-            "held_out is 1.0, but must be a finite number of at least 0 and below 1",
         ),
     ],
 )
@@ -299,7 +292,6 @@ def test_pachinko_gives_away_everything_even_with_a_tiny_alpha():
     [
         ({}, "superclasses is None, but must be given for data with 10 classes"),
         ({"superclasses": (0, 1)}, "superclasses is .0, 1., but must be 10 numbers"),
-        ({"superclasses": (0,) * 10, "beta": 0.0}, "beta is 0.0"),
     ],
 )
 def test_pachinko_refuses(options, words):

@@ -72,22 +72,14 @@ def test_registered_functions_share_a_signature_and_refuse_bad_values(name):
             "option of partition dirichlet is 'alhpa', but must be one of alpha, min_examples",
         ),
         ("dirichlet", {}, "option alpha of partition dirichlet is None, but must be given"),
-        ("dirichlet", {"alpha": 0.0}, "alpha is 0.0"),
-        ("dirichlet", {"alpha": float("nan")}, "alpha is nan"),
-        ("dirichlet", {"alpha": "1"}, "alpha is '1'"),
-        ("dirichlet", {"alpha": 1.0, "min_examples": 0}, "min_examples is 0"),
         (
             "dirichlet",
             {"alpha": 1.0, "min_examples": 61},
             "min_examples is 61, but must be .* at most 60",
         ),
         ("classes", {"classes": 11}, "classes is 11, but must be .* at most 10"),
-        ("classes", {"classes": 0}, "classes is 0"),
-        ("shards", {"shards_per_client": 0}, "shards_per_client is 0"),
         ("shards", {"shards_per_client": 61}, "num_clients is 10, but must be .* at most 9"),
         ("natural", {}, "option client_ids of partition natural is None"),
-        ("natural", {"client_ids": np.arange(5)}, "shape of client_ids"),
-        ("natural", {"client_ids": np.zeros(600)}, "dtype of client_ids"),
     ],
 )
 def test_bad_names_and_options_are_refused(name, options, words):

@@ -115,7 +115,6 @@ PRIVATE = fedavg.paper(sampling="reshuffled", selection="poisson", local_steps=2
         ("examples:noise=1", {}, ["example_clip", "above 0"]),
         ("fixed:epsilon=2", {}, ["rounds", "at least 1"]),
         ("fixed:epsilon=2:rounds=9:noise=1", {}, ["noise", "left at 0"]),
-        ("fixed:noise=-1", {}, ["noise", "at least 0"]),
         ("laplace", {}, ["laplace", "one of none, fixed, adaptive, examples"]),
     ],
 )

@@ -146,5 +146,3 @@ def test_the_simulated_data() -> None:
         np.testing.assert_allclose(np.linalg.inv(unequal.hessians[0]) * 40, sigma, rtol=1e-9)
         np.testing.assert_allclose(unequal.hessians[1], 40 * np.eye(2), rtol=1e-12)
         assert unequal.counts.tolist() == [10, 30]
-    with pytest.raises(ConfigError, match=r"alpha is -1\.0"):
-        make_gaussian_clients(0, alpha=-1.0)

@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from fedjax_sim.results.targets import first_reach, median_reach
+from fedjax_sim.results.summaries import first_reach, median_reach
 
 
 def test_when_an_accuracy_is_first_reached() -> None:

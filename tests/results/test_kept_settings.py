@@ -18,7 +18,6 @@ import pytest
 import fedjax_sim
 from fedjax_sim import compression, settings
 from fedjax_sim.core.checking import Above0
-from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError, fields, value_of
 from fedjax_sim.problems import latent
 from fedjax_sim.results import kept_settings
@@ -284,17 +283,3 @@ def test_a_run_is_refused_before_anything_is_written_and_saved_without_the_setti
     assert again.hypers[0].lr == run.hypers[0].lr
     with pytest.raises(ConfigError, match="setting name is 'optimiser'"):
         run.save(tmp_path, without=["optimiser"])
-
-
-def test_settings_of_an_earlier_version_are_refused_by_name(
-    tmp_path: Path, regression: Any, small: Any
-) -> None:
-    from tests.results.test_saved_runs import replace_settings
-
-    system = fedjax_sim.SYSTEMS["fedavg"]
-    budget = fedjax_sim.Ticks(2)
-    run = fedjax_sim.simulate(system, regression(), small(system), budget=budget, num_evals=1)
-    run.save(tmp_path)
-    replace_settings(tmp_path, {"systems": {"fedavg": {"hypers": []}}, "tables": {"pickle": []}})
-    with pytest.raises(InputError, match=r"settings\.json is of an earlier version"):
-        fedjax_sim.load(tmp_path)

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.server.staleness import StalenessWeights, mean_staleness, staleness_weights
 
 AVERAGED = ("eq8", "alg1", "code")
@@ -342,17 +341,3 @@ def test_a_batch_of_lanes_equals_lanes_alone(rule: dict[str, str]) -> None:
     ]
     np.testing.assert_allclose(together, alone, **EXACT)
     assert together.dtype == np.float64
-
-
-def test_settings_are_checked() -> None:
-    check(StalenessWeights())
-    for bad in (
-        {"rule": "eq9"},
-        {"average": "median"},
-        {"window": 0},
-        {"decay": 1.5},
-        {"base": 0.0},
-        {"exponent": -1.0},
-    ):
-        with pytest.raises(ConfigError, match=f"^{next(iter(bad))} is"):
-            check(StalenessWeights(**bad))

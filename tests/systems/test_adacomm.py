@@ -158,9 +158,6 @@ def test_if_all_reports_are_lost_the_number_stays() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"adapt_every": 0.0}, "communication.adapt_every is 0.0, but must be .*above 0"),
-        ({"shrink": 1.5}, "communication.shrink is 1.5, but must be .*at most 1"),
-        ({"pace": "slow"}, "communication.pace is 'slow', but must be one of equal, speed"),
         ({"time_of": "update"}, "delays.time_of is 'update', but must be .*shorter"),
     ],
 )

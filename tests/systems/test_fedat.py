@@ -159,8 +159,6 @@ def test_a_round_that_is_lost_changes_nothing_but_the_clock() -> None:
     [
         ({"num_tiers": 12}, "num_tiers is 12, but must be at most num_clients = 11"),
         ({"num_selected": 4}, "num_selected is 4, but must be at most 3, the clients of the small"),
-        ({"proximal": -1.0}, "proximal is -1.0, but must be a finite number of at least 0"),
-        ({"weighting": "size"}, "weighting is 'size'"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:

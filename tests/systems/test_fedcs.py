@@ -166,9 +166,6 @@ def test_clients_of_a_trace_expect_the_mean_of_their_rows() -> None:
     [
         ({"num_candidates": 3}, "choice.num_candidates is 3, but must be 0, or from num_selected"),
         ({"num_candidates": 13}, "choice.num_candidates is 13, .* to 12"),
-        ({"quantile": 1.5}, "choice.quantile is 1.5, but must be .*from 0 to 1"),
-        ({"lengthen": 0.5, "follows": "loss"}, "choice.lengthen is 0.5, .*at least 1"),
-        ({"follows": "hope"}, "choice.follows is 'hope', but must be one of times, loss"),
     ],
 )
 def test_sentences(changes: dict[str, Any], words: str) -> None:

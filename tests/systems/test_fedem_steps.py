@@ -207,10 +207,7 @@ def test_a_full_pass_goes_over_every_example_once(toy: latent.Estimation) -> Non
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: VR.paper(inner_steps=2.5), "inner_steps"),
         (lambda: VR.paper(batches="full"), "batches"),
-        (lambda: FEDEM.paper(participation=0.0), "participation"),
-        (lambda: FEDEM.paper(gamma=-1.0), "gamma"),
         (lambda: FEDEM.paper(field_rule="dem"), "memories.field_rule"),
     ],
 )

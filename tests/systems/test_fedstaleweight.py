@@ -290,18 +290,6 @@ BAD = {
         {"rule": "eq8"},
         "staleness.rule is 'eq8', but must be one of polynomial, hinge, exponential, mean",
     ),
-    "mixing nothing": (
-        {"mixing": 0.0},
-        "mixing is 0.0, but must be a finite number above 0 and of at most 1",
-    ),
-    "mixing too much": (
-        {"mixing": 1.5},
-        "mixing is 1.5, but must be a finite number above 0 and of at most 1",
-    ),
-    "pushing away": (
-        {"proximal": -0.1},
-        "proximal is -0.1, but must be a finite number of at least 0",
-    ),
 }
 
 

@@ -351,10 +351,6 @@ BAD: dict[str, tuple[dict, str]] = {
         {"active_per_group": 2, "sampling": "shuffled_epochs"},
         "training.sampling is 'shuffled_epochs', but must be \"with_replacement\" with",
     ),
-    "unknown aggregation": (
-        {"aggregation": "sum"},
-        "aggregation is 'sum', but must be one of divide_by_steps, average, fednova",
-    ),
 }
 
 

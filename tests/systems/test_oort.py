@@ -186,7 +186,6 @@ def test_rounds_get_shorter_and_reserves_are_left_out() -> None:
     [
         ({"num_asked": 3}, "num_asked"),
         ({"num_selected": 13}, "num_selected"),
-        ({"cutoff": 2.0}, "cutoff"),
     ],
 )
 def test_sentences(changes: dict[str, Any], words: str) -> None:

@@ -208,12 +208,6 @@ def test_clients_that_are_lost_or_away_are_replaced() -> None:
     [
         ({"concurrency": 10}, "concurrency is 10, but must be at most num_clients = 9"),
         ({"most_reports": 10}, "most_reports is 10, but must be at most num_clients = 9"),
-        ({"staleness_bound": 0.0}, "staleness_bound is 0.0, but must be a finite number above 0"),
-        (
-            {"staleness_penalty": -1.0},
-            "choice.staleness_penalty is -1.0, but must be a finite number of at least 0",
-        ),
-        ({"weighting": "size"}, "weighting is 'size'"),
         (
             {"local_privacy": LocalGaussian(clip=1.0, noise=1.0)},
             "must be without noise here, because",

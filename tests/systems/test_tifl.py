@@ -231,7 +231,6 @@ def test_clients_that_are_away_are_not_asked() -> None:
         ({"credits": (1.0, 2.0)}, "choice.credits is .*, but must be one number, or 4"),
         ({"policy": "static", "probability": (0.0,) * 4}, "choice.probability .* above 0 for some"),
         ({"policy": "static", "probability": 0.0}, "choice.probability .* above 0 for some"),
-        ({"policy": "fair"}, "choice.policy is 'fair', but must be one of adaptive, static"),
         ({"credits": 0.0}, "choice.credits is 0.0, but must be .*at least 1"),
     ],
 )

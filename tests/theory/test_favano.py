@@ -8,20 +8,13 @@ import pytest
 from scipy import stats
 
 from experiments.favano.formulas import bounds as formulas
-from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.theory import favano as theory
-from tests.experiments.favano.quadratics import FAST, SLOW, law_of, small_quadratics
+from tests.experiments.favano.quadratics import FAST, SLOW, small_quadratics
 
 
 @pytest.fixture
 def random() -> np.random.Generator:
     return np.random.default_rng(11)
-
-
-def test_an_unknown_reweighting_is_refused() -> None:
-    moments = theory.step_moments(law_of(FAST))
-    with pytest.raises(ConfigError, match="must be one of stochastic, deterministic"):
-        theory.reweighting_constants(moments, max_steps=20, reweighting="none")
 
 
 def test_conditions_of_a_worked_case() -> None:

@@ -1,8 +1,8 @@
 """Measures of results that are computed after a run or from its schedule alone.
 
-- `predictions`: accuracy, likelihood, Brier score and calibration of class probabilities.
 - `samples`: samples and predictions in ArviZ's groups and dimensions.
-- `posterior`: averaged predictions of a sampler's samples, and whether its chains have mixed.
+- `posterior`: accuracy, likelihood, Brier score and calibration of class probabilities, and
+  averaged predictions of a sampler's samples.
 - `gaussians`: Gaussian laws and the Wasserstein distance between two of them.
 - `fairness`: how equally clients take part in a schedule.
 """
@@ -26,19 +26,19 @@ from fedjax_sim.results.diagnostics.gaussians import fit_gaussian as fit_gaussia
 from fedjax_sim.results.diagnostics.gaussians import wasserstein2 as wasserstein2
 from fedjax_sim.results.diagnostics.posterior import Predictive as Predictive
 from fedjax_sim.results.diagnostics.posterior import Predictor as Predictor
+from fedjax_sim.results.diagnostics.posterior import Reliability as Reliability
+from fedjax_sim.results.diagnostics.posterior import accuracy as accuracy
 from fedjax_sim.results.diagnostics.posterior import average_predictions as average_predictions
-from fedjax_sim.results.diagnostics.posterior import thin_samples as thin_samples
-from fedjax_sim.results.diagnostics.predictions import Reliability as Reliability
-from fedjax_sim.results.diagnostics.predictions import accuracy as accuracy
-from fedjax_sim.results.diagnostics.predictions import brier_score as brier_score
-from fedjax_sim.results.diagnostics.predictions import (
+from fedjax_sim.results.diagnostics.posterior import brier_score as brier_score
+from fedjax_sim.results.diagnostics.posterior import (
     expected_calibration_error as expected_calibration_error,
 )
-from fedjax_sim.results.diagnostics.predictions import (
+from fedjax_sim.results.diagnostics.posterior import (
     negative_log_likelihood as negative_log_likelihood,
 )
-from fedjax_sim.results.diagnostics.predictions import reliability as reliability
-from fedjax_sim.results.diagnostics.predictions import score_predictions as score_predictions
+from fedjax_sim.results.diagnostics.posterior import reliability as reliability
+from fedjax_sim.results.diagnostics.posterior import score_predictions as score_predictions
+from fedjax_sim.results.diagnostics.posterior import thin_samples as thin_samples
 from fedjax_sim.results.diagnostics.samples import averaged_predictions as averaged_predictions
 from fedjax_sim.results.diagnostics.samples import calibration as calibration
 from fedjax_sim.results.diagnostics.samples import predictive as predictive

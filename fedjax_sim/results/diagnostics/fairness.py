@@ -310,10 +310,7 @@ def evenness(values: Values) -> float:
 
 
 @checked
-def deviation(
-    influence: Values,
-    target: Values | None = None,
-) -> float:
+def deviation(influence: Values, target: Values | None = None) -> float:
     """Sum the absolute deviations of the clients' influence from a target (Eq. 3).
 
         assert deviation(np.array([0.75, 0.25])) == (0.75 - 0.5) + (0.5 - 0.25)
@@ -379,21 +376,9 @@ def worst_decile(values: np.ndarray, *, less_is_better: bool = False) -> np.ndar
     return mean if less_is_better else -mean
 
 
-class ClientFigures(NamedTuple):
-    """A metric of single clients in three numbers.
-
-    Attributes:
-      mean: `f64[...]`, the mean over clients.
-      worst_decile: `f64[...]`, the mean of the worst tenth, see `worst_decile`.
-      spread: `f64[...]`, the standard deviation over clients.
-    """
-
-    mean: np.ndarray
-    worst_decile: np.ndarray
-    spread: np.ndarray
-
-
-def summarise_clients(values: np.ndarray, *, less_is_better: bool = False) -> ClientFigures:
+def summarise_clients(
+    values: np.ndarray, *, less_is_better: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute mean, worst decile and spread of a metric over clients.
 
     Args:
@@ -401,11 +386,12 @@ def summarise_clients(values: np.ndarray, *, less_is_better: bool = False) -> Cl
       less_is_better: Whether small values are good ones, as they are of a loss.
 
     Returns:
-      The three numbers, `f64[...]` each.
+      The mean over clients, the mean of the worst tenth, see `worst_decile`, and the standard
+      deviation over clients, `f64[...]` each.
     """
     values = np.asarray(values, float)
     worst = worst_decile(values, less_is_better=less_is_better)
-    return ClientFigures(np.nanmean(values, axis=-1), worst, np.nanstd(values, axis=-1))
+    return np.nanmean(values, axis=-1), worst, np.nanstd(values, axis=-1)
 
 
 class Received(NamedTuple):

@@ -1,4 +1,4 @@
-"""Evaluation of a sampler's samples: averaged predictions, and whether the chains have mixed.
+"""Scores of class probabilities, and averaged predictions of a sampler's samples.
 
 For whole runs, start with `results.diagnostics.to_arviz`, which keeps settings apart; the
 functions here take plain arrays. Each lane of a run is one chain. Samples are `Run.samples` of
@@ -6,20 +6,170 @@ functions here take plain arrays. Each lane of a run is one chain. Samples are `
 evaluation, with the initial model first.
 
 Dimension letters: `L` lanes (chains), `V` evaluations of a lane, `s` samples of a lane that are
-kept, `m` test examples, `K` classes.
+kept, `m` examples, `K` classes, `b` bins of confidence. The *confidence* of a prediction is the
+probability of its most probable class.
 """
 
-from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Count, Whole, checked
+from fedjax_sim.core.checking import Count, Limit, Whole, checked, shape
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Params
-from fedjax_sim.results.diagnostics import predictions
+
+BINS = 15
+"""Default number of bins of confidence."""
+
+Probabilities = Annotated[Array, shape("m K"), Limit(least=0, most=1, may_be_nan=True)]
+"""`f[m, K]`, those of models that diverged are nan."""
+Labels = Annotated[Array, shape("m"), Limit(least=0, below="K", is_whole=True)]
+
+
+class Reliability(NamedTuple):
+    """How often predictions are right, by their confidence. Empty bins have zeros.
+
+    Attributes:
+      confidence: `f[b]`, mean confidence of the predictions in each bin.
+      accuracy: `f[b]`, share of the predictions in each bin that are right.
+      examples: `i32[b]`, number of predictions in each bin.
+    """
+
+    confidence: Array
+    accuracy: Array
+    examples: Array
+
+
+@checked
+def accuracy(probabilities: Probabilities, labels: Labels) -> Array:
+    """Compute the accuracy: the share of examples with the right class as the most probable one.
+
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        assert accuracy(probabilities, labels) == 1 / 2
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class.
+      labels: `i32[m]`, the right classes.
+
+    Returns:
+      `f[]`, from 0 to 1; nan if a probability is.
+    """
+    is_right = (jnp.argmax(probabilities, axis=-1) == labels).astype(probabilities.dtype)
+    # The largest of numbers with a nan is the nan.
+    return jnp.mean(jnp.where(jnp.isnan(probabilities.max(axis=-1)), jnp.nan, is_right))
+
+
+@checked
+def negative_log_likelihood(probabilities: Probabilities, labels: Labels) -> Array:
+    """Compute the mean of -log p(right class).
+
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        found = negative_log_likelihood(probabilities, labels)
+        assert np.isclose(found, -(np.log(0.9) + np.log(0.4)) / 2)
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class. A probability of 0 counts as the smallest
+        positive number of the dtype.
+      labels: `i32[m]`, the right classes.
+
+    Returns:
+      `f[]`, in nats.
+    """
+    right = jnp.take_along_axis(probabilities, labels[:, None], axis=-1)
+    return -jnp.mean(jnp.log(jnp.maximum(right, jnp.finfo(right.dtype).tiny)))
+
+
+@checked
+def brier_score(probabilities: Probabilities, labels: Labels) -> Array:
+    """Compute the mean over examples of sum_y (p(y) - 1[y is right])^2.
+
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        assert np.isclose(brier_score(probabilities, labels), (2 * 0.1**2 + 2 * 0.6**2) / 2)
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class.
+      labels: `i32[m]`, the right classes.
+
+    Returns:
+      `f[]`: 0 is perfect, 2 is the worst, and a uniform guess has 1 - 1/K.
+    """
+    right = jax.nn.one_hot(labels, probabilities.shape[-1])
+    return jnp.mean(jnp.sum(jnp.square(probabilities - right), axis=-1))
+
+
+@checked
+def reliability(probabilities: Probabilities, labels: Labels, *, bins: Count = BINS) -> Reliability:
+    """Group predictions by confidence, in the bins ((i - 1) / b, i / b] (Guo et al. 2017).
+
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        found = reliability(probabilities, labels, bins=2)  # both are in the upper bin
+        assert found.examples.tolist() == [0, 2] and found.accuracy[1] == 1 / 2
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class.
+      labels: `i32[m]`, the right classes.
+      bins: b, the number of bins.
+
+    Returns:
+      Confidence, accuracy and number of predictions of every bin.
+    """
+    confidence = jnp.max(probabilities, axis=-1)
+    is_right = (jnp.argmax(probabilities, axis=-1) == labels).astype(confidence.dtype)
+    place = jnp.clip(jnp.ceil(confidence * bins).astype("int32") - 1, 0, bins - 1)
+    count = jnp.zeros(bins, "int32").at[place].add(1)
+    divisor = jnp.maximum(count, 1)
+    return Reliability(
+        jnp.zeros(bins).at[place].add(confidence) / divisor,
+        jnp.zeros(bins).at[place].add(is_right) / divisor,
+        count,
+    )
+
+
+@checked
+def expected_calibration_error(
+    probabilities: Probabilities, labels: Labels, *, bins: Count = BINS
+) -> Array:
+    """Compute the mean distance between confidence and accuracy of the bins.
+
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        error = expected_calibration_error(probabilities, labels, bins=2)
+        assert np.isclose(error, abs(1 / 2 - (0.9 + 0.6) / 2))  # both are in the upper bin
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class.
+      labels: `i32[m]`, the right classes.
+      bins: b, the number of bins.
+
+    Returns:
+      `f[]`, from 0 to 1; bins are weighted by their number of predictions.
+    """
+    confidence, right, examples = reliability(probabilities, labels, bins=bins)
+    return jnp.sum(examples * jnp.abs(right - confidence)) / labels.shape[0]
+
+
+@checked
+def score_predictions(probabilities: Probabilities, labels: Labels) -> dict[str, Array]:
+    """Compute all scores of predictions.
+
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        scores = score_predictions(probabilities, labels)
+        assert scores["accuracy"] == 1 / 2 and set(scores) == {"accuracy", "nll", "brier", "ece"}
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class.
+      labels: `i32[m]`, the right classes.
+
+    Returns:
+      "accuracy", "nll", "brier" and "ece" (expected calibration error), each `f[]`.
+    """
+    return {
+        "accuracy": accuracy(probabilities, labels),
+        "nll": negative_log_likelihood(probabilities, labels),
+        "brier": brier_score(probabilities, labels),
+        "ece": expected_calibration_error(probabilities, labels),
+    }
 
 
 class Predictor(Protocol):
@@ -50,18 +200,6 @@ class Predictive(NamedTuple):
 
     curves: dict[str, np.ndarray]
     probabilities: np.ndarray
-
-
-class Mixing(NamedTuple):
-    """Diagnostics of each parameter: pytrees like a model, with leaves `f64[...]`.
-
-    Attributes:
-      rhat: Split and rank-normalised R-hat, near 1 if the chains agree.
-      ess: Effective sample size for the mean, of all chains together.
-    """
-
-    rhat: Params
-    ess: Params
 
 
 @checked
@@ -137,7 +275,7 @@ def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], 
             total: tuple[Array, Array], params: Params
         ) -> tuple[tuple[Array, Array], dict[str, Array]]:
             summed, num = total[0] + problem.predict(params), total[1] + 1
-            return (summed, num), predictions.score_predictions(summed / num, problem.test_labels)
+            return (summed, num), score_predictions(summed / num, problem.test_labels)
 
         first = jax.tree.map(lambda leaf: leaf[0], samples)
         one = jax.eval_shape(problem.predict, first)
@@ -147,34 +285,3 @@ def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], 
         return curves, summed / num
 
     return jax.lax.map(average, samples)
-
-
-def compare_chains(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Mixing:
-    """Compare the chains parameter by parameter (Vehtari et al. 2021), with ArviZ.
-
-    All lanes are taken for chains of one law. `arviz.rhat(to_arviz(run))` compares those of each
-    setting of a run.
-
-    Args:
-      samples: A pytree of leaves `[L, V, ...]`, of lanes with one setting.
-      burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.
-      thin: Distance between evaluations that are kept, from 1 to V.
-
-    Returns:
-      R-hat and effective sample size of each parameter; nan for a parameter that never changes.
-
-    Raises:
-      ConfigError: If `burn_in` or `thin` is out of range, or fewer than four samples are kept.
-    """
-    from arviz_stats.base import array_stats  # Slow to import, and only needed here.
-
-    kept = thin_samples(samples, burn_in=burn_in, thin=thin)
-    num = jax.tree.leaves(kept)[0].shape[1]
-    if num < 4:
-        raise ConfigError("number of samples", num, "at least 4 a chain")
-
-    def per_parameter(statistic: str, **options: str) -> Params:
-        compute = partial(getattr(array_stats, statistic), chain_axis=0, draw_axis=1, **options)
-        return jax.tree.map(lambda leaf: np.asarray(compute(np.asarray(leaf))), kept)
-
-    return Mixing(per_parameter("rhat"), per_parameter("ess", method="mean"))

@@ -12,7 +12,7 @@ Parameters are named by their path in the model's pytree, joined by dots, with "
 Dimension letters: `L` lanes, `V` evaluations of a lane, `m` examples, `K` classes.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,8 +23,7 @@ import numpy.typing as npt
 from fedjax_sim.core.checking import Count, Seed, Whole, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Params
-from fedjax_sim.results.diagnostics.posterior import check_kept
-from fedjax_sim.results.diagnostics.predictions import BINS, Reliability, reliability
+from fedjax_sim.results.diagnostics.posterior import BINS, Reliability, check_kept, reliability
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -35,8 +34,6 @@ SAMPLE = ("chain", "draw")
 
 Dims = dict[str, np.ndarray]
 """Coordinates of the leading dimensions of samples, by name."""
-Labelled = dict[str, tuple[np.ndarray, tuple[str, ...]]]
-"""Arrays by name, with the names of their further dimensions."""
 
 
 @checked
@@ -110,8 +107,8 @@ def to_arviz(
 def predictive(
     run: Any,
     problem: Any,
-    inputs: Any,
-    targets: Any = None,
+    inputs: Params,
+    targets: npt.ArrayLike | None = None,
     *,
     burn_in: Whole = 1,
     thin: Count = 1,
@@ -153,19 +150,18 @@ def predictive(
     posterior = tree["posterior"].to_dataset()
     models, dims = _models(posterior, problem)
     key = jax.random.key(seed)
-    found: Labelled = {}
+    found = {}
     if problem.probabilities is not None:
 
-        def probabilities(model: Params, problem: Any, inputs: Any) -> Array:
+        def probabilities(model: Params, problem: Any, inputs: Params) -> Array:
             return jax.vmap(problem.probabilities, (None, 0))(model, inputs)
 
-        classes = _over_samples(probabilities, models, dims, problem, inputs)
-        found["probability"] = (classes, ("example", "class"))
-        drawn = np.asarray(jax.random.categorical(key, jnp.log(classes)))
+        found["probability"] = _over_samples(probabilities, models, dims, problem, inputs)
+        drawn = np.asarray(jax.random.categorical(key, jnp.log(found["probability"])))
     else:
         num = len(jax.tree.leaves(inputs)[0])
 
-        def simulate(given: tuple[Params, Array], problem: Any, inputs: Any) -> Array:
+        def simulate(given: tuple[Params, Array], problem: Any, inputs: Params) -> Array:
             model, number = given
             keys = jax.random.split(jax.random.fold_in(key, number), num)
             return jax.vmap(problem.simulate, (0, None, 0))(keys, model, inputs)
@@ -177,14 +173,11 @@ def predictive(
     exists = exists.all("variable").transpose(*dims).values
     if not exists.all():  # Whole numbers have no nan.
         y = np.where(exists.reshape(exists.shape + (1,) * (y.ndim - len(dims))), y, np.nan)
-    found["y"] = (y, ("example", *_further(y, len(dims) + 1)))
-    groups = {"posterior_predictive": _dataset(found, dims)}
+    groups = {"posterior_predictive": _dataset({**found, "y": y}, dims)}
     if targets is not None:
         examples = (inputs, jnp.asarray(targets))
         groups["log_likelihood"] = _likelihoods(problem, models, dims, examples)
-        groups["observed_data"] = xr.Dataset(
-            {"y": (("example", *_further(targets, 1)), np.asarray(targets))}
-        )
+        groups["observed_data"] = _dataset({"y": np.asarray(targets)}, {})
     return xr.DataTree.from_dict(groups)
 
 
@@ -236,46 +229,44 @@ def _check_kind(problem: Any) -> None:
 
 
 def _over_samples(
-    compute: Callable[..., Array], models: Params, dims: Dims, *shared: Any
+    compute: Callable[..., Array], models: Params, dims: Dims, *shared: Params
 ) -> np.ndarray:
     """Compute something of every model `[R, ...]`, one after another: `[*dims, ...]`.
 
     `shared` are further arguments, pytrees which the program would otherwise hold as constants.
     """
 
-    def over(models: Params, *shared: Any) -> Array:
+    def over(models: Params, *shared: Params) -> Array:
         return jax.lax.map(lambda model: compute(model, *shared), models)
 
     found = np.asarray(jax.jit(over)(models, *shared))
     return found.reshape(*_sizes(dims), *found.shape[1:])
 
 
-def _likelihoods(problem: Any, models: Params, dims: Dims, examples: Any = None) -> "xr.Dataset":
+def _likelihoods(problem: Any, models: Params, dims: Dims, examples: Params = None) -> "xr.Dataset":
     """Compute log-likelihoods of examples; ArviZ's Pareto smoothing needs 64 bits."""
 
-    def of_model(model: Params, problem: Any, examples: Any) -> Array:
+    def of_model(model: Params, problem: Any, examples: Params) -> Array:
         return problem.log_likelihoods(model, examples)
 
     found = _over_samples(of_model, models, dims, problem, examples).astype("float64")
-    return _dataset({"y": (found, ("example",))}, dims)
+    return _dataset({"y": found}, dims)
 
 
 def _sizes(dims: Dims) -> list[int]:
     return [len(values) for values in dims.values()]
 
 
-def _further(value: npt.ArrayLike, known: int) -> list[str]:
-    """Name the dimensions of an array from a number of known ones on."""
-    return [f"y_dim_{i}" for i in range(np.ndim(value) - known)]
-
-
-def _dataset(found: Labelled, dims: Dims) -> "xr.Dataset":
-    """Label arrays of leading dimensions `dims`, given with the names of the further ones."""
+def _dataset(found: Mapping[str, np.ndarray], dims: Dims) -> "xr.Dataset":
+    """Label arrays `[*dims, example, ...]`; the last dimension of probabilities is the class."""
     import xarray as xr
 
-    return xr.Dataset(
-        {name: ((*dims, *names), value) for name, (value, names) in found.items()}, dims
-    )
+    data = {}
+    for name, value in found.items():
+        further = [f"{name}_dim_{i}" for i in range(value.ndim - len(dims) - 1)]
+        further = ["class"] if name == "probability" else further
+        data[name] = ((*dims, "example", *further), value)
+    return xr.Dataset(data, dims)
 
 
 @checked

@@ -1,20 +1,19 @@
 """Pictures, as matplotlib figures in one style.
 
-`curves` draws metrics of each seed or with bands, `timelines` who computed when, `fairness` how
-much each client counts and how good a model is for each, `posterior` how calibrated predictions
-are, `holdings` who holds which examples. `style` has what they share: `styled` and `look` are for
-further pictures.
+`curves` draws metrics of each seed or with bands, and how calibrated predictions are; `timelines`
+who computed when; `clients` who holds which examples, how much each client counts and how good a
+model is for each. `style` has their shared parts: `styled` and `look` are for further pictures.
 """
 
+from fedjax_sim.results.plots.clients import ClientShares as ClientShares
+from fedjax_sim.results.plots.clients import clients_figure as clients_figure
+from fedjax_sim.results.plots.clients import holdings_figure as holdings_figure
+from fedjax_sim.results.plots.clients import influence_figure as influence_figure
 from fedjax_sim.results.plots.curves import curves_figure as curves_figure
 from fedjax_sim.results.plots.curves import drawable as drawable
 from fedjax_sim.results.plots.curves import metric_figures as metric_figures
 from fedjax_sim.results.plots.curves import on_grid as on_grid
-from fedjax_sim.results.plots.fairness import ClientShares as ClientShares
-from fedjax_sim.results.plots.fairness import clients_figure as clients_figure
-from fedjax_sim.results.plots.fairness import influence_figure as influence_figure
-from fedjax_sim.results.plots.holdings import holdings_figure as holdings_figure
-from fedjax_sim.results.plots.posterior import reliability_figure as reliability_figure
+from fedjax_sim.results.plots.curves import reliability_figure as reliability_figure
 from fedjax_sim.results.plots.style import COLORS as COLORS
 from fedjax_sim.results.plots.style import FACE as FACE
 from fedjax_sim.results.plots.style import GREY as GREY

@@ -1,4 +1,4 @@
-"""Draw curves of every seed, or with a band over seeds.
+"""Draw curves of every seed, or with a band over seeds, and the calibration of predictions.
 
 Dimension letters: `L` lanes, `V` evaluations, `G` points of a grid.
 """
@@ -10,21 +10,14 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from fedjax_sim.results.plots.fairness import clients_figure
-from fedjax_sim.results.plots.style import (
-    TITLES,
-    count_bits,
-    label_of_axis,
-    look,
-    name_beside,
-    styled,
-)
+from fedjax_sim.results.diagnostics import posterior
+from fedjax_sim.results.plots import clients, style
 from fedjax_sim.results.reports import AXES
-from fedjax_sim.results.summaries import client_metrics_of, label_of, metrics_of, settings_of
+from fedjax_sim.results.summaries import label_of, metrics_of, settings_of
 
 GRID_POINTS = 1001
 LOG_SPAN = 100
-"""A metric whose largest value exceeds its median by this factor gets a logarithmic axis."""
+"""Ratio of largest value to median from which on a metric gets a logarithmic axis."""
 MOST_SEEDS_DRAWN = 40
 """Every seed has a line up to this number of lanes; beyond, bands show their quantiles."""
 BAND = (0.1, 0.9)
@@ -74,7 +67,9 @@ def metric_figures(
         which, unless it is "time".
     """
     names = dict.fromkeys(name for data in curves.values() for name in drawable(data))
-    of_clients = dict.fromkeys(name for data in curves.values() for name in client_metrics_of(data))
+    of_clients = dict.fromkeys(
+        name for data in curves.values() for name in metrics_of(data, "client")
+    )
     pictures = {
         f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png": curves_figure(
             curves, metric, against=AXES[axis]
@@ -83,12 +78,12 @@ def metric_figures(
         for axis in against
     }
     return pictures | {
-        f"{metric}.png": clients_figure(curves, metric)
+        f"{metric}.png": clients.clients_figure(curves, metric)
         for metric in (of_clients if metrics is None else ())
     }
 
 
-@styled()
+@style.styled()
 def curves_figure(
     curves: Mapping[str, xr.Dataset],
     metric: str,
@@ -128,21 +123,21 @@ def curves_figure(
         elif len(line.held) > 1:
             axes.plot(line.grid, line.held.T, alpha=0.4, **of_seed)
         axes.plot(line.grid, line.median, drawstyle="steps-post", label=line.label, **line.look)
-    name = label or label_of_axis(metric)
-    axes.set(xlabel=label_of_axis(against), ylabel=name)
-    count_bits(axes, against)
+    name = label or style.label_of_axis(metric)
+    axes.set(xlabel=style.label_of_axis(against), ylabel=name)
+    style.count_bits(axes, against)
     if not lines:
         axes.text(0.5, 0.5, "no seed stayed finite", ha="center", transform=axes.transAxes)
     elif (end := max(line.grid[-1] for line in lines)) > 0:
         axes.set_xlim(0, 1.02 * end)
     if "accuracy" in metric:
         axes.set_ylim(0, 1)
-    about = TITLES.get(metric, name.partition(" (")[0])
+    about = style.TITLES.get(metric, name.partition(" (")[0])
     spread = f"the {BAND[0]:.0%} to {BAND[1]:.0%} band" if has_band else "each seed (thin)"
     num_seeds = max((len(line.held) for line in lines), default=1)
     seeds = f"\nmedian over {num_seeds} seeds, and {spread}" if num_seeds > 1 else ""
     axes.set_title((f"{title}\n" if title else "") + about[:1].upper() + about[1:] + seeds)
-    name_beside(figure, axes)
+    style.name_beside(figure, axes)
     return figure
 
 
@@ -179,6 +174,39 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
         if len(grid) > GRID_POINTS:
             grid = np.linspace(0, grid[-1], GRID_POINTS)
         held = on_grid(x, values, grid)
-        style = look(number, points=len(grid))
-        lines.append(_Line(label, grid, held, np.median(held, axis=0), style))
+        shown = style.look(number, points=len(grid))
+        lines.append(_Line(label, grid, held, np.median(held, axis=0), shown))
     return sorted(lines, key=lambda line: -line.median[-1])
+
+
+@style.styled()
+def reliability_figure(found: Mapping[str, posterior.Reliability]) -> Figure:
+    """Draw accuracy against confidence, bin by bin; calibrated predictions lie on the diagonal.
+
+    The size of a mark grows with the bin's share of the examples. Empty bins have no mark.
+
+    Args:
+      found: Accuracy and confidence by bin, for each of several predictions by name.
+    """
+    figure = Figure(figsize=(5.2, 4.8))
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color=style.GREY, linewidth=0.8, linestyle=":", label="calibrated")
+    for i, (name, bins) in enumerate(found.items()):
+        confidence, accuracy, examples = (np.asarray(leaf) for leaf in bins)
+        is_filled = examples > 0
+        x, y = confidence[is_filled], accuracy[is_filled]
+        shown = style.look(i, "all", linewidth=1)
+        axes.plot(x, y, **style.look(i, "none", linewidth=1), clip_on=False)
+        axes.plot([], [], label=name, **shown)
+        area = 10 + 400 * examples[is_filled] / examples.sum()
+        marks = {name: shown[name] for name in ("color", "marker")}
+        axes.scatter(x, y, area, **marks, alpha=0.7, linewidths=0, clip_on=False)
+    axes.set(
+        xlim=(0, 1),
+        ylim=(0, 1),
+        xlabel="confidence (mean of a bin)",
+        ylabel="share of predictions that are right",
+        title="Marks grow with the share of the examples",
+    )
+    axes.legend(loc="upper left")
+    return figure

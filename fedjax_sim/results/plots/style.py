@@ -86,7 +86,7 @@ TITLES = {
         "summed"
     )
 }
-"""Titles of pictures whose metric needs more words than its label."""
+"""Titles of pictures, for metrics that need more words than their labels."""
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def look(
     marks: Literal["some", "all", "only", "none"] = "some",
     *,
     points: Whole = 0,
-    **changes: Any,
+    **changes: object,
 ) -> dict[str, Any]:
     """Choose how series `number` looks: colour, dashes and marker.
 

@@ -567,7 +567,6 @@ def test_whole_numbers_and_bools_are_data_like_floats(dtype: type) -> None:
                 (latent.MissingValues((9, 6), 2, ridge=np.nan), "ridge is nan"),
             )
         ),
-        (lambda: latent.FactorAnalysis(2, floor=0.0), "floor is 0.0, but must be .* above 0"),
     ],
 )
 def test_bad_input_is_refused(make: Callable[[], Any], words: str) -> None:

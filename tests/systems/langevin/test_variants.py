@@ -238,10 +238,6 @@ def test_a_preconditioner_begins_with_the_first_report() -> None:
             "messages.memory is 0.5, but must be left at 0.0 with messages.compression = ident",
         ),
         (
-            {"friction": 0.0},
-            "dynamics.friction is 0.0, but must be a finite number above 0 and of at most 1",
-        ),
-        (
             {"example_clip": 1.0, "gradient": "exact"},
             "training.example_clip is 1.0, but must be 0 with",
         ),

@@ -521,22 +521,6 @@ def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
             {"drop_rate": 0.1, "restart": "fresh"},
             'delays.drop_rate is 0.1, but must be 0 under restart = "fresh"',
         ),
-        (
-            {"off_time": -1.0, "restart": "free"},
-            "delays.off_time is -1.0, but must be a finite number of at least 0",
-        ),
-        (
-            {"drop_rate": 1.0, "restart": "free"},
-            "delays.drop_rate is 1.0, but must be a finite number from 0 to 0.99",
-        ),
-        (
-            {"on_time": 0.0, "restart": "free"},
-            "delays.on_time is 0.0, but must be a finite number above 0",
-        ),
-        (
-            {"restart": "never"},
-            "clock.restart is 'never', but must be one of after_interaction, own_finish, replaced",
-        ),
     ],
 )
 def test_settings_that_do_not_go_together(changes: dict[str, Any], words: str) -> None:

@@ -247,8 +247,6 @@ def test_lost_tasks_are_sent_again(draw: Callable) -> None:
             CLIENT_QUEUES(num_clients=5, routing=1.0, routing_exponent=0.5),
             "routing_exponent is 0.5",
         ),
-        (CLIENT_QUEUES(num_clients=5, num_tasks=0), "num_tasks is 0"),
-        (ARRIVALS(concurrency=0), "concurrency is 0"),
     ],
 )
 def test_settings_that_are_refused(hyper: Any, words: str) -> None:

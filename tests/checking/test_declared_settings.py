@@ -1,0 +1,69 @@
+"""Every setting refuses what its declared type excludes, in one sentence with its full name.
+
+The wrong values follow from the words in which a type says what is allowed. Cases are generated
+for all settings of all systems, compressors, kinds of privacy, rules and attacks, so that tests of
+a system need those sentences alone that are about several settings together.
+"""
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+import fedjax_sim
+from fedjax_sim import ConfigError
+from fedjax_sim.core.settings import check, fields
+from fedjax_sim.problems.latent import CellSampling
+from fedjax_sim.server import privacy
+from fedjax_sim.server.attacks.catalogue import ATTACKS
+from fedjax_sim.server.compression.messages import COMPRESSORS
+from fedjax_sim.server.rules import RULES
+
+TABLES = (COMPRESSORS, privacy.PRIVACY, privacy.LOCAL_PRIVACY, RULES, ATTACKS)
+KINDS: dict[str, Any] = {name: system.Hyper for name, system in fedjax_sim.SYSTEMS.items()}
+KINDS |= {f"{kind.name} {kind.__name__}": kind for table in TABLES for kind in table.values()}
+NUMBER = r"-?\d+(?:\.\d+)?"
+
+
+def wrong_values(allowed: str) -> list[Any]:
+    """List values outside of a declared type, by its words; none for types of other words."""
+    if allowed == "true or false":
+        return ["no", 3, None]
+    if allowed.startswith("one of ") and " or " not in allowed:
+        return ["something else", 3, None]
+    if not re.fullmatch(
+        rf"a (finite |whole )?number( (of|from|to|at|least|most|and|above|{NUMBER}))*", allowed
+    ):
+        return []
+    found: list[Any] = [math.nan, math.inf, "1", True, [0.5], 1j]
+    if "whole" in allowed:
+        found.append(1.5)
+    for words, sign in ((rf"(?:at least|from) ({NUMBER})", -1), (rf"(?:at most|to) ({NUMBER})", 1)):
+        found += [float(each) + sign * 0.01 for each in re.findall(words, allowed)]
+        found += [int(each) + sign for each in re.findall(words, allowed) if "whole" in allowed]
+    return found + [float(each) for each in re.findall(rf"above ({NUMBER})", allowed)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_values_outside_of_a_declared_type_get_one_sentence(name: str) -> None:
+    kind, problems = KINDS[name], []
+    needed = {"shape": (5, 4)} if kind is CellSampling else {}
+    for setting, field in fields(kind).items():
+        allowed = field.metadata["allowed"]
+        for value in wrong_values(allowed):
+            sentence = f"{setting} is {value!r}, but must be {allowed}"
+            try:
+                check(kind(**needed | {setting: value}))
+            except ConfigError as error:
+                if not str(error).startswith(sentence):
+                    problems.append(f"{sentence}: {error}")
+            else:
+                problems.append(f"{sentence}: not refused")
+    assert problems == []
+
+
+def test_most_settings_have_wrong_values() -> None:
+    every = [field for kind in KINDS.values() for field in fields(kind).values()]
+    tried = [field for field in every if wrong_values(field.metadata["allowed"])]
+    assert len(tried) >= 0.8 * len(every)
