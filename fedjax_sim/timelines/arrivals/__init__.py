@@ -5,7 +5,6 @@
 - `client_queues`: clients with queues; the server acts at each finished task and sends it to a
   client drawn at random (`ClientQueues`).
 
-Both find the arrivals in order of time. Clients that wait for the server are in a tree of minima
-(`queue`). For clients that never wait, `free_arrivals` finds all arrivals at once. Where a fixed
-number of tasks is at work, `tasks` follows these from client to client.
+Both find the arrivals in order of time, in a tree of minima (`queue`). Where nobody waits for the
+server, a fixed number of tasks is at work, and `tasks` follows these from client to client.
 """

@@ -21,15 +21,7 @@ import jax.numpy as jnp
 from fedjax_sim.core.settings import fields, known_values
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import EMPTY, Array, HyperT, Key
-from fedjax_sim.timelines.arrivals.queue import (
-    Queue,
-    find_earliest,
-    make_queue,
-    put_rows,
-    replace_each,
-    replace_keys,
-    take_rows,
-)
+from fedjax_sim.timelines.arrivals.queue import Queue, put_rows, take_rows
 from fedjax_sim.timelines.delays.devices import Devices, follow, is_available, is_lost, per_update
 
 TRIES = 64
@@ -182,7 +174,7 @@ def replace_finished(
 
     def finish_one(state: State) -> tuple[State, tuple[Replaced, Array]]:
         """Process the earliest finish; also tell whether the update was lost."""
-        places, keys, path = find_earliest(state.queue, 1)
+        places, keys, path = state.queue.earliest(1)
         place, now, last = places[0], keys[0, 0], keys[0, 1]
         client, chosen = _take(state.order, place), draw_place(state, place, now)
         read = place, client, _take(state.order, chosen), _take(state.updates, client)
@@ -195,7 +187,7 @@ def replace_finished(
         updates = _put(state.updates, client, update + 1)
         start, next_key = work.begin(other, _take(updates, other), now, now, last)
         arrived = Replaced(now, client, begun, jnp.where(other == client, start, jnp.inf))
-        queue = replace_keys(state.queue, path, next_key[None])
+        queue = state.queue.replaced(path, next_key[None])
         starts = _put(state.start, place, start)
         return State(queue, order, updates, starts, state.event + 1), (arrived, lost)
 
@@ -204,7 +196,7 @@ def replace_finished(
     first, updates = order[:num_tasks], jnp.zeros(num_clients, "int32")
     begin = jnp.zeros(num_tasks)
     start, keys = work.begin(first, updates[:num_tasks], begin, begin[0] - 1, begin[0])
-    queue = make_queue(keys, 1)
+    queue = Queue.of(keys, 1)
     state = State(queue, order, updates, start, jnp.int32(0))
     return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
 
@@ -267,7 +259,7 @@ def route_finished(
 
     def finish_one(state: State) -> tuple[State, tuple[Routed, Array]]:
         """Process the earliest finish; also tell whether the task was lost."""
-        tasks, keys, _ = find_earliest(state.queue, 1)
+        tasks, keys, _ = state.queue.earliest(1)
         task, now, last_drawn = tasks[0], keys[0, 0], keys[0, 1]
         client, other = _take(state.client, task), draw(state.event)
         following = _take(state.behind, task)  # begins next
@@ -303,7 +295,7 @@ def route_finished(
         of_finished = jnp.where(is_free, new[1], jnp.inf)
         changed = jnp.stack([task, jnp.where(is_last, task, following)])
         new_keys = jnp.stack([of_finished, jnp.where(is_last, of_finished, new[0])])
-        queue = replace_each(state.queue, changed, new_keys)
+        queue = state.queue.replaced_each(changed, new_keys)
         behind = _put(state.behind, task, jnp.int32(EMPTY))
         behind = _put(behind, jnp.where(is_free, task, ahead), jnp.where(is_free, EMPTY, task))
         state = State(
@@ -331,7 +323,7 @@ def route_finished(
     _, keys = work.begin(client, updates[client], begin, begin[0] - 1, begin[0])
     keys = jnp.where(jnp.zeros(num_tasks, bool).at[order].set(waits)[:, None], jnp.inf, keys)
     state = State(
-        make_queue(keys, 1),
+        Queue.of(keys, 1),
         client,
         jnp.zeros(num_tasks, "int32"),
         jnp.zeros(num_tasks, "int32").at[order].set(behind),
