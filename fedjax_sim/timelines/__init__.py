@@ -68,12 +68,12 @@ from fedjax_sim.timelines.grouped.rounds import group_rounds_within as group_rou
 from fedjax_sim.timelines.grouped.rounds import schedule_group_rounds as schedule_group_rounds
 from fedjax_sim.timelines.rounds.coins import CoinRounds as CoinRounds
 from fedjax_sim.timelines.rounds.coins import schedule_coin_rounds as schedule_coin_rounds
-from fedjax_sim.timelines.rounds.sampled import Cohort as Cohort
-from fedjax_sim.timelines.rounds.sampled import CohortRounds as CohortRounds
-from fedjax_sim.timelines.rounds.sampled import cohort_system as cohort_system
-from fedjax_sim.timelines.rounds.sampled import schedule_cohort_rounds as schedule_cohort_rounds
+from fedjax_sim.timelines.rounds.synchronous import Cohort as Cohort
 from fedjax_sim.timelines.rounds.synchronous import CohortClock as CohortClock
+from fedjax_sim.timelines.rounds.synchronous import CohortRounds as CohortRounds
+from fedjax_sim.timelines.rounds.synchronous import cohort_system as cohort_system
 from fedjax_sim.timelines.rounds.synchronous import rounds_within as rounds_within
+from fedjax_sim.timelines.rounds.synchronous import schedule_cohort_rounds as schedule_cohort_rounds
 from fedjax_sim.timelines.rounds.weighted import WeightedRounds as WeightedRounds
 from fedjax_sim.timelines.rounds.weighted import (
     schedule_weighted_rounds as schedule_weighted_rounds,

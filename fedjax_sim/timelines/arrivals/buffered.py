@@ -22,7 +22,7 @@ from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines.arrivals.queue import Queue, put_rows, take_rows
 from fedjax_sim.timelines.arrivals.tasks import Work, lane_by_lane, replace_finished, tie_breakers
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.delays.devices import Devices, draw_devices, follow, is_lost, per_update
+from fedjax_sim.timelines.delays.devices import Devices, draw_devices, per_update
 from fedjax_sim.timelines.delays.laws import Clients
 
 RESTARTS = ("after_interaction", "own_finish", "replaced", "free", "before_aggregation", "fresh")
@@ -316,15 +316,15 @@ def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> t
 
     def again(found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         attempt, finish, lost = found
-        other = follow(devices, client, attempt + 1, finish)[1]
+        other = devices.follow(client, attempt + 1, finish)[1]
         attempt, finish = jnp.where(lost, attempt + 1, attempt), jnp.where(lost, other, finish)
-        return attempt, finish, lost & is_lost(devices, client, attempt)
+        return attempt, finish, lost & devices.are_lost(client, attempt)
 
     attempt += 1
-    finish = follow(devices, client, attempt, time)[1]
+    finish = devices.follow(client, attempt, time)[1]
     if devices.loss is None:
         return attempt, finish
-    lost = is_lost(devices, client, attempt)
+    lost = devices.are_lost(client, attempt)
     found = attempt, finish, lost
     return jax.lax.while_loop(lambda found: found[2].any(), again, found)[:2]
 
@@ -340,7 +340,7 @@ def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
     def tick(clock: Array, t: Array) -> tuple[Array, tuple[Array, Array]]:
         start = jnp.full(num, clock)
-        keys = [follow(devices, everyone, jnp.full_like(everyone, t), start)[1]]
+        keys = [devices.follow(everyone, jnp.full_like(everyone, t), start)[1]]
         if hyper.clock.ties == "random":
             keys.append(jax.random.uniform(jax.random.fold_in(tie_key, t), keys[0].shape))
         first = Queue.of(jnp.stack(keys, axis=1), size).earliest(size)

@@ -22,7 +22,7 @@ from fedjax_sim.core.settings import fields, known_values
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import EMPTY, Array, HyperT, Key
 from fedjax_sim.timelines.arrivals.queue import Queue, put_rows, take_rows
-from fedjax_sim.timelines.delays.devices import Devices, follow, is_available, is_lost, per_update
+from fedjax_sim.timelines.delays.devices import Devices, per_update
 
 TRIES = 64
 """Idle clients that the server asks before it waits for one that is not available."""
@@ -54,7 +54,7 @@ class Work(NamedTuple):
         Returns:
           When they begin, `f64[...]`; when they finish, with tie breakers, `f64[..., 2]`.
         """
-        start, finish = follow(self.devices, client, update, time)
+        start, finish = self.devices.follow(client, update, time)
         drawn = self.tie_breakers(client, update)
         drawn = jnp.where(finish == now, jnp.maximum(drawn, last), drawn)
         return start, jnp.stack([finish, drawn], axis=-1)
@@ -170,7 +170,7 @@ def replace_finished(
             return own
         if work.devices.windows is None:
             return draw(jnp.int32(0))
-        return draw_until(draw, lambda place: is_available(work.devices, state.order[place], now))
+        return draw_until(draw, lambda place: work.devices.are_available(state.order[place], now))
 
     def finish_one(state: State) -> tuple[State, tuple[Replaced, Array]]:
         """Process the earliest finish; also tell whether the update was lost."""
@@ -182,7 +182,7 @@ def replace_finished(
         place, client, other, update, begun = found
         # The client joins the idle ones at the chosen place, and the other begins in
         # its place.
-        lost = is_lost(work.devices, client, update)
+        lost = work.devices.are_lost(client, update)
         order = _put(_put(state.order, chosen, client), place, other)
         updates = _put(state.updates, client, update + 1)
         start, next_key = work.begin(other, _take(updates, other), now, now, last)
@@ -278,7 +278,7 @@ def route_finished(
             )
         )
         # What arrived, and the task that begins next at the same client.
-        lost = is_lost(work.devices, client, update)
+        lost = work.devices.are_lost(client, update)
         is_last = following == EMPTY
         report = Routed(now, client, before, jnp.where(is_last, EMPTY, after))
         arrived = state.arrived + (1 - lost.astype("int32"))

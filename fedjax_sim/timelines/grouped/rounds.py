@@ -32,7 +32,7 @@ import numpy as np
 from fedjax_sim.core.checking import Above0, Count, OneOf, checked, shape
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Timeline
-from fedjax_sim.timelines.delays.devices import close, draw_devices, finish_work
+from fedjax_sim.timelines.delays.devices import close, draw_devices
 from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes
 from fedjax_sim.timelines.grouped.groups import (
     AGGREGATIONS,
@@ -65,7 +65,8 @@ def iteration_times(
         devices, clients = draw_devices(key, groups), jnp.asarray(list_members(groups).clients)
         running = _client_times(iteration_key, devices.speeds, groups)[clients]
         begin = jnp.zeros(len(clients)) if begin is None else begin
-        finish = finish_work(devices, clients, begin[:, None] + jnp.zeros_like(running), running)[1]
+        start = begin[:, None] + jnp.zeros_like(running)
+        finish = devices.times_of_work(clients, start, running)[1]
         return (finish - begin[:, None]).max(axis=1)
     shift, mean = iteration_law(groups)
     return shift + mean * jax.random.exponential(iteration_key, shift.shape)

@@ -1,7 +1,6 @@
 """Live clocks: participants, numbers of steps and times may follow from learning.
 
 - `frames`: gives any system a live clock (`with_clock`).
-- `devices`: the laws of delay, availability, transfers and losses, one draw at a time.
 - `rounds`: synchronous rounds whose clients are chosen as they begin (`live_rounds`).
 - `tasks`: a number of tasks in flight, of which the server waits for some (`live_tasks`).
 - `stopping`: ends a lane once it has learnt enough (`until`).
@@ -16,7 +15,7 @@ from fedjax_sim.core.types import Instant as Instant
 from fedjax_sim.core.types import Live as Live
 from fedjax_sim.core.types import Received as Received
 from fedjax_sim.core.types import Sizes as Sizes
-from fedjax_sim.timelines.live.devices import Drawn as Drawn
+from fedjax_sim.timelines.delays.devices import Drawn as Drawn
 from fedjax_sim.timelines.live.frames import with_clock as with_clock
 from fedjax_sim.timelines.live.replay import replayed as replayed
 from fedjax_sim.timelines.live.rounds import Asked as Asked

@@ -11,7 +11,6 @@ that the server uses.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -21,17 +20,8 @@ from fedjax_sim.core.checking import Count
 from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 from fedjax_sim.timelines.cohorts import Weighting, client_weighting
-from fedjax_sim.timelines.delays.devices import Devices, is_lost
+from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices
 from fedjax_sim.timelines.delays.laws import Clients, Speeds
-from fedjax_sim.timelines.live.devices import (
-    Drawn,
-    are_available,
-    devices_of,
-    draw_clients,
-    running_time,
-    time_away,
-    times_of_work,
-)
 from fedjax_sim.timelines.rounds import synchronous
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
 
@@ -168,7 +158,7 @@ class Choosing(NamedTuple):
     def available(self) -> Array:
         """Tell which clients are available now: `bool[N]`."""
         everyone = jnp.arange(self.devices.hyper.num_clients)
-        return are_available(self.devices, everyone, self.round.now)
+        return self.devices.are_available(everyone, self.round.now)
 
 
 class Shown(NamedTuple):
@@ -285,7 +275,7 @@ def live_rounds(
         return own, synchronous.draw_standard_times(key, number, num_asked, hyper, most_steps)
 
     def init(key: Key) -> Round:
-        drawn = draw_clients(key, hyper)
+        drawn = draw_devices(key, hyper).drawn
         nothing = jnp.zeros(num_used, drawn.speeds.rate.dtype)
         turns = None if hyper.delays.trace is None else jnp.zeros(hyper.num_clients, "int32")
         return Round(Instant.at(0.0), jnp.int32(0), first(hyper, drawn), nothing, drawn, turns)
@@ -293,7 +283,7 @@ def live_rounds(
     def next_round(
         key: Key, carried: Round, state: object, drawn: tuple[Any, Any] | None = None
     ) -> tuple[Round, Received]:
-        devices = devices_of(key, hyper, carried.drawn)
+        devices = draw_devices(key, hyper, carried.drawn)
         own_draws, standard = ahead(key, carried.number) if drawn is None else drawn
         asked = select(key, Choosing(carried, devices, state, own_draws))
         clients = _checked_clients(asked)
@@ -306,7 +296,7 @@ def live_rounds(
         who = jnp.maximum(clients, 0)
         turns = carried.turns
         if turns is not None:
-            work = running_time(devices, who, turns[who])
+            work = devices.running_time(who, turns[who])
             turns = turns.at[who].add(is_asked.astype("int32"))
         else:
             is_even = asked.steps is None
@@ -317,18 +307,14 @@ def live_rounds(
             given = None if is_even else steps
             work = synchronous.work_times(standard[: len(who)], speeds, hyper, given)
         begins = carried.now.later(jnp.asarray(asked.takes, work.dtype))
-        _, taken = times_of_work(devices, who, begins, work)
-        lost = is_lost(devices, who, number) & is_asked
+        _, taken = devices.times_of_work(who, begins, work)
+        lost = devices.are_lost(who, number) & is_asked
         limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
         limit = jnp.asarray(limit if asked.deadline is None else asked.deadline, taken.dtype)
-        waits = synchronous.round_length(taken, is_asked, lost, num_used=num_used, limit=limit)
-        arrival = synchronous.arrivals_in(taken, is_asked, lost)
-        share = asked.share
-        if len(clients) > num_used:
-            first_ones = jnp.argsort(arrival, stable=True)[:num_used]
-            leaves = clients, share, steps, arrival
-            clients, share, steps, arrival = jax.tree.map(lambda leaf: leaf[first_ones], leaves)
-        is_in = synchronous.are_in_time(arrival, limit)
+        slots, arrival, is_in, waits = synchronous.end_round(
+            (clients, asked.share, steps), taken, is_asked, lost, num_used=num_used, limit=limit
+        )
+        clients, share, steps = slots
         received = Received(
             time=begins.later(waits).later(jnp.asarray(hyper.clock.server_interact, waits.dtype)),
             clients=jnp.where(is_in, clients, EMPTY),
@@ -340,7 +326,7 @@ def live_rounds(
             begins=carried.now,
         )
         # A round in which nobody could be asked ends with its deadline, or when somebody is there.
-        away = time_away(devices, jnp.arange(hyper.num_clients), carried.now).min()
+        away = devices.time_away(jnp.arange(hyper.num_clients), carried.now).min()
         returns = carried.now.later(away).or_later(begins)
         nobody = returns.where((away > 0) & jnp.isposinf(limit), begins.later(limit))
         time = received.time.where(is_asked.any(), nobody)

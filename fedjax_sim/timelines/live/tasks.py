@@ -24,15 +24,7 @@ from fedjax_sim.core.streams import lane_stream, tick_key
 from fedjax_sim.core.targets import is_for_cpu, pick, put, repeat, repeat_while
 from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 from fedjax_sim.timelines.arrivals.tasks import draw_until, tie_breakers
-from fedjax_sim.timelines.delays.devices import Devices, is_lost, loss_shares
-from fedjax_sim.timelines.live.devices import (
-    Drawn,
-    are_available,
-    devices_of,
-    draw_clients,
-    running_time,
-    times_of_work,
-)
+from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices, loss_shares
 
 
 class Flights(NamedTuple):
@@ -126,7 +118,7 @@ def begin_work(
       The work, leaves `[...]`.
     """
     hyper, tie_breaker = devices.hyper, client
-    wait, taken = times_of_work(devices, client, now, running_time(devices, client, number))
+    wait, taken = devices.follow(client, number, now)
     now = Instant(*(jnp.broadcast_to(leaf, taken.shape) for leaf in now))
     if getattr(getattr(hyper, "clock", None), "ties", "client") == "random":
         tie_breaker = tie_breakers(devices.key)(client, number)
@@ -188,7 +180,7 @@ class Replacing(NamedTuple):
         everyone = jnp.arange(len(self.tasks.place))
         is_idle = self.tasks.place >= len(self.tasks.flights.client)
         is_idle |= everyone == self.own
-        is_here = are_available(self.devices, everyone, self.tasks.now)
+        is_here = self.devices.are_available(everyone, self.tasks.now)
         # If nobody is available, whoever is chosen begins as soon as it is.
         return is_idle & (is_here | ~(is_idle & is_here).any())
 
@@ -240,7 +232,7 @@ def uniformly(key: Key, replacing: Replacing) -> Array:
 
     if replacing.devices.windows is None:
         return draw(jnp.int32(0))
-    return draw_until(draw, lambda client: are_available(replacing.devices, client, tasks.now))
+    return draw_until(draw, lambda client: replacing.devices.are_available(client, tasks.now))
 
 
 def _draw_idle(key: Key, event: Array, number: Array, num_idle: int) -> Array:
@@ -289,8 +281,8 @@ def live_tasks(
     num_clients = hyper.num_clients
 
     def init(key: Key) -> Tasks:
-        drawn = draw_clients(key, hyper)
-        devices = devices_of(key, hyper, drawn)
+        devices = draw_devices(key, hyper)
+        drawn = devices.drawn
         first_key = lane_stream(lane_stream(key, "replacements"), "first tasks")
         order = jax.random.permutation(first_key, num_clients).astype("int32")
         everyone = jnp.arange(num_clients, dtype="int32")
@@ -312,7 +304,7 @@ def live_tasks(
     def next_tick(
         key: Key, carried: Tasks, state: object, drawn: Array | None = None
     ) -> tuple[Tasks, Received]:
-        devices = devices_of(key, hyper, carried.drawn)
+        devices = draw_devices(key, hyper, carried.drawn)
         slots = Flights.none(num_used, carried.taken)
 
         def land(given: tuple[Tasks, Flights, Array, Array]) -> tuple[Tasks, Flights, Array, Array]:
@@ -320,7 +312,7 @@ def live_tasks(
             place = tasks.flights.first()
             done = tasks.flights.take(place)
             tasks = tasks._replace(now=done.ends)
-            lost = is_lost(devices, done.client, done.number)
+            lost = devices.are_lost(done.client, done.number)
             own_key = tick_key(key, tasks.event, "choose")
             other = choose(own_key, Replacing(tasks, done.client, devices, state)).astype("int32")
             is_client = (other >= 0) & (other < num_clients)
