@@ -25,6 +25,7 @@ from fedjax_sim.core.targets import is_for_cpu, pick, put, repeat, repeat_while
 from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 from fedjax_sim.timelines.arrivals.tasks import draw_until, tie_breakers
 from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices, loss_shares
+from fedjax_sim.timelines.live.rounds import Shown
 
 
 class Flights(NamedTuple):
@@ -185,29 +186,6 @@ class Replacing(NamedTuple):
         return is_idle & (is_here | ~(is_idle & is_here).any())
 
 
-class Landed(NamedTuple):
-    """The results of a tick, as they are passed to `learn`.
-
-    Attributes:
-      tasks: The tasks after it.
-      event: Whose work was received.
-      taken: `f[S]`, how long that work took.
-      state: The algorithm's state after the tick.
-      seen: What its step has seen, see `Work`.
-    """
-
-    tasks: Tasks
-    event: Event
-    taken: Array
-    state: Any
-    seen: Any
-
-    @property
-    def memory(self) -> Any:
-        """Memory of the choice from before."""
-        return self.tasks.memory
-
-
 def uniformly(key: Key, replacing: Replacing) -> Array:
     """Choose uniformly among idle clients and the one that has finished: FedBuff's rule.
 
@@ -253,7 +231,7 @@ def live_tasks(
     choose: Callable[[Key, Replacing], Array] = uniformly,
     weigh: Callable[[Any, Array, Array], Array] = _equally,
     first: Callable[[Any, Drawn], Any] = lambda hyper, drawn: (),
-    learn: Callable[[Key, Landed], Any] = lambda key, landed: landed.memory,
+    learn: Callable[[Key, Shown], Any] = lambda key, shown: shown.memory,
 ) -> Clock:
     """Make a clock with a number of tasks in flight, of which the server waits for some.
 
@@ -273,7 +251,7 @@ def live_tasks(
         takes its place. If that client is at work, the lane ends.
       weigh: From the settings, clients `i32[S]` and staleness `i32[S]` to weights, `f[S]`.
       first: As in `live_rounds`.
-      learn: From the tick's key and what a tick has shown to what the choice remembers then.
+      learn: As in `live_rounds`; the `round` of what a tick has shown are the tasks.
 
     Returns:
       The clock. Its sizes have `versions=num_tasks`.
@@ -353,8 +331,8 @@ def live_tasks(
         return tasks, Received(tasks.now, clients, slots.steps, slots.version, weight)
 
     def after(key: Key, carried: Tasks, event: Event, state: object, seen: object) -> Tasks:
-        landed = Landed(carried, event, carried.taken, state, seen)
-        return carried._replace(memory=learn(key, landed))
+        shown = Shown(carried, event, carried.taken, state, seen)
+        return carried._replace(memory=learn(key, shown))
 
     early = ahead if has_ahead else None
     return Clock(init, next_tick, after, lambda tasks: tasks.flights.versions(), early)

@@ -445,7 +445,7 @@ def draw_standard_times(
         `local_steps`.
 
     Returns:
-      As `draw_standard`, `f[S, num]`; num is 0 where nothing is drawn.
+      Unit-scale numbers, `f[S, num]`; num is 0 where nothing is drawn.
     """
     is_by_step = most_steps is not None and hyper.delays.time_of == "step"
     if hyper.clock.round_time == "sum" and is_by_step:
@@ -454,13 +454,13 @@ def draw_standard_times(
         return jnp.moveaxis(drawn[..., 0], 0, 1)
     num = {"mean": 0, "one_draw": 1, "sum": hyper.times_per_update}[hyper.clock.round_time]
     tick_key = jax.random.fold_in(streams.lane_stream(key, "runtimes"), tick)
-    return laws.draw_standard(tick_key, (num_slots, num), float, hyper.delays.runtime_law)
+    return laws.LAWS[hyper.delays.runtime_law].draw(tick_key, (num_slots, num), float)
 
 
 def _draw_standard_of_step(key: Key, q: Array, tick: Array, num_slots: int, hyper: Any) -> Array:
     """Draw the same of one local step, number q: `f[S, 1]`."""
     step_key = jax.random.fold_in(jax.random.fold_in(streams.lane_stream(key, "runtimes"), q), tick)
-    return laws.draw_standard(step_key, (num_slots, 1), float, hyper.delays.runtime_law)
+    return laws.LAWS[hyper.delays.runtime_law].draw(step_key, (num_slots, 1), float)
 
 
 def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None = None) -> Array:
