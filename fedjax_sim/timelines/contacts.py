@@ -104,10 +104,6 @@ class Contacts(Clients):
             why = "under runtime_law = count_geom, whose counts do not depend on time"
             settings.check_left(self, {f"clock.{name}": False for name in switches}, why)
 
-    def decided(self) -> dict[str, str]:
-        """Settings without effect by name, with words for their replacements."""
-        return super().decided() | self.delays.decided_by_trace("clock.carry_residual")
-
 
 @checked
 def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Timeline, Array]:

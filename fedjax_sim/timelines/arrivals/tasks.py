@@ -20,7 +20,7 @@ Dimension letters: `N` clients, `M` tasks, `A` arrivals asked for, `T` ticks.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ import numpy as np
 from fedjax_sim.core.checking import Above0, Count, Finite, checked
 from fedjax_sim.core.settings import ConfigError, fields, known_values, redefault, setting, struct
 from fedjax_sim.core.streams import lane_stream
-from fedjax_sim.core.types import EMPTY, Array, HyperT, Key, Timeline
+from fedjax_sim.core.types import EMPTY, Array, HyperT, Key, Settings, Timeline
 from fedjax_sim.timelines.arrivals.queue import Queue, put_rows, take_rows
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices, per_update
 from fedjax_sim.timelines.delays.laws import Clients, draw_client_rates
@@ -113,7 +113,7 @@ class Routed(NamedTuple):
 
 
 def lane_by_lane(
-    draw: Callable[[Key, HyperT], ArrivedT], key: Key, hyper: Any, kind: type[HyperT]
+    draw: Callable[[Key, HyperT], ArrivedT], key: Key, hyper: Settings, kind: type[HyperT]
 ) -> ArrivedT:
     """Call a function that finds arrivals, so that lanes run one after another under `vmap`.
 
@@ -129,10 +129,10 @@ def lane_by_lane(
     """
     known = dict(known_values(hyper))
     own = {name.partition(".")[0] for name in fields(kind)}
-    needed: Any = kind(**{name: getattr(hyper, name) for name in own})
+    needed: Settings = kind(**{name: getattr(hyper, name) for name in own})
 
     @jax.custom_batching.sequential_vmap
-    def one_lane(key: Key, needed: Any) -> ArrivedT:
+    def one_lane(key: Key, needed: Settings) -> ArrivedT:
         static = {name: known[name] for name in fields(kind) if name in known}
         return draw(key, needed.replace(**static))
 
@@ -413,19 +413,19 @@ def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[Routed, Array]:
     # begins.
     tasks = jnp.arange(num_tasks, dtype="int32")
     client = jax.vmap(draw)(tasks)
-    order = jnp.argsort(client, stable=True).astype("int32")
-    is_next = jnp.append(client[order][1:] == client[order][:-1], False)
-    behind = jnp.where(is_next, jnp.roll(order, -1), EMPTY)
+    in_line = jnp.argsort(client, stable=True).astype("int32")
+    is_next = jnp.append(client[in_line][1:] == client[in_line][:-1], False)
+    behind = jnp.where(is_next, jnp.roll(in_line, -1), EMPTY)
     waits = jnp.roll(is_next, 1)
     updates = jnp.zeros(num_clients, "int32")
     begin = jnp.zeros(num_tasks)
     _, keys = work.begin(client, updates[client], begin, begin[0] - 1, begin[0])
-    keys = jnp.where(jnp.zeros(num_tasks, bool).at[order].set(waits)[:, None], jnp.inf, keys)
+    keys = jnp.where(jnp.zeros(num_tasks, bool).at[in_line].set(waits)[:, None], jnp.inf, keys)
     state = State(
         Queue.of(keys, 1),
         client,
         jnp.zeros(num_tasks, "int32"),
-        jnp.zeros(num_tasks, "int32").at[order].set(behind),
+        jnp.zeros(num_tasks, "int32").at[in_line].set(behind),
         # Of a client's tasks the one with the highest number is the last.
         jnp.full(num_clients, EMPTY, "int32").at[client].max(tasks),
         updates,

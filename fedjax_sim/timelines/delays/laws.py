@@ -7,7 +7,7 @@ Dimension letters: `N` clients, `K` local steps of an update.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Literal, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,14 @@ from jax.typing import DTypeLike
 from fedjax_sim.core import settings, streams
 from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability
 from fedjax_sim.core.settings import Checked, ConfigError, fields, setting, struct
-from fedjax_sim.core.types import Array, Key, Leaf
+from fedjax_sim.core.types import Array, Key, Leaf, Settings
 from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
 from fedjax_sim.timelines.delays.trace import Trace, read_trace
 
 RATES, SPREADS = ("rate_fast", "rate_slow"), ("spread_fast", "spread_slow")
 """Names of the settings for fast and slow clients."""
 STEP_COUNT_LAWS = ("runtime_geom", "runtime_exp", "count_geom")
-"""Laws whose number of steps between two contacts is known in closed form, as FAVANO needs it."""
+"""Laws with a number of steps in closed form between two contacts, as FAVANO needs it."""
 
 
 class Speeds(NamedTuple):
@@ -45,13 +45,13 @@ class Law(NamedTuple):
     Attributes:
       draw: Function from a key, a shape and a type to unit-scale numbers.
       scale: Function from these, rates and spreads to running times of mean 1/rate.
-      spread: Allowed spreads, such as "at most 1"; "" for a law that has none.
+      spread: Allowed spreads, "any", "at most 1" or "below 1"; "" for a law that has none.
       has_probabilities: Whether rates are probabilities.
     """
 
     draw: Callable[[Key, tuple[int, ...], DTypeLike], Array]
     scale: Callable[[Array, Array, Array], Array]
-    spread: Literal["", "any", "at most 1", "below 1"] = ""
+    spread: str = ""
     has_probabilities: bool = False
 
 
@@ -94,8 +94,10 @@ RUNTIME_LAWS = tuple(LAWS)
 SPREAD_LAWS = tuple(name for name, law in LAWS.items() if law.spread)
 """Laws with a parameter for the spread, in addition to the mean."""
 
+RECORDED = ("clock.round_time", "clock.carry_residual")
+"""Settings of clocks that have no effect with a recorded trace."""
 BLOCK = 2**14
-"""Most updates whose running times are drawn at once."""
+"""Limit of updates in one draw of running times."""
 
 
 def _has_bandwidth(table: ClientTable | None) -> bool:
@@ -410,7 +412,8 @@ class Clients(Checked):
           Words for what takes the place of each setting, by its full name.
         """
         found = {f"delays.{name}": what for name, what in self.delays.decided().items()}
-        return super().decided() | found
+        of_clock = [name for name in RECORDED if name in fields(type(self))]
+        return super().decided() | found | self.delays.decided_by_trace(*of_clock)
 
     @property
     def recorded(self) -> Trace:
@@ -440,7 +443,7 @@ class Clients(Checked):
         Returns:
           The settings, the same object if nothing changes.
         """
-        this: Any = self.delays
+        this: Settings = self.delays
         table, trace = this.client_table, this.trace
         if table is not None:
             table = table.in_order_of(names)
@@ -461,9 +464,9 @@ class Clients(Checked):
         Returns:
           The settings.
         """
-        this: Any = self
+        this: Settings = self
 
-        def given(own: float, bits: int) -> Any:
+        def given(own: float, bits: int) -> Leaf:
             return np.where(np.asarray(own) > 0, own, float(bits))[()]
 
         bits_up, bits_down = given(this.delays.bits_up, up), given(this.delays.bits_down, down)

@@ -11,7 +11,7 @@ Dimension letters: `M` groups, `C` members of the largest group, `N` clients.
 """
 
 from types import ModuleType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_sim.core import settings
 from fedjax_sim.core.checking import AtLeast0, Count, Limit, OneOf, Whole
 from fedjax_sim.core.settings import Checked, ConfigError, fields, fixed, group, setting, struct
-from fedjax_sim.core.types import EMPTY, Leaf
+from fedjax_sim.core.types import EMPTY, Leaf, Problem, Settings
 from fedjax_sim.timelines.delays.laws import ClientDelays, Clients
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
@@ -28,6 +28,14 @@ GROUP_WEIGHTS = ("clients", "examples", "equal")
 """Named weights of groups: their numbers of clients, their numbers of examples, or equal."""
 MOST_ITERATIONS = 1_000_000
 """Largest expected number of local iterations of a group in a round."""
+
+
+EACH = ": one number for all groups, or one per group"
+
+
+def _delay(value: float, part: str, each: str = "") -> Leaf:
+    """Make the setting of a part of a delay."""
+    return setting(value, f"{part}, in units of virtual time{each}.", of_time=True)
 
 
 def _is_not_empty(value: object) -> bool:
@@ -93,28 +101,20 @@ class IterationDelays(Checked):
         assert np.allclose(groups.mean_iteration(), 4 * 0.1 + 1.0 + 0.5)  # groups of four
     """
 
-    shift_per_client: AtLeast0 = setting(
-        0.01,
-        "Constant part of an iteration's delay per client of the group, in units of virtual time.",
-        of_time=True,
+    shift_per_client: AtLeast0 = _delay(
+        0.01, "Constant part of an iteration's delay per client of the group"
     )
-    shift: AtLeast0 | tuple[AtLeast0, ...] = setting(
-        0.85,
-        "Constant part of an iteration's delay that does not depend on the group's size, in units "
-        "of virtual time: one number for all groups, or one per group.",
-        of_time=True,
+    shift: AtLeast0 | tuple[AtLeast0, ...] = _delay(
+        0.85, "Constant part of an iteration's delay that does not depend on the group's size", EACH
     )
-    mean_per_client: AtLeast0 = setting(
-        0.001,
-        "Mean of the exponential part of an iteration's delay per client of the group, in units of "
-        "virtual time.",
-        of_time=True,
+    mean_per_client: AtLeast0 = _delay(
+        0.001, "Mean of the exponential part of an iteration's delay per client of the group"
     )
-    mean: AtLeast0 | tuple[AtLeast0, ...] = setting(
+    mean: AtLeast0 | tuple[AtLeast0, ...] = _delay(
         0.085,
         "Mean of the exponential part of an iteration's delay that does not depend on the group's "
-        "size, in units of virtual time: one number for all groups, or one per group.",
-        of_time=True,
+        "size",
+        EACH,
     )
 
 
@@ -134,28 +134,22 @@ class ExchangeDelays(Checked):
         'the paper. "group": one draw per group and round; a round ends when the exchange of the '
         "last group does.",
     )
-    exchange_shift_per_group: AtLeast0 = setting(
-        0.0,
-        "Constant part of the global exchange's delay per group, in units of virtual time.",
-        of_time=True,
+    exchange_shift_per_group: AtLeast0 = _delay(
+        0.0, "Constant part of the global exchange's delay per group"
     )
-    exchange_shift: AtLeast0 | tuple[AtLeast0, ...] = setting(
+    exchange_shift: AtLeast0 | tuple[AtLeast0, ...] = _delay(
         0.0,
-        "Constant part of the global exchange's delay that does not depend on the number of "
-        "groups, in units of virtual time: one number for all groups, or one per group.",
-        of_time=True,
+        "Constant part of the global exchange's delay that does not depend on the number of groups",
+        EACH,
     )
-    exchange_mean_per_group: AtLeast0 = setting(
-        0.0,
-        "Mean of the exponential part of the global exchange's delay per group, in units of "
-        "virtual time.",
-        of_time=True,
+    exchange_mean_per_group: AtLeast0 = _delay(
+        0.0, "Mean of the exponential part of the global exchange's delay per group"
     )
-    exchange_mean: AtLeast0 | tuple[AtLeast0, ...] = setting(
+    exchange_mean: AtLeast0 | tuple[AtLeast0, ...] = _delay(
         0.0,
         "Mean of the exponential part of the global exchange's delay that does not depend on the "
-        "number of groups, in units of virtual time: one number for all groups, or one per group.",
-        of_time=True,
+        "number of groups",
+        EACH,
     )
 
 
@@ -235,8 +229,8 @@ class Groups(Clients):
     )
     # What `complete_groups` fills in from the problem, where something depends on it: the clients'
     # numbers of examples, `f64[N]`, and with client_epochs their local steps, `[N]`.
-    examples: Any = settings.filled()
-    steps_of_epochs: Any = settings.filled()
+    examples: np.ndarray | None = settings.filled()
+    steps_of_epochs: np.ndarray | None = settings.filled()
     num_groups: Count = setting(2, "Number of groups, M.")
     sync_time: AtLeast0 = setting(
         5.0,
@@ -429,7 +423,7 @@ class GroupArrivals(Groups):
 GroupsT = TypeVar("GroupsT", bound=Groups)
 
 
-def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
+def complete_groups(hyper: GroupsT, problem: Problem | None) -> GroupsT:
     """Fill in the values that follow from the clients' numbers of examples. Runs on the host.
 
     Without a problem all clients have equally many.
@@ -452,7 +446,7 @@ def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
         allowed = "0 for a schedule without a problem, which says how many examples clients have"
         raise ConfigError("client_epochs", hyper.client_epochs, allowed)
     counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
-    completed = cast(Any, hyper)
+    completed: Settings = hyper
     if hyper.grouping.group_weights == "examples":
         completed = completed.replace(examples=counts)
     if has_epochs:

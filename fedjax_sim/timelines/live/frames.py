@@ -5,10 +5,11 @@ Dimension letters: those of `fedjax_sim.core.types`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from fedjax_sim.core import checking, types
 from fedjax_sim.core.settings import ConfigError
@@ -121,7 +122,7 @@ def _versions_in_use(version: np.ndarray) -> np.ndarray:
     return found
 
 
-class Measured(NamedTuple):
+class Measured(NamedTuple, Generic[types.StateT]):
     """State of a clock that may end its lane.
 
     Attributes:
@@ -130,17 +131,17 @@ class Measured(NamedTuple):
       newest: `f[]`, the newest measure; nan before the first tick.
     """
 
-    time: Any
+    time: types.StateT
     first: Array
     newest: Array
 
 
 def until(
     clock: Clock,
-    measure: Callable[[Any, Any], Array],
+    measure: Callable[[types.StateT, types.InfoT], Array],
     *,
-    below: Any = None,
-    fallen_by: Any = None,
+    below: ArrayLike | None = None,
+    fallen_by: ArrayLike | None = None,
 ) -> Clock:
     """Return a clock that ends its lane, as "done", once a measure is low enough.
 
@@ -173,7 +174,9 @@ def until(
             is_done |= carried.first - carried.newest >= fallen_by
         return carried._replace(time=time), received._replace(is_done=is_done)
 
-    def after(key: Key, carried: Measured, event: Event, state: object, seen: object) -> Measured:
+    def after(
+        key: Key, carried: Measured, event: Event, state: types.StateT, seen: types.InfoT
+    ) -> Measured:
         time = clock.after(key, carried.time, event, state, seen)
         newest = jnp.asarray(measure(state, seen), carried.newest.dtype)
         first = jnp.where(jnp.isnan(carried.first), newest, carried.first)

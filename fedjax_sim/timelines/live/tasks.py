@@ -13,19 +13,20 @@ Dimension letters: `N` clients, `M` tasks in flight, `S` slots of a tick.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core import types
 from fedjax_sim.core.checking import Count
 from fedjax_sim.core.streams import lane_stream, tick_key
 from fedjax_sim.core.targets import is_for_cpu, pick, put, repeat, repeat_while
 from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 from fedjax_sim.timelines.arrivals.tasks import draw_until, tie_breakers
 from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices, loss_shares
-from fedjax_sim.timelines.live.rounds import Shown
+from fedjax_sim.timelines.live.rounds import MemoryT, Shown
 
 
 class Flights(NamedTuple):
@@ -128,7 +129,7 @@ def begin_work(
     return Flights(client, number, steps, version, now.later(wait), now.later(taken), order)
 
 
-class Tasks(NamedTuple):
+class Tasks(NamedTuple, Generic[MemoryT]):
     """State of live tasks; selectors read it.
 
     Attributes:
@@ -151,12 +152,12 @@ class Tasks(NamedTuple):
     place: Array
     turns: Array
     flights: Flights
-    memory: Any
+    memory: MemoryT
     taken: Array
     drawn: Drawn
 
 
-class Replacing(NamedTuple):
+class Replacing(NamedTuple, Generic[MemoryT, types.StateT]):
     """A client has finished and is to be replaced, as it is passed to `choose`.
 
     Attributes:
@@ -164,17 +165,14 @@ class Replacing(NamedTuple):
       own: `i32[]`, the client that has finished, which may be chosen again.
       devices: The clients.
       state: The algorithm's state.
+      memory: Memory of the choice.
     """
 
-    tasks: Tasks
+    tasks: Tasks[MemoryT]
     own: Array
     devices: Devices
-    state: Any
-
-    @property
-    def memory(self) -> Any:
-        """Memory of the choice."""
-        return self.tasks.memory
+    state: types.StateT
+    memory: MemoryT
 
     def idle(self) -> Array:
         """Tell who may be chosen: available clients that are not at work, `bool[N]`."""
@@ -229,9 +227,9 @@ def live_tasks(
     num_tasks: Count,
     num_used: Count,
     choose: Callable[[Key, Replacing], Array] = uniformly,
-    weigh: Callable[[Any, Array, Array], Array] = _equally,
-    first: Callable[[Any, Drawn], Any] = lambda hyper, drawn: (),
-    learn: Callable[[Key, Shown], Any] = lambda key, shown: shown.memory,
+    weigh: Callable[[Settings, Array, Array], Array] = _equally,
+    first: Callable[[Settings, Drawn], object] = lambda hyper, drawn: (),
+    learn: Callable[[Key, Shown], object] = lambda key, shown: shown.memory,
 ) -> Clock:
     """Make a clock with a number of tasks in flight, of which the server waits for some.
 
@@ -292,7 +290,8 @@ def live_tasks(
             tasks = tasks._replace(now=done.ends)
             lost = devices.are_lost(done.client, done.number)
             own_key = tick_key(key, tasks.event, "choose")
-            other = choose(own_key, Replacing(tasks, done.client, devices, state)).astype("int32")
+            replacing = Replacing(tasks, done.client, devices, state, tasks.memory)
+            other = choose(own_key, replacing).astype("int32")
             is_client = (other >= 0) & (other < num_clients)
             is_idle = (tasks.place[other] >= num_tasks) | (other == done.client)
             number = tasks.turns[other]
@@ -331,7 +330,7 @@ def live_tasks(
         return tasks, Received(tasks.now, clients, slots.steps, slots.version, weight)
 
     def after(key: Key, carried: Tasks, event: Event, state: object, seen: object) -> Tasks:
-        shown = Shown(carried, event, carried.taken, state, seen)
+        shown = Shown(carried, event, carried.taken, state, seen, carried.memory)
         return carried._replace(memory=learn(key, shown))
 
     early = ahead if has_ahead else None

@@ -14,7 +14,7 @@ slots of a tick, that is reports that the server uses, `K` local steps of a clie
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ import numpy as np
 from fedjax_sim.core import settings, streams, types
 from fedjax_sim.core.checking import Above0, AtLeast0, Count, Whole, checked
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
-from fedjax_sim.core.types import EMPTY, Array, Key, Settings, Timeline
+from fedjax_sim.core.types import EMPTY, Array, Key, Leaf, Problem, Settings, Timeline
 from fedjax_sim.timelines import cohorts, presets
 from fedjax_sim.timelines.cohorts import Draws, previous_visits
 from fedjax_sim.timelines.delays import laws
@@ -111,7 +111,7 @@ class CohortRounds(Clients):
     # Filled in by `completed`: whether rounds last for epochs, and the clients' numbers of
     # examples, `f64[N]`, if something depends on them.
     has_epochs: bool = settings.fixed(False)
-    examples: Any = settings.filled()
+    examples: np.ndarray | None = settings.filled()
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -135,14 +135,14 @@ class CohortRounds(Clients):
 
     def decided(self) -> dict[str, str]:
         """Settings without effect by name, with words for their replacements."""
-        found = super().decided() | self.delays.decided_by_trace("clock.round_time")
+        found = super().decided()
         # The privacy of single examples bounds updates by local_steps in any case.
         is_bound = getattr(getattr(self, "privacy", None), "name", "") == "examples"
         if np.all(np.asarray(self.local_epochs) > 0) and not is_bound:
             found["local_steps"] = "local_epochs"
         return found
 
-    def completed(self, problem: Any) -> Any:
+    def completed(self, problem: Problem | None) -> Settings:
         """Fill in the clients' numbers of examples, if something depends on them.
 
         Args:
@@ -155,7 +155,7 @@ class CohortRounds(Clients):
           ConfigError: If rounds last for epochs and there is no problem, or if the settings do not
             fit the problem.
         """
-        hyper, cohort = cast(Any, super().completed(problem)), self.cohort
+        hyper, cohort = super().completed(problem), self.cohort
         has_epochs = bool(self.local_epochs > 0)
         needs_examples = cohort.weighting != "equal" or cohort.selection == "by_examples"
         if not needs_examples and not has_epochs:
@@ -172,7 +172,7 @@ class CohortRounds(Clients):
         return share / share.sum()
 
 
-def check_clients(hyper: Any, *, are_distinct: bool) -> None:
+def check_clients(hyper: Settings, *, are_distinct: bool) -> None:
     """Check that there are enough clients for a cohort, and that a trace has rows of each.
 
     Args:
@@ -191,7 +191,7 @@ def check_clients(hyper: Any, *, are_distinct: bool) -> None:
         raise ConfigError("delays.trace", "a client without rows", allowed)
 
 
-def rounds_within(hyper: Settings, time: Above0) -> Any:
+def rounds_within(hyper: Settings, time: Above0) -> float:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 
     With a recorded trace these are rounds of its mean work.
@@ -217,11 +217,11 @@ HyperT = TypeVar("HyperT", bound=CohortRounds)
 def cohort_system(
     name: str,
     hyper: type[HyperT],
-    algorithm: Callable[[Any, HyperT, types.Plan], types.Algorithm[Any, Any]],
+    algorithm: Callable[[Problem, HyperT, types.Plan], types.Algorithm[types.StateT, types.InfoT]],
     summary: str,
     *,
     messages: types.Messages = types.Messages(),
-) -> types.System[HyperT, Any, Any]:
+) -> types.System[HyperT, types.StateT, types.InfoT]:
     """Combine an algorithm with rounds of sampled clients; `paper` is FAVANO's comparison.
 
     `algorithm`, `summary` and `messages` are those of `System`.
@@ -294,7 +294,7 @@ def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draw
     if hyper.cohort.selection == "uniform" and not hyper.cohort.with_replacement:
         clients = cohorts.draw_cohorts(key, hyper.num_clients, num, num_ticks)
         return Draws(clients, jnp.ones_like(clients))
-    share = jnp.ones(hyper.num_clients)
+    share: Leaf = jnp.ones(hyper.num_clients)
     if hyper.cohort.selection == "by_examples" and hyper.examples is not None:
         share = hyper.examples
     if hyper.cohort.with_replacement:
@@ -305,7 +305,7 @@ def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draw
 
 def assemble_rounds(
     key: Key,
-    hyper: Any,
+    hyper: Settings,
     clients: Array,
     share: Array,
     weigh: Callable[[Array], Array],
@@ -406,7 +406,7 @@ def are_in_time(arrival: Array, limit: Array) -> Array:
     return jnp.isfinite(arrival) & (arrival <= limit * (1 + close(arrival)))
 
 
-def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = None) -> Array:
+def draw_work_times(key: Key, clients: Array, hyper: Settings, steps: Array | None = None) -> Array:
     """Draw how long each slot's work takes under the delay law, or look it up in the trace.
 
     Args:
@@ -434,7 +434,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = 
 
 
 def draw_standard_times(
-    key: Key, tick: Array, num_slots: int, hyper: Any, most_steps: int | None = None
+    key: Key, tick: Array, num_slots: int, hyper: Settings, most_steps: int | None = None
 ) -> Array:
     """Draw the unit-scale times of a tick's work.
 
@@ -457,13 +457,17 @@ def draw_standard_times(
     return laws.LAWS[hyper.delays.runtime_law].draw(tick_key, (num_slots, num), float)
 
 
-def _draw_standard_of_step(key: Key, q: Array, tick: Array, num_slots: int, hyper: Any) -> Array:
+def _draw_standard_of_step(
+    key: Key, q: Array, tick: Array, num_slots: int, hyper: Settings
+) -> Array:
     """Draw the same of one local step, number q: `f[S, 1]`."""
     step_key = jax.random.fold_in(jax.random.fold_in(streams.lane_stream(key, "runtimes"), q), tick)
     return laws.LAWS[hyper.delays.runtime_law].draw(step_key, (num_slots, 1), float)
 
 
-def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None = None) -> Array:
+def work_times(
+    standard: Array, speeds: Speeds, hyper: Settings, steps: Array | None = None
+) -> Array:
     """Scale the results of `draw_standard_times` to times of work.
 
     Args:
@@ -476,7 +480,7 @@ def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None 
       Virtual times, `f[..., S]`.
     """
     is_by_step = steps is not None and hyper.delays.time_of == "step"
-    num_times: Any = steps if is_by_step else hyper.times_per_update
+    num_times: Leaf = steps if is_by_step else hyper.times_per_update
     if hyper.clock.round_time == "mean":
         return num_times / speeds.rate
     times = laws.scaled_runtimes(standard, speeds, hyper.delays.runtime_law)

@@ -5,7 +5,7 @@ of a client in a round. In rounds of coins slot i belongs to client i.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_sim.core.checking import Above0, Count, Portion, checked
 from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.core.streams import lane_stream
-from fedjax_sim.core.types import Array, Key, Timeline
+from fedjax_sim.core.types import Array, Key, Settings, Timeline
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement
 from fedjax_sim.timelines.delays.devices import loss_shares
 from fedjax_sim.timelines.delays.laws import Clients
@@ -68,11 +68,7 @@ class WeightedRounds(Clients):
             allowed = "one_draw or mean, because local_steps can be swept in one program here"
             raise ConfigError("clock.round_time", "sum", allowed)
 
-    def decided(self) -> dict[str, str]:
-        """Settings without effect by name, with words for their replacements."""
-        return super().decided() | self.delays.decided_by_trace("clock.round_time")
-
-    def weighted(self, counts: np.ndarray) -> Any:
+    def weighted(self, counts: np.ndarray) -> Settings:
         """Replace the client weights by weights of sum 1. Runs on the host.
 
         Args:
@@ -94,7 +90,8 @@ class WeightedRounds(Clients):
             unequal = f"with weights from {weights.min():g} to {weights.max():g}"
             allowed = "full or with_replacement unless all weights are equal"
             raise ConfigError("participants", f"without_replacement {unequal}", allowed)
-        return cast(Any, self).replace(client_weights=weights / weights.sum())
+        this: Settings = self
+        return this.replace(client_weights=weights / weights.sum())
 
     def shares(self, counts: Array | None = None) -> Array:
         """Compute the clients' weights p_c.
