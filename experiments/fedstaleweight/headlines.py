@@ -68,9 +68,11 @@ def measure_synchronous() -> dict[str, float]:
     drawn = harness.draw(fedstaleweight.system, [ours], 1, ticks)
     staleness = np.arange(ticks)[:, None] - drawn.version[0, 0]
     theirs = fedavg.Hyper(num_clients=num, num_selected=num, **steps)
+    both: list[tuple[fedjax_sim.System, Any]]
+    both = [(fedstaleweight.system, ours), (fedavg.system, theirs)]
     models = [
         np.asarray(fedjax_sim.sweep(system, problem, hyper, **options).samples)
-        for system, hyper in ((fedstaleweight.system, ours), (fedavg.system, theirs))
+        for system, hyper in both
     ]
     return {
         "largest staleness": float(staleness.max()),

@@ -56,9 +56,8 @@ from fedjax_sim.core.types import (
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
-from fedjax_sim.timelines.delays.devices import Devices, is_lost, mean_times
+from fedjax_sim.timelines.delays.devices import Devices, draw_devices
 from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
-from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
 from fedjax_sim.timelines.rounds.synchronous import check_clients
 
 
@@ -93,7 +92,7 @@ class Hyper(Clients, LocalTraining, Reports):
 
 def tiers_of(devices: Devices, hyper: Hyper) -> Array:
     """Sort clients into tiers by their mean response time: `i32[N]`, 0 for the fastest."""
-    latency = mean_times(devices)
+    latency = devices.mean_times()
     if devices.transfer is not None:
         latency = latency + devices.transfer
     order = jnp.argsort(latency, stable=True)
@@ -132,7 +131,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
     ) -> Tiers:
         """Let clients of a tier that are drawn uniformly begin to work; those available, if any."""
         everyone, is_member = jnp.arange(num), carried.tier == tier
-        is_here = is_member & are_available(devices, everyone, now)
+        is_here = is_member & devices.are_available(everyone, now)
         may = jnp.where(is_here.any(), is_here, is_member)
         tier_key = jax.random.fold_in(streams.lane_stream(key, "tier clients"), tier)
         draws = jax.random.uniform(jax.random.fold_in(tier_key, carried.rounds[tier]), (num,))
@@ -151,8 +150,8 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         )
 
     def init(key: Key) -> Tiers:
-        drawn = draw_clients(key, hyper)
-        devices, zero = devices_of(key, hyper, drawn), jnp.int32(0)
+        devices, zero = draw_devices(key, hyper), jnp.int32(0)
+        drawn = devices.drawn
         one = Flights.none(hyper.num_selected, drawn.speeds.rate)
         work = batching.replicate(one, hyper.num_tiers)
         rounds, ends = jnp.zeros(hyper.num_tiers, "int32"), work.ends.take((slice(None), 0))
@@ -163,12 +162,12 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         return carried
 
     def next_tick(key: Key, carried: Tiers, state: object) -> tuple[Tiers, Received]:
-        devices, ends = devices_of(key, hyper, carried.drawn), carried.ends
+        devices, ends = draw_devices(key, hyper, carried.drawn), carried.ends
         is_first = ends.value == ends.value.min()
         tier = jnp.where(is_first, ends.rest, jnp.inf).argmin().astype("int32")
         done, now = carried.work.take(tier), ends.take(tier)
         who = jnp.maximum(done.client, 0)
-        is_in = (done.client != EMPTY) & ~is_lost(devices, who, done.number)
+        is_in = (done.client != EMPTY) & ~devices.are_lost(who, done.number)
         clients = jnp.where(is_in, done.client, EMPTY)
         weight = cohorts.mean_weights(hyper.weighting, counts, who, is_in)
         received = Received(now, clients, done.steps, done.version, weight)
@@ -215,8 +214,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         common = jax.tree.map(lambda leaf: leaf[place], start)
         model = wire.mean(key, event, common, reports)
         own = streams.clock_key(key)  # that of the live clock, which has the same tiers
-        devices = devices_of(own, hyper, draw_clients(own, hyper))
-        tier = tiers_of(devices, hyper)[event.clients[place]]
+        tier = tiers_of(draw_devices(own, hyper), hyper)[event.clients[place]]
         tiers = jax.tree.map(lambda leaf, new: leaf.at[tier].set(new), state.tiers, model)
         updates = put(state.updates, tier, state.updates[tier] + 1)
         share = updates[::-1] / updates.sum()  # T_tier_(M+1-m) / T

@@ -40,9 +40,7 @@ from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Plan, Problem, W
 from fedjax_sim.server import Reports, RoundState
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
-from fedjax_sim.timelines.delays.devices import mean_times
 from fedjax_sim.timelines.live import LiveCohorts
-from fedjax_sim.timelines.live.devices import times_of_work
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
 
 ROUNDING = 1e-5
@@ -148,8 +146,8 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
     def select(key: Key, now: live.Choosing) -> live.Asked:
         memory, devices = now.memory, now.devices
         # How long clients expect to take if they are asked now.
-        everyone, mean = jnp.arange(num_clients), mean_times(devices)
-        expected = times_of_work(devices, everyone, now.round.now, mean)[1]
+        everyone, mean = jnp.arange(num_clients), devices.mean_times()
+        expected = devices.times_of_work(everyone, now.round.now, mean)[1]
         known = jnp.where(jnp.isnan(memory.taken), expected, memory.taken)
         deadline = memory.factor * jnp.quantile(known, settings.quantile)
         # The candidates, and those of them that are expected in time.

@@ -44,7 +44,6 @@ from fedjax_sim.core.types import EMPTY, Array, Key, Problem
 from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
-from fedjax_sim.timelines.delays.devices import mean_times
 from fedjax_sim.timelines.live import Asked, Choosing, Clock, Drawn, Live, LiveCohorts, Shown, Sizes
 
 UTILITY_CLIP = 0.95
@@ -140,7 +139,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         drawn = jnp.where(utility >= least, jnp.log(jnp.maximum(utility, 1e-30)) + noise[0], -1e30)
         drawn = jnp.where(is_known & is_here, drawn, -jnp.inf)
         # New clients, faster ones rather than slower ones.
-        new = -jnp.log(mean_times(now.devices)) + noise[1]
+        new = -jnp.log(now.devices.mean_times()) + noise[1]
         new = jnp.where(~is_known & is_here, new, -jnp.inf)
         known_ones, new_ones = (jax.lax.top_k(each, num_asked)[1] for each in (drawn, new))
         places = jnp.arange(num_asked)

@@ -52,9 +52,8 @@ from fedjax_sim.core.types import EMPTY, Array, Event, Hints, Key, Problem
 from fedjax_sim.server import Reports, stale_models
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
-from fedjax_sim.timelines.delays.devices import Devices, is_lost
+from fedjax_sim.timelines.delays.devices import Devices, draw_devices
 from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
-from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
 from fedjax_sim.timelines.rounds.synchronous import check_clients
 
 
@@ -187,7 +186,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         """
         at_work = jnp.where(pace.flights.client == EMPTY, num, pace.flights.client)
         is_idle = jnp.ones(num, bool).at[at_work].set(False, mode="drop")
-        is_here = is_idle & are_available(devices, jnp.arange(num), now)
+        is_here = is_idle & devices.are_available(jnp.arange(num), now)
         may = jnp.where(is_here.any(), is_here, is_idle)
         utility = utilities(pace.known, pace.turns, hyper.choice.staleness_penalty)
         is_best = may & (utility == jnp.where(may, utility, -jnp.inf).max())
@@ -196,9 +195,9 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         return jnp.where(is_best, tie_breaker, -1).argmax().astype("int32")
 
     def init(key: Key) -> Pace:
-        drawn = draw_clients(key, hyper)
+        drawn = draw_devices(key, hyper).drawn
         kind = drawn.speeds.rate.dtype
-        devices, start, zero = devices_of(key, hyper, drawn), Instant.at(0.0), jnp.int32(0)
+        devices, start, zero = draw_devices(key, hyper, drawn), Instant.at(0.0), jnp.int32(0)
         order = jax.random.permutation(lane_stream(key, "first clients"), num).astype("int32")
         clients = order[: hyper.concurrency]
         flights = live.begin_work(devices, clients, jnp.zeros_like(clients), start, zero)
@@ -207,7 +206,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         return Pace(start, zero, zero, never.at[clients].set(1), flights, known, drawn)
 
     def next_tick(key: Key, carried: Pace, state: object) -> tuple[Pace, Received]:
-        devices = devices_of(key, hyper, carried.drawn)
+        devices = draw_devices(key, hyper, carried.drawn)
 
         def due(pace: Pace, buffer: Buffer) -> Instant:
             """Find out when the server would aggregate if nobody else arrived."""
@@ -225,7 +224,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
             pace, buffer = given
             place = pace.flights.first()
             done = pace.flights.take(place)
-            lost = is_lost(devices, done.client, done.number)
+            lost = devices.are_lost(done.client, done.number)
             slots = put(buffer.slots, jnp.where(lost, num_slots, buffer.filled), done)
             latency = put(pace.known.latency, done.client, done.ends.since(done.begins))
             free = pace.flights._replace(client=put(pace.flights.client, place, EMPTY))

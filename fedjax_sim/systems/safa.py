@@ -52,9 +52,8 @@ from fedjax_sim.server.aggregation import where_slots
 from fedjax_sim.server.report_settings import downlink_of_slots
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
-from fedjax_sim.timelines.delays.devices import is_lost
+from fedjax_sim.timelines.delays.devices import draw_devices
 from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
-from fedjax_sim.timelines.live.devices import devices_of, draw_clients
 from fedjax_sim.timelines.rounds.synchronous import are_in_time, check_clients
 
 
@@ -126,14 +125,14 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
     everyone = jnp.arange(num, dtype="int32")
 
     def init(key: types.Key) -> Rounds:
-        drawn = draw_clients(key, hyper)
+        drawn = draw_devices(key, hyper).drawn
         work, none = Flights.none(num, drawn.speeds.rate), jnp.zeros(num, bool)
         start, zero = Instant.at(0.0), jnp.int32(0)
         # Everyone is up to date.
         return Rounds(start, zero, jnp.zeros(num, "int32"), work, ~none, none, none, drawn)
 
     def next_round(key: types.Key, carried: Rounds, state: object) -> tuple[Rounds, Received]:
-        devices, now = devices_of(key, hyper, carried.drawn), carried.now
+        devices, now = draw_devices(key, hyper, carried.drawn), carried.now
         # The clients begin that are up to date or deprecated, or that crashed.
         is_deprecated = carried.tick - carried.work.version >= hyper.lag_tolerance
         is_synced = carried.has_reported | is_deprecated
@@ -141,7 +140,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         version = jnp.where(is_synced, carried.tick, carried.work.version)
         new = live.begin_work(devices, everyone, carried.turns, now, version)
         work = jax.tree.map(lambda a, b: jnp.where(begins, a, b), new, carried.work)
-        lost = is_lost(devices, everyone, work.number)
+        lost = devices.are_lost(everyone, work.number)
         taken = work.ends.since(Instant(*(jnp.broadcast_to(leaf, (num,)) for leaf in now)))
         arrival, is_fresh = jnp.where(lost, jnp.inf, taken), ~carried.was_picked
         # The round ends with enough reports, or with the last one.

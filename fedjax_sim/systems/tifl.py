@@ -43,8 +43,8 @@ from fedjax_sim.core.types import EMPTY, Array, Key, Params, Problem
 from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
+from fedjax_sim.timelines.delays.devices import draw_devices
 from fedjax_sim.timelines.live import LiveCohorts
-from fedjax_sim.timelines.live.devices import devices_of, running_time, times_of_work
 
 CLIENTS_AT_ONCE = 50
 """Clients whose mini-batches are evaluated together."""
@@ -230,12 +230,11 @@ def profile(key: Key, hyper: Hyper, drawn: live.Drawn) -> tuple[Array, live.Inst
       Everyone's tier, `i32[N]`, `EMPTY` for those left out, and when profiling ends.
     """
     settings, everyone = hyper.choice, jnp.arange(hyper.num_clients, dtype="int32")
-    devices = devices_of(key, hyper, drawn)
+    devices = draw_devices(key, hyper, drawn)
     limit = jnp.where(settings.time_limit > 0, settings.time_limit, jnp.inf)
 
     def measure(now: live.Instant, number: Array) -> tuple[live.Instant, Array]:
-        running = running_time(devices, everyone, jnp.full_like(everyone, number))
-        _, taken = times_of_work(devices, everyone, now, running)
+        _, taken = devices.follow(everyone, jnp.full_like(everyone, number), now)
         taken = jnp.minimum(taken, limit.astype(taken.dtype))
         return now.later(taken.max()), taken
 

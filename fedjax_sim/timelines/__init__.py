@@ -27,10 +27,10 @@ from fedjax_sim.timelines.arrivals.buffered import ArrivalClock as ArrivalClock
 from fedjax_sim.timelines.arrivals.buffered import Arrivals as Arrivals
 from fedjax_sim.timelines.arrivals.buffered import arrivals_within as arrivals_within
 from fedjax_sim.timelines.arrivals.buffered import schedule_arrivals as schedule_arrivals
-from fedjax_sim.timelines.arrivals.client_queues import ClientQueues as ClientQueues
-from fedjax_sim.timelines.arrivals.client_queues import client_queues_within as client_queues_within
-from fedjax_sim.timelines.arrivals.client_queues import routing_shares as routing_shares
-from fedjax_sim.timelines.arrivals.client_queues import (
+from fedjax_sim.timelines.arrivals.tasks import ClientQueues as ClientQueues
+from fedjax_sim.timelines.arrivals.tasks import client_queues_within as client_queues_within
+from fedjax_sim.timelines.arrivals.tasks import routing_shares as routing_shares
+from fedjax_sim.timelines.arrivals.tasks import (
     schedule_client_queues as schedule_client_queues,
 )
 from fedjax_sim.timelines.contacts import ContactClock as ContactClock
@@ -50,10 +50,8 @@ from fedjax_sim.timelines.delays.laws import draw_client_speeds as draw_client_s
 from fedjax_sim.timelines.delays.laws import draw_runtimes as draw_runtimes
 from fedjax_sim.timelines.delays.trace import Trace as Trace
 from fedjax_sim.timelines.delays.trace import read_trace as read_trace
-from fedjax_sim.timelines.grouped.arrivals import GroupArrivals as GroupArrivals
-from fedjax_sim.timelines.grouped.arrivals import group_arrivals_within as group_arrivals_within
-from fedjax_sim.timelines.grouped.arrivals import schedule_group_arrivals as schedule_group_arrivals
 from fedjax_sim.timelines.grouped.groups import ExchangeDelays as ExchangeDelays
+from fedjax_sim.timelines.grouped.groups import GroupArrivals as GroupArrivals
 from fedjax_sim.timelines.grouped.groups import GroupClock as GroupClock
 from fedjax_sim.timelines.grouped.groups import Grouping as Grouping
 from fedjax_sim.timelines.grouped.groups import Groups as Groups
@@ -64,17 +62,19 @@ from fedjax_sim.timelines.grouped.groups import delay_sizes as delay_sizes
 from fedjax_sim.timelines.grouped.groups import list_members as list_members
 from fedjax_sim.timelines.grouped.groups import paper_delays as paper_delays
 from fedjax_sim.timelines.grouped.rounds import aggregation_weights as aggregation_weights
+from fedjax_sim.timelines.grouped.rounds import group_arrivals_within as group_arrivals_within
 from fedjax_sim.timelines.grouped.rounds import group_rounds_within as group_rounds_within
+from fedjax_sim.timelines.grouped.rounds import schedule_group_arrivals as schedule_group_arrivals
 from fedjax_sim.timelines.grouped.rounds import schedule_group_rounds as schedule_group_rounds
-from fedjax_sim.timelines.rounds.coins import CoinRounds as CoinRounds
-from fedjax_sim.timelines.rounds.coins import schedule_coin_rounds as schedule_coin_rounds
-from fedjax_sim.timelines.rounds.sampled import Cohort as Cohort
-from fedjax_sim.timelines.rounds.sampled import CohortRounds as CohortRounds
-from fedjax_sim.timelines.rounds.sampled import cohort_system as cohort_system
-from fedjax_sim.timelines.rounds.sampled import schedule_cohort_rounds as schedule_cohort_rounds
+from fedjax_sim.timelines.rounds.synchronous import Cohort as Cohort
 from fedjax_sim.timelines.rounds.synchronous import CohortClock as CohortClock
+from fedjax_sim.timelines.rounds.synchronous import CohortRounds as CohortRounds
+from fedjax_sim.timelines.rounds.synchronous import cohort_system as cohort_system
 from fedjax_sim.timelines.rounds.synchronous import rounds_within as rounds_within
+from fedjax_sim.timelines.rounds.synchronous import schedule_cohort_rounds as schedule_cohort_rounds
+from fedjax_sim.timelines.rounds.weighted import CoinRounds as CoinRounds
 from fedjax_sim.timelines.rounds.weighted import WeightedRounds as WeightedRounds
+from fedjax_sim.timelines.rounds.weighted import schedule_coin_rounds as schedule_coin_rounds
 from fedjax_sim.timelines.rounds.weighted import (
     schedule_weighted_rounds as schedule_weighted_rounds,
 )

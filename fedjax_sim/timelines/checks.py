@@ -4,13 +4,12 @@ Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import EMPTY, System, Timeline
+from fedjax_sim.core.types import EMPTY, Leaf, System, Timeline
 
 INTEGERS = ("clients", "steps", "version", "holds")
 """Fields of a timeline that are whole numbers."""
@@ -45,7 +44,7 @@ def check_form(found: object) -> None:
             raise ConfigError(f"field {name} of the timeline", value, allowed)
 
 
-def find_fractions(drawn: Timeline) -> dict[str, tuple[Any, Any]]:
+def find_fractions(drawn: Timeline) -> dict[str, tuple[Leaf, Leaf]]:
     """Find the first value in a filled slot of a known tick that is no whole number of 32 bits.
 
     Args:
@@ -70,7 +69,7 @@ def find_fractions(drawn: Timeline) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def check_whole(fractions: Mapping[str, tuple[Any, Any]], num_ticks: int, num_slots: int) -> None:
+def check_whole(fractions: Mapping[str, tuple[Leaf, Leaf]], num_ticks: int, num_slots: int) -> None:
     """Check that whole numbers that were drawn as floats are whole.
 
     Args:

@@ -13,13 +13,7 @@ from fedjax_sim.core.checking import AtLeast0, Count, checked
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Key, Timeline
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
-from fedjax_sim.timelines.delays.devices import (
-    bisect,
-    draw_devices,
-    is_available,
-    is_lost,
-    time_available,
-)
+from fedjax_sim.timelines.delays.devices import bisect, draw_devices, time_available
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, draw_runtimes
 
 
@@ -110,10 +104,6 @@ class Contacts(Clients):
             why = "under runtime_law = count_geom, whose counts do not depend on time"
             settings.check_left(self, {f"clock.{name}": False for name in switches}, why)
 
-    def decided(self) -> dict[str, str]:
-        """Settings without effect by name, with words for their replacements."""
-        return super().decided() | self.delays.decided_by_trace("clock.carry_residual")
-
 
 @checked
 def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Timeline, Array]:
@@ -146,7 +136,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     if devices.windows is not None or devices.loss is not None:
         now = jnp.broadcast_to(clock[:, None], clients.shape)
         number = jnp.broadcast_to(tick, clients.shape)
-        is_reached = is_available(devices, clients, now) & ~is_lost(devices, clients, number)
+        is_reached = devices.are_available(clients, now) & ~devices.are_lost(clients, number)
         clients = jnp.where(is_reached, clients, EMPTY)
     previous, _ = previous_visits(clients)
     delay = hyper.clock.server_interact if hyper.clock.busy_during_interaction else 0.0
@@ -158,7 +148,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     if devices.windows is not None:
         begin = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
         end = jnp.broadcast_to(clock[:, None], begin.shape)
-        window = jnp.where(window > 0, time_available(devices, selected, begin, end), 0.0)
+        window = jnp.where(window > 0, time_available(devices.windows, selected, begin, end), 0.0)
     if devices.transfer is not None:
         window -= devices.transfer[selected]
     is_whole = jnp.abs(window - jnp.round(window)) < 1e-9 * (1 + window)

@@ -7,9 +7,10 @@ values are of short names, of which each system takes those that it has, and `so
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from fedjax_sim.core.settings import as_default, fields, full_name, names_of
+from fedjax_sim.core.types import Settings
 
 HyperT = TypeVar("HyperT")
 
@@ -47,8 +48,8 @@ STALENESS: Mapping[str, str | float] = {
     "spread_slow": 1 / 5,
     "time_of": "update",
 }
-"""Ten fast clients whose updates take U(1, 2) units of time, and five slow ones, the last, whose
-updates take U(8, 12)."""
+"""Ten fast clients with updates that take U(1, 2) units of time, and five slow ones, the last, with
+updates that take U(8, 12)."""
 GROUPS: Mapping[str, str | float] = {
     **FAVANO,
     "source": "delay-sensitive hierarchical learning (arXiv 2302.04851, Fig. 7(a))",
@@ -91,13 +92,13 @@ def preset(
       The function. It takes settings by name as the class does. A value that something else
       decides, such as a speed with a recorded trace, is left at its default.
     """
-    kind: Any = hyper_type
+    kind = cast(type, hyper_type)
     known, about = names_of(kind), fields(kind)
     chosen = {known[name]: value for name, value in values.items() if name in known}
     usual = as_default(kind(**chosen))
 
-    def paper(**settings: Any) -> HyperT:
-        made: Any = usual.replace(**settings)
+    def paper(**settings: object) -> HyperT:
+        made: Settings = usual.replace(**settings)
         given = {full_name(kind, name) for name in settings if name in known}
         ours = {name for name in chosen if name.partition(".")[0] not in settings} - given
         with contextlib.suppress(AttributeError, TypeError):  # `check` refuses such values.

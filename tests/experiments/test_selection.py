@@ -13,7 +13,7 @@ from experiments.hierarchical.fig11 import made_up_play
 from experiments.selection import rules, tasks
 from experiments.selection.claims import CLAIMS, OF_IMAGES, ON_SPEAKERS
 from fedjax_sim.core.settings import check, value_of
-from fedjax_sim.timelines.live.devices import draw_clients
+from fedjax_sim.timelines.delays.devices import draw_devices
 from tests.experiments.running import FILES, claims, judged, run
 
 GOOD = {
@@ -194,7 +194,7 @@ def test_all_systems_have_the_same_clients(sizes: Any) -> None:
         check(method.hyper)
         assert value_of(method.hyper, "delays.rate_spread") == 1
         assert method.system.live is not None, name
-        rates.append(draw_clients(jax.random.key(3), method.hyper).speeds.rate)
+        rates.append(draw_devices(jax.random.key(3), method.hyper).speeds.rate)
         for size, number in (("num_chosen", 10), ("buffer_size", 10), ("concurrency", 20)):
             assert getattr(method.hyper, size, number) == number
     assert all((np.asarray(each) == np.asarray(rates[0])).all() for each in rates)

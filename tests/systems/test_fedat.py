@@ -13,7 +13,7 @@ from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.core.streams import stream
 from fedjax_sim.systems import fedat, fedavg
 from fedjax_sim.timelines.delays.client_table import ClientTable
-from fedjax_sim.timelines.live.devices import draw_clients
+from fedjax_sim.timelines.delays.devices import draw_devices
 from tests.systems.live_loops import (
     NUM_TICKS,
     Tick,
@@ -101,7 +101,7 @@ def test_it_is_the_event_loop_of_the_paper() -> None:
 def test_drawn_speeds_make_the_tiers_of_the_clock() -> None:
     """The same as with a table of these speeds."""
     problem, drawn = problem_of(NUM), settings(client_table=None, rate_fast=2.0, rate_spread=0.7)
-    rates = draw_clients(clock_key(), drawn).speeds.rate
+    rates = draw_devices(clock_key(), drawn).speeds.rate
     ticks, _ = loop(problem, settings(client_table=ClientTable(rate=rates)), 20)
     assert_same(ran(fedat.system, problem, drawn, Ticks(20)), ticks)
 

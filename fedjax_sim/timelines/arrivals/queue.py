@@ -23,9 +23,6 @@ from fedjax_sim.core.types import Array
 FAN = 4
 """Children of a node. With 20 clients taken at a time, 8, 16 and 32 were slower on a CPU."""
 
-Queue = tuple[Array, ...]
-"""The levels of the tree, `f64[M, D]` each. The first holds the clients' keys, padded by `inf`."""
-
 
 class Earliest(NamedTuple):
     """The clients with the smallest keys, in order.
@@ -41,85 +38,78 @@ class Earliest(NamedTuple):
     path: tuple[Array, ...]
 
 
-def make_queue(keys: Array, num: int) -> Queue:
-    """Put all clients into a queue.
+class Queue(NamedTuple):
+    """A queue of clients.
 
-    Args:
-      keys: Keys of the clients, `f64[N, D]`.
-      num: Number of clients that are taken at a time, Z, at most N.
-
-    Returns:
-      The queue.
+    Attributes:
+      levels: The levels of the tree, `f64[M, D]` each. The first holds the clients' keys, padded by
+        `inf`.
     """
-    levels = []
-    while len(keys) > FAN * num:
-        padding = jnp.full((-len(keys) % FAN, keys.shape[1]), jnp.inf)
-        levels.append(jnp.concatenate([keys, padding]))
-        keys = _smallest(levels[-1].reshape(-1, FAN, keys.shape[1]))
-    return (*levels, keys)
 
+    levels: tuple[Array, ...]
 
-def find_earliest(queue: Queue, num: int) -> Earliest:
-    """Find the clients with the smallest keys.
+    @classmethod
+    def of(cls, keys: Array, num: int) -> "Queue":
+        """Put all clients into a queue.
 
-    Args:
-      queue: The queue.
-      num: Number of clients to find, Z, as given to `make_queue`.
+        Args:
+          keys: Keys of the clients, `f64[N, D]`.
+          num: Number of clients that are taken at a time, Z, at most N.
+        """
+        levels = []
+        while len(keys) > FAN * num:
+            padding = jnp.full((-len(keys) % FAN, keys.shape[1]), jnp.inf)
+            levels.append(jnp.concatenate([keys, padding]))
+            keys = _smallest(levels[-1].reshape(-1, FAN, keys.shape[1]))
+        return cls((*levels, keys))
 
-    Returns:
-      The clients, which stay in the queue.
-    """
-    *levels, keys = queue
-    candidates = jnp.arange(len(keys), dtype="int32")
-    nodes, keys = _first(candidates, keys, num)
-    path = [nodes]
-    for level in reversed(levels):
-        keys = _children(level, nodes).reshape(-1, keys.shape[1])
-        candidates = (nodes[:, None] * FAN + jnp.arange(FAN, dtype="int32")[None]).ravel()
+    def earliest(self, num: int) -> Earliest:
+        """Find the clients with the smallest keys, which stay in the queue.
+
+        Args:
+          num: Number of clients to find, Z, as given to `of`.
+        """
+        *levels, keys = self.levels
+        candidates = jnp.arange(len(keys), dtype="int32")
         nodes, keys = _first(candidates, keys, num)
-        path.append(nodes)
-    return Earliest(nodes, keys, tuple(reversed(path)))
+        path = [nodes]
+        for level in reversed(levels):
+            keys = _children(level, nodes).reshape(-1, keys.shape[1])
+            candidates = (nodes[:, None] * FAN + jnp.arange(FAN, dtype="int32")[None]).ravel()
+            nodes, keys = _first(candidates, keys, num)
+            path.append(nodes)
+        return Earliest(nodes, keys, tuple(reversed(path)))
 
+    def replaced(self, path: tuple[Array, ...], keys: Array) -> "Queue":
+        """Give the clients found by `earliest` new keys.
 
-def replace_keys(queue: Queue, path: tuple[Array, ...], keys: Array) -> Queue:
-    """Give the clients found by `find_earliest` new keys.
+        Args:
+          path: The path to these clients.
+          keys: Their new keys, `f64[Z, D]`.
+        """
+        changed: list[Array] = []
+        for depth, (level, nodes) in enumerate(zip(self.levels, path, strict=True)):
+            if depth > 0:
+                keys = _smallest(_children(changed[-1], nodes))
+            changed.append(put_rows(level, nodes, keys))
+        return Queue(tuple(changed))
 
-    Args:
-      queue: The queue.
-      path: The path to these clients.
-      keys: Their new keys, `f64[Z, D]`.
+    def replaced_each(self, clients: Array, keys: Array) -> "Queue":
+        """Give a few clients new keys, one after the other on each level.
 
-    Returns:
-      The changed queue.
-    """
-    changed: list[Array] = []
-    for depth, (level, nodes) in enumerate(zip(queue, path, strict=True)):
-        if depth > 0:
-            keys = _smallest(_children(changed[-1], nodes))
-        changed.append(put_rows(level, nodes, keys))
-    return tuple(changed)
-
-
-def replace_each(queue: Queue, clients: Array, keys: Array) -> Queue:
-    """Give a few clients new keys, one after the other on each level.
-
-    Args:
-      queue: The queue.
-      clients: Any clients, `i32[Z]`. The same one may be given twice with the same key.
-      keys: Their new keys, `f64[Z, D]`.
-
-    Returns:
-      The changed queue.
-    """
-    changed: list[Array] = []
-    for level in queue:
-        if changed:
-            clients = clients // FAN
-            keys = _smallest(changed[-1].reshape(-1, FAN, keys.shape[1])[clients])
-        for i in range(len(clients)):
-            level = put_rows(level, clients[i : i + 1], keys[i : i + 1])
-        changed.append(level)
-    return tuple(changed)
+        Args:
+          clients: Any clients, `i32[Z]`. The same one may be given twice with the same key.
+          keys: Their new keys, `f64[Z, D]`.
+        """
+        changed: list[Array] = []
+        for level in self.levels:
+            if changed:
+                clients = clients // FAN
+                keys = _smallest(changed[-1].reshape(-1, FAN, keys.shape[1])[clients])
+            for i in range(len(clients)):
+                level = put_rows(level, clients[i : i + 1], keys[i : i + 1])
+            changed.append(level)
+        return Queue(tuple(changed))
 
 
 def take_rows(table: Array, rows: Array) -> Array:

@@ -1,36 +1,38 @@
 """A fixed number of tasks that circulate among clients: one that is finished is sent out again.
 
 A server that keeps M clients at work (FedBuff, Nguyen et al. 2022) replaces a client that has
-finished by one that is idle. In Generalized AsyncSGD (Leconte et al. 2024) M tasks wait in the
-clients' queues, and a finished one goes to a client drawn with given probabilities, busy or not: a
-closed queueing network.
+finished by one that is idle, see `buffered`.
+
+In Generalized AsyncSGD (Leconte, Jonckheere, Samsonov and Moulines 2024, arXiv 2405.00017) M tasks
+wait in the clients' queues, and a finished one goes to a client drawn with given probabilities,
+busy or not (`ClientQueues`). Its paper's symbols: C is `num_tasks`, p_i is `routing_shares`, mu_i
+is a client's rate. With exponential running times this is a closed Jackson network. Its stationary
+law is proportional to the product of (p_i / mu_i)^x_i over numbers of tasks x_i of sum C, and the
+mean delay of a task sent to client i, in server steps, is E[X_i] / p_i, with E[X_i] taken in the
+network of C - 1 tasks. Over all tasks the mean delay is C - 1, whatever p and mu are.
 
 Tasks are processed one by one, in order of time. The earliest is found in a tree of minima over the
 M tasks, so an arrival costs O(log M), whatever the number of clients is; arrays over all clients
 are made once, and then changed in place.
 
-Dimension letters: `N` clients, `M` tasks, `A` arrivals asked for.
+Dimension letters: `N` clients, `M` tasks, `A` arrivals asked for, `T` ticks.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_sim.core.settings import fields, known_values
+from fedjax_sim.core.checking import Above0, Count, Finite, checked
+from fedjax_sim.core.settings import ConfigError, fields, known_values, redefault, setting, struct
 from fedjax_sim.core.streams import lane_stream
-from fedjax_sim.core.types import EMPTY, Array, HyperT, Key
-from fedjax_sim.timelines.arrivals.queue import (
-    Queue,
-    find_earliest,
-    make_queue,
-    put_rows,
-    replace_each,
-    replace_keys,
-    take_rows,
-)
-from fedjax_sim.timelines.delays.devices import Devices, follow, is_available, is_lost, per_update
+from fedjax_sim.core.types import EMPTY, Array, HyperT, Key, Settings, Timeline
+from fedjax_sim.timelines.arrivals.queue import Queue, put_rows, take_rows
+from fedjax_sim.timelines.delays.devices import Devices, draw_devices, per_update
+from fedjax_sim.timelines.delays.laws import Clients, draw_client_rates
 
 TRIES = 64
 """Idle clients that the server asks before it waits for one that is not available."""
@@ -62,7 +64,7 @@ class Work(NamedTuple):
         Returns:
           When they begin, `f64[...]`; when they finish, with tie breakers, `f64[..., 2]`.
         """
-        start, finish = follow(self.devices, client, update, time)
+        start, finish = self.devices.follow(client, update, time)
         drawn = self.tie_breakers(client, update)
         drawn = jnp.where(finish == now, jnp.maximum(drawn, last), drawn)
         return start, jnp.stack([finish, drawn], axis=-1)
@@ -111,7 +113,7 @@ class Routed(NamedTuple):
 
 
 def lane_by_lane(
-    draw: Callable[[Key, HyperT], ArrivedT], key: Key, hyper: Any, kind: type[HyperT]
+    draw: Callable[[Key, HyperT], ArrivedT], key: Key, hyper: Settings, kind: type[HyperT]
 ) -> ArrivedT:
     """Call a function that finds arrivals, so that lanes run one after another under `vmap`.
 
@@ -127,10 +129,10 @@ def lane_by_lane(
     """
     known = dict(known_values(hyper))
     own = {name.partition(".")[0] for name in fields(kind)}
-    needed: Any = kind(**{name: getattr(hyper, name) for name in own})
+    needed: Settings = kind(**{name: getattr(hyper, name) for name in own})
 
     @jax.custom_batching.sequential_vmap
-    def one_lane(key: Key, needed: Any) -> ArrivedT:
+    def one_lane(key: Key, needed: Settings) -> ArrivedT:
         static = {name: known[name] for name in fields(kind) if name in known}
         return draw(key, needed.replace(**static))
 
@@ -178,11 +180,11 @@ def replace_finished(
             return own
         if work.devices.windows is None:
             return draw(jnp.int32(0))
-        return draw_until(draw, lambda place: is_available(work.devices, state.order[place], now))
+        return draw_until(draw, lambda place: work.devices.are_available(state.order[place], now))
 
     def finish_one(state: State) -> tuple[State, tuple[Replaced, Array]]:
         """Process the earliest finish; also tell whether the update was lost."""
-        places, keys, path = find_earliest(state.queue, 1)
+        places, keys, path = state.queue.earliest(1)
         place, now, last = places[0], keys[0, 0], keys[0, 1]
         client, chosen = _take(state.order, place), draw_place(state, place, now)
         read = place, client, _take(state.order, chosen), _take(state.updates, client)
@@ -190,12 +192,12 @@ def replace_finished(
         place, client, other, update, begun = found
         # The client joins the idle ones at the chosen place, and the other begins in
         # its place.
-        lost = is_lost(work.devices, client, update)
+        lost = work.devices.are_lost(client, update)
         order = _put(_put(state.order, chosen, client), place, other)
         updates = _put(state.updates, client, update + 1)
         start, next_key = work.begin(other, _take(updates, other), now, now, last)
         arrived = Replaced(now, client, begun, jnp.where(other == client, start, jnp.inf))
-        queue = replace_keys(state.queue, path, next_key[None])
+        queue = state.queue.replaced(path, next_key[None])
         starts = _put(state.start, place, start)
         return State(queue, order, updates, starts, state.event + 1), (arrived, lost)
 
@@ -204,7 +206,7 @@ def replace_finished(
     first, updates = order[:num_tasks], jnp.zeros(num_clients, "int32")
     begin = jnp.zeros(num_tasks)
     start, keys = work.begin(first, updates[:num_tasks], begin, begin[0] - 1, begin[0])
-    queue = make_queue(keys, 1)
+    queue = Queue.of(keys, 1)
     state = State(queue, order, updates, start, jnp.int32(0))
     return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
 
@@ -228,26 +230,115 @@ def draw_until(draw: Callable[[Array], Array], accepts: Callable[[Array], Array]
     return jax.lax.while_loop(is_refused, lambda found: (found[0] + 1, draw(found[0])), first)[1]
 
 
-def route_finished(
-    key: Key, work: Work, share: Array, *, num_clients: int, num_tasks: int, num: int
-) -> Routed:
-    """Find the first arrivals of M tasks in the queues of N clients: a closed network.
+@struct
+class ClientQueues(Clients):
+    """Settings of clients that work on their tasks in the order in which these came.
+
+    The routing is given by one number for each client, or follows from the clients' rates.
+
+        slow_get_less = ClientQueues(num_clients=8, num_tasks=4, routing_exponent=1.0)
+        hyper = ClientQueues(num_clients=3, num_tasks=4, routing=np.array([1.0, 1.0, 2.0]))
+    """
+
+    local_steps: int = redefault(Clients, "local_steps", 1)
+    num_tasks: Count = setting(20, "Tasks in the clients' queues at any time, C.")
+    routing: Above0 | Sequence[Above0] | None = setting(
+        None,
+        "Probabilities p_i with which a finished task is sent to client i, up to a common factor. "
+        "None takes them from `routing_exponent`.",
+        allowed="None, one finite number above 0, or one for each client",
+    )
+    routing_exponent: Finite = setting(
+        0.0,
+        "Probabilities p_i are proportional to the clients' rates to this power: 0 makes them "
+        "equal, 1 keeps all clients equally busy, and below 0 slow clients get more tasks.",
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the number of probabilities is wrong, or a trace is set, which does not
+            tell what waits in queues.
+        """
+        super().check_together()
+        routing = np.asarray(() if self.routing is None else self.routing)
+        if self.routing is not None and routing.shape not in ((), (self.num_clients,)):
+            allowed = f"one number, or num_clients = {self.num_clients}"
+            raise ConfigError("routing", f"of {routing.size} numbers", allowed)
+        if self.delays.trace is not None:
+            allowed = "left out: the server decides who gets a task"
+            raise ConfigError("delays.trace", "given", allowed)
+
+    def decided(self) -> dict[str, str]:
+        """Settings without effect by name, with words for their replacements."""
+        given = {} if self.routing is None else {"routing_exponent": "routing given"}
+        return super().decided() | given
+
+
+def routing_shares(key: Key, hyper: ClientQueues) -> Array:
+    """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1.
+
+    They are the shares given, or follow from the clients' rates.
+
+        hyper = ClientQueues(num_clients=3, routing=np.array([1.0, 1.0, 2.0]))
+        assert routing_shares(key, hyper).tolist() == [1 / 4, 1 / 4, 1 / 2]
+    """
+    if hyper.routing is None:
+        share = draw_client_rates(key, hyper) ** hyper.routing_exponent
+    else:
+        share = jnp.broadcast_to(jnp.asarray(hyper.routing, float), (hyper.num_clients,))
+    return share / share.sum()
+
+
+@checked
+def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> Timeline:
+    """Schedule server steps with one finished task each; a task carries the model it was sent with.
+
+    The first ticks do not depend on `num_ticks`.
+
+        steps = schedule_client_queues(key, ClientQueues(num_clients=8, num_tasks=4), 5)
+        assert steps.clients.shape == (5, 1)
+
+    Args:
+      num_ticks: Number of ticks T.
+
+    Returns:
+      A timeline with one slot per tick, of weight 1 / (N p_i).
+    """
+    (time, *of_slots), weight = lane_by_lane(
+        partial(_route, num=num_ticks), key, hyper, ClientQueues
+    )
+    client, before, after = (leaf[:, None] for leaf in of_slots)
+    # A client without another task counts as holding its last model until it reports again.
+    holds = jnp.where(after == EMPTY, before, after)
+    steps = jnp.full(client.shape, hyper.local_steps)
+    return Timeline(time, client, steps, before, weight[:, None], holds)
+
+
+def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
+    """Estimate how many ticks fit into a stretch of virtual time: if no client were ever idle.
+
+        hyper = ClientQueues(num_clients=8, num_tasks=4, local_steps=2)  # a step takes 1 on average
+        assert client_queues_within(hyper, 10.0) == 10 * 4 / 2
+
+    Args:
+      hyper: Settings with concrete values.
+      time: Length of the stretch, in units of virtual time.
+    """
+    return hyper.ticks_within(time, np.minimum(hyper.num_tasks, hyper.num_clients))
+
+
+def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[Routed, Array]:
+    """Find the first arrivals of M tasks in the queues of N clients, and their weights.
 
     A client works on its tasks in the order in which they came. A finished task is sent at once, to
     a client drawn by its share; so are the first M tasks at time 0. A lost task is sent out again
     without having arrived.
-
-    Args:
-      key: Key of the draws of clients.
-      work: What clients do.
-      share: `f64[N]`, probabilities of the clients, up to a common factor.
-      num_clients: Number of clients N.
-      num_tasks: Number of tasks M.
-      num: Number of arrivals A.
-
-    Returns:
-      The arrivals.
     """
+    share, num_clients, num_tasks = routing_shares(key, hyper), hyper.num_clients, hyper.num_tasks
+    order = per_update(lane_stream(key, "ties"), lambda own: jax.random.uniform(own, dtype=float))
+    work, routing_key = Work(draw_devices(key, hyper), order), lane_stream(key, "routing")
     ends = jnp.cumsum(share)
 
     class State(NamedTuple):
@@ -261,13 +352,13 @@ def route_finished(
         arrived: Array  # i32[]
 
     def draw(event: Array) -> Array:
-        place = jax.random.uniform(jax.random.fold_in(key, event), dtype=ends.dtype) * ends[-1]
-        drawn = jnp.searchsorted(ends, place, side="right").astype("int32")
+        place = jax.random.uniform(jax.random.fold_in(routing_key, event), dtype=ends.dtype)
+        drawn = jnp.searchsorted(ends, place * ends[-1], side="right").astype("int32")
         return jnp.minimum(drawn, num_clients - 1)
 
     def finish_one(state: State) -> tuple[State, tuple[Routed, Array]]:
         """Process the earliest finish; also tell whether the task was lost."""
-        tasks, keys, _ = find_earliest(state.queue, 1)
+        tasks, keys, _ = state.queue.earliest(1)
         task, now, last_drawn = tasks[0], keys[0, 0], keys[0, 1]
         client, other = _take(state.client, task), draw(state.event)
         following = _take(state.behind, task)  # begins next
@@ -286,7 +377,7 @@ def route_finished(
             )
         )
         # What arrived, and the task that begins next at the same client.
-        lost = is_lost(work.devices, client, update)
+        lost = work.devices.are_lost(client, update)
         is_last = following == EMPTY
         report = Routed(now, client, before, jnp.where(is_last, EMPTY, after))
         arrived = state.arrived + (1 - lost.astype("int32"))
@@ -303,7 +394,7 @@ def route_finished(
         of_finished = jnp.where(is_free, new[1], jnp.inf)
         changed = jnp.stack([task, jnp.where(is_last, task, following)])
         new_keys = jnp.stack([of_finished, jnp.where(is_last, of_finished, new[0])])
-        queue = replace_each(state.queue, changed, new_keys)
+        queue = state.queue.replaced_each(changed, new_keys)
         behind = _put(state.behind, task, jnp.int32(EMPTY))
         behind = _put(behind, jnp.where(is_free, task, ahead), jnp.where(is_free, EMPTY, task))
         state = State(
@@ -322,26 +413,27 @@ def route_finished(
     # begins.
     tasks = jnp.arange(num_tasks, dtype="int32")
     client = jax.vmap(draw)(tasks)
-    order = jnp.argsort(client, stable=True).astype("int32")
-    is_next = jnp.append(client[order][1:] == client[order][:-1], False)
-    behind = jnp.where(is_next, jnp.roll(order, -1), EMPTY)
+    in_line = jnp.argsort(client, stable=True).astype("int32")
+    is_next = jnp.append(client[in_line][1:] == client[in_line][:-1], False)
+    behind = jnp.where(is_next, jnp.roll(in_line, -1), EMPTY)
     waits = jnp.roll(is_next, 1)
     updates = jnp.zeros(num_clients, "int32")
     begin = jnp.zeros(num_tasks)
     _, keys = work.begin(client, updates[client], begin, begin[0] - 1, begin[0])
-    keys = jnp.where(jnp.zeros(num_tasks, bool).at[order].set(waits)[:, None], jnp.inf, keys)
+    keys = jnp.where(jnp.zeros(num_tasks, bool).at[in_line].set(waits)[:, None], jnp.inf, keys)
     state = State(
-        make_queue(keys, 1),
+        Queue.of(keys, 1),
         client,
         jnp.zeros(num_tasks, "int32"),
-        jnp.zeros(num_tasks, "int32").at[order].set(behind),
+        jnp.zeros(num_tasks, "int32").at[in_line].set(behind),
         # Of a client's tasks the one with the highest number is the last.
         jnp.full(num_clients, EMPTY, "int32").at[client].max(tasks),
         updates,
         jnp.int32(num_tasks),
         jnp.int32(0),
     )
-    return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
+    found = _first(finish_one, state, num, has_losses=work.devices.loss is not None)
+    return found, 1 / (num_clients * share[found.client])
 
 
 def _read_first(now: Array, *values: Array) -> tuple[Array, ...]:

@@ -179,9 +179,9 @@ class ClientTable:
 
     def __str__(self) -> str:
         """Describe the table by its size and content."""
-        columns: Any = (self.names, self.rate, self.spread, self.up, self.down, self.drop_rate)
+        columns = [self.names, self.rate, self.spread, self.up, self.down, self.drop_rate]
         if self.counts_energy:
-            columns = (*columns, self.energy_step, self.energy_byte)
+            columns += [self.energy_step, self.energy_byte]
         content = repr([np.asarray(x).tolist() for x in columns])
         content += repr([x.tolist() for x in self.windows or ()])
         digest = hashlib.sha256(content.encode()).hexdigest()
@@ -189,7 +189,7 @@ class ClientTable:
 
     def as_csv(self) -> str:
         """Write the table as `read_client_table` reads it."""
-        columns: dict[str, Any] = {"client": self.names or None}
+        columns: dict[str, npt.ArrayLike | None] = {"client": self.names or None}
         columns |= {name: getattr(self, name, None) for name in _COLUMNS}
         if self.windows is not None:
             first, begin, end, period = self.windows
@@ -343,7 +343,7 @@ def read_client_table(path: str | Path) -> ClientTable:
         return ClientTable(**columns, names=names)
 
 
-def write_rows(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+def write_rows(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """Write a CSV file as text.
 
     Args:

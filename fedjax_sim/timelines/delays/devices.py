@@ -1,12 +1,13 @@
 """When clients begin and finish work: availability, time of transfer, and lost updates.
 
-Every timeline asks here. A client that is given work begins as soon as it is available, receives
-the model, computes, and sends its update; outside its windows it does none of these, and continues
-where it stopped. What is not used costs nothing: without windows, bandwidths and losses an update
-takes its running time.
+Every clock asks here, planned or live. A client that is given work begins as soon as it is
+available, receives the model, computes, and sends its update; outside its windows it does none of
+these, and continues where it stopped. What is not used costs nothing: without windows, bandwidths
+and losses an update takes its running time.
 
 Windows are those of the client table, or, for `on_time` and `off_time`, one window in a cycle that
-each client enters at a place of its own.
+each client enters at a place drawn for it. Draws depend on client and number of its work, and never
+on the order in which they are asked for.
 
 Dimension letters: `N` clients, `W` windows of all clients.
 """
@@ -20,7 +21,7 @@ import numpy as np
 
 from fedjax_sim.core import settings
 from fedjax_sim.core.streams import lane_stream
-from fedjax_sim.core.types import EMPTY, Array, Key
+from fedjax_sim.core.types import Array, Instant, Key
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, update_time
 
 CLOSE = 1e-9
@@ -30,10 +31,6 @@ exactly fills a window ends with the window, before the break."""
 
 CLOSE_IN_32_BITS = 1e-6
 """The same for times of 32 bits, which live clocks have within a period."""
-
-
-Slots = tuple[Array, Array, tuple[Array, ...]]
-"""Clients of a round, their running times, and further facts."""
 
 
 class Windows(NamedTuple):
@@ -62,8 +59,24 @@ class Windows(NamedTuple):
     most: int
 
 
+class Drawn(NamedTuple):
+    """Draws that are made once for all clients, and carried by a live clock.
+
+    Attributes:
+      speeds: Rates and spreads, `f[N]` each.
+      phase: `f[N]`, place in the period of its windows at time 0; None without windows.
+    """
+
+    speeds: Speeds
+    phase: Array | None
+
+
 class Devices(NamedTuple):
     """Everything that decides when the clients' updates arrive.
+
+    Times are those of a planned clock, `f64[...]`, or instants of a live one. Durations of a live
+    clock are single floats; an `Instant` adds them up. Within the period of its windows a client's
+    place is then known to about 10^-6 of the period, if floats have 32 bits.
 
     Attributes:
       speeds: Rates and spreads, `f64[N]` each.
@@ -71,7 +84,7 @@ class Devices(NamedTuple):
         is 0 for all.
       loss: `f64[N]` or `f64[]`, share of updates that are lost; None if none is.
       windows: When clients are available; None if always.
-      key: The lane's timeline key.
+      key: The lane's timeline key, or its clock key.
       hyper: The settings.
     """
 
@@ -82,10 +95,93 @@ class Devices(NamedTuple):
     key: Key
     hyper: Clients
 
+    @property
+    def drawn(self) -> Drawn:
+        """Draws of speeds and phases, for `draw_devices` to make the same devices of."""
+        drawn = Drawn(self.speeds, None if self.windows is None else self.windows.phase)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), drawn)
 
-def draw_devices(key: Key, hyper: Clients) -> Devices:
-    """Draw the clients' speeds and phases, and collect their other facts."""
+    def mean_times(self) -> Array:
+        """Compute how long clients compute on average, by the delay law or the trace: `f[N]`."""
+        hyper = self.hyper
+        if hyper.delays.trace is None:
+            return hyper.times_per_update / self.speeds.rate
+        return jnp.asarray(hyper.recorded.by_client(hyper.num_clients).mean_durations(), float)
+
+    def running_time(self, client: Array, update: Array) -> Array:
+        """Draw how long clients compute, or look it up in the trace: `f[...]`.
+
+        Args:
+          client: Client numbers, `i32[...]`.
+          update: Numbers of the clients' updates, lost ones included, `i32[...]`.
+        """
+        hyper = self.hyper
+        if hyper.delays.trace is not None:
+            return hyper.recorded.by_client(hyper.num_clients).durations(client, update)
+        return update_time(lane_stream(self.key, "runtimes"), client, update, self.speeds, hyper)
+
+    def follow(self, client: Array, update: Array, time: Array | Instant) -> tuple[Array, Array]:
+        """Find out when clients begin and finish an update that they may begin at a given time.
+
+        Args:
+          client: Client numbers, `i32[...]`.
+          update: As in `running_time`.
+          time: As in `times_of_work`.
+
+        Returns:
+          As `times_of_work`.
+        """
+        return self.times_of_work(client, time, self.running_time(client, update))
+
+    def times_of_work(
+        self, client: Array, time: Array | Instant, running: Array
+    ) -> tuple[Array, Array]:
+        """Find out when clients begin and finish work of a given running time, transfers added.
+
+        Args:
+          client: Client numbers, `i32[...]`.
+          time: When they are given the work.
+          running: Time of computing, `f[...]`.
+
+        Returns:
+          When the client begins to receive the model, and when its update arrives, `f[...]` each:
+          virtual times, or, for an instant, counted from it.
+        """
+        busy = running if self.transfer is None else running + self.transfer[client]
+        wait = pauses = jnp.zeros_like(busy)
+        if self.windows is not None:
+            wait, pauses = _breaks(self.windows, client, _at(self.windows, client, time), busy)
+        begin = wait if isinstance(time, Instant) else time + wait
+        return begin, begin + busy + pauses
+
+    def time_away(self, client: Array, time: Array | Instant) -> Array:
+        """Compute how long clients `i32[...]` will be away from then on: `f[...]`, 0 if here."""
+        if self.windows is None:
+            return jnp.zeros(jnp.shape(client))
+        return _place(self.windows, client, _at(self.windows, client, time)).wait
+
+    def are_available(self, client: Array, time: Array | Instant) -> Array:
+        """Tell whether clients `i32[...]` are available: `bool[...]`."""
+        return self.time_away(client, time) == 0
+
+    def are_lost(self, client: Array, update: Array) -> Array:
+        """Draw whether clients' updates, by client and number `i32[...]`, are lost: `bool[...]`."""
+        return draw_losses(self.key, self.loss, client, update)
+
+
+def draw_devices(key: Key, hyper: Clients, drawn: Drawn | None = None) -> Devices:
+    """Draw the clients' speeds and phases, and collect their other facts.
+
+    Args:
+      key: The lane's timeline key, or its clock key.
+      hyper: Settings of `Clients`.
+      drawn: Earlier draws, which are taken instead.
+    """
     speeds, windows = draw_client_speeds(key, hyper), _windows(key, hyper)
+    if drawn is not None:
+        speeds = drawn.speeds
+        if windows is not None and drawn.phase is not None:
+            windows = windows._replace(phase=drawn.phase)
     return Devices(speeds, hyper.delays.transfer, loss_shares(hyper), windows, key, hyper)
 
 
@@ -99,52 +195,7 @@ def loss_shares(hyper: Clients) -> Array | None:
     return jnp.asarray(hyper.delays.drop_rates, float) if hyper.delays.loses_updates else None
 
 
-def mean_times(devices: Devices) -> Array:
-    """Compute how long clients compute on average, by the delay law or the trace: `f[N]`."""
-    hyper = devices.hyper
-    if hyper.delays.trace is None:
-        return hyper.times_per_update / devices.speeds.rate
-    return jnp.asarray(hyper.recorded.by_client(hyper.num_clients).mean_durations(), float)
-
-
-def follow(devices: Devices, client: Array, update: Array, time: Array) -> tuple[Array, Array]:
-    """Find out when clients begin and finish an update that they may begin at a given time.
-
-    Args:
-      client: Client numbers, `i32[...]`.
-      update: Numbers of the clients' updates, lost ones included, `i32[...]`.
-      time: Virtual times, `f64[...]`.
-
-    Returns:
-      When the client begins to receive the model, and when its update arrives, `f64[...]` each.
-    """
-    key = lane_stream(devices.key, "runtimes")
-    running = update_time(key, client, update, devices.speeds, devices.hyper)
-    return finish_work(devices, client, time, running)
-
-
-def finish_work(
-    devices: Devices, client: Array, time: Array, running: Array
-) -> tuple[Array, Array]:
-    """Find out when clients begin and finish work of a given running time, transfers added.
-
-    Args:
-      client: Client numbers, `i32[...]`.
-      time: Virtual times from which the clients may begin, `f64[...]`.
-      running: Time of computing, `f64[...]`.
-
-    Returns:
-      When the client begins to receive the model, and when its update arrives, `f64[...]` each.
-    """
-    busy = running if devices.transfer is None else running + devices.transfer[client]
-    if devices.windows is None:
-        return time, time + busy
-    wait, pauses = breaks(devices.windows, client, _phase(devices.windows, client, time), busy)
-    begin = time + wait
-    return begin, begin + busy + pauses
-
-
-def breaks(windows: Windows, client: Array, at: Array, busy: Array) -> tuple[Array, Array]:
+def _breaks(windows: Windows, client: Array, at: Array, busy: Array) -> tuple[Array, Array]:
     """Find out how long clients that are given work wait before it, and pause during it.
 
     Args:
@@ -169,39 +220,11 @@ def breaks(windows: Windows, client: Array, at: Array, busy: Array) -> tuple[Arr
     return place.wait, jnp.maximum(pauses - _pause(windows, place.window), 0)
 
 
-def times_in_rounds(
-    devices: Devices, clients: Array, running: Array, wait: Callable[..., Array], *facts: Array
-) -> Array:
-    """Compute how long after the start of its round each client's work arrives.
-
-    Args:
-      clients: Client numbers, `i32[T, S]`; `EMPTY` in empty slots, whose time is 0.
-      running: Time of computing, `f64[T, S]`.
-      wait: Function from the times `f64[S]` of one round, and its facts, to how long after it the
-        next one starts, `f64[]`. It is also called for all rounds together.
-      *facts: Further arguments of `wait` for each round, `[T, ...]`.
-
-    Returns:
-      Times, `f64[T, S]`. Without windows these are the same whenever a round starts.
-    """
-
-    def one_round(clock: Array, slots: Slots) -> tuple[Array, Array]:
-        clients, running, facts = slots
-        start = jnp.broadcast_to(clock, clients.shape)
-        finish = finish_work(devices, jnp.maximum(clients, 0), start, running)[1]
-        taken = jnp.where(clients == EMPTY, 0, finish - clock)
-        return clock + wait(taken, *facts), taken
-
-    start = jnp.zeros(())
-    if devices.windows is None:
-        return one_round(start, (clients, running, facts))[1]
-    return jax.lax.scan(one_round, start, (clients, running, facts))[1]
-
-
-def time_available(devices: Devices, client: Array, begin: Array, end: Array) -> Array:
+def time_available(windows: Windows, client: Array, begin: Array, end: Array) -> Array:
     """Compute how long clients are available between two times.
 
     Args:
+      windows: When clients are available.
       client: Client numbers, `i32[...]`.
       begin: Virtual times, `f64[...]`.
       end: Virtual times, `f64[...]`.
@@ -209,12 +232,9 @@ def time_available(devices: Devices, client: Array, begin: Array, end: Array) ->
     Returns:
       Times, `f64[...]`.
     """
-    if devices.windows is None:
-        return end - begin
-    windows = devices.windows
 
     def until(time: Array) -> Array:
-        at = _place(windows, client, _phase(windows, client, time))
+        at = _place(windows, client, _at(windows, client, time))
         passed = time + at.wait + windows.phase[client]
         cycles = jnp.floor(passed / windows.period[client] + CLOSE)
         return cycles * windows.total[client] + at.worked
@@ -223,25 +243,8 @@ def time_available(devices: Devices, client: Array, begin: Array, end: Array) ->
     return jnp.where(windows.total[client] < windows.period[client], inside, end - begin)
 
 
-def is_available(devices: Devices, client: Array, time: Array) -> Array:
-    """Tell whether clients `i32[...]` are available at times `f64[...]`."""
-    if devices.windows is None:
-        return jnp.ones(jnp.broadcast_shapes(client.shape, time.shape), bool)
-    return wait_of(devices.windows, client, _phase(devices.windows, client, time)) == 0
-
-
-def wait_of(windows: Windows, client: Array, at: Array) -> Array:
-    """Compute how long clients `i32[...]` at places `f[...]` in their periods are unavailable."""
-    return _place(windows, client, at).wait
-
-
-def is_lost(devices: Devices, client: Array, update: Array) -> Array:
-    """Draw whether clients' updates, by client and number `i32[...]`, are lost: `bool[...]`."""
-    return draw_losses(devices.key, devices.loss, client, update)
-
-
 def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) -> Array:
-    """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`.
+    """Draw whether updates are lost.
 
         shares = jnp.array([0.0, 1.0])  # of client 0 nothing is lost, of client 1 all
         is_lost = draw_losses(key, shares, jnp.arange(2), jnp.zeros(2, "int32"))
@@ -302,9 +305,14 @@ class _Place(NamedTuple):
     worked: Array  # f64[...]  time of the period in windows before then
 
 
-def _phase(windows: Windows, client: Array, time: Array) -> Array:
-    """Find the place in their periods at which clients are at times `f64[...]`."""
-    return (time + windows.phase[client]) % windows.period[client]
+def _at(windows: Windows, client: Array, time: Array | Instant) -> Array:
+    """Find the place in their periods at which clients are: `f[...]`."""
+    period, phase = windows.period[client], windows.phase[client]
+    if not isinstance(time, Instant):
+        return (time + phase) % period
+    # The remainder of a float is exact, whatever the time is.
+    within = jax.lax.rem(jnp.broadcast_to(time.value, period.shape), period)
+    return (within + (phase + time.rest)) % period
 
 
 def close(like: Array) -> float:

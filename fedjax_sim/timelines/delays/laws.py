@@ -6,8 +6,8 @@ when the engine draws timelines.
 Dimension letters: `N` clients, `K` local steps of an update.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,29 +17,87 @@ from jax.typing import DTypeLike
 from fedjax_sim.core import settings, streams
 from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability
 from fedjax_sim.core.settings import Checked, ConfigError, fields, setting, struct
-from fedjax_sim.core.types import Array, Key
+from fedjax_sim.core.types import Array, Key, Leaf, Settings
 from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
 from fedjax_sim.timelines.delays.trace import Trace, read_trace
 
-STEP_COUNT_LAWS = ("runtime_geom", "runtime_exp", "count_geom")
-"""Laws whose number of steps between two contacts is known in closed form, as FAVANO needs it."""
-SPREAD_LAWS = (
-    "runtime_uniform",
-    "runtime_normal",
-    "runtime_shifted_exp",
-    "runtime_lognormal",
-    "runtime_pareto",
-)
-"""Laws with a parameter for the spread, in addition to the mean."""
-BOUNDED_SPREADS = ("runtime_uniform", "runtime_shifted_exp", "runtime_pareto")
-"""Laws whose spread is at most 1; for `runtime_pareto` it is below 1."""
 RATES, SPREADS = ("rate_fast", "rate_slow"), ("spread_fast", "spread_slow")
 """Names of the settings for fast and slow clients."""
-RUNTIME_LAWS = (*STEP_COUNT_LAWS, "runtime_constant", *SPREAD_LAWS)
-"""All delay laws; `ClientDelays` explains them."""
+STEP_COUNT_LAWS = ("runtime_geom", "runtime_exp", "count_geom")
+"""Laws with a number of steps in closed form between two contacts, as FAVANO needs it."""
 
+
+class Speeds(NamedTuple):
+    """Parameters of the delay law for every client.
+
+    Attributes:
+      rate: `f64[N]`, local steps (or updates) per unit of virtual time.
+      spread: `f64[N]`, spread relative to the mean time.
+    """
+
+    rate: Leaf
+    spread: Leaf
+
+
+class Law(NamedTuple):
+    """A law of running times.
+
+    Attributes:
+      draw: Function from a key, a shape and a type to unit-scale numbers.
+      scale: Function from these, rates and spreads to running times of mean 1/rate.
+      spread: Allowed spreads, "any", "at most 1" or "below 1"; "" for a law that has none.
+      has_probabilities: Whether rates are probabilities.
+    """
+
+    draw: Callable[[Key, tuple[int, ...], DTypeLike], Array]
+    scale: Callable[[Array, Array, Array], Array]
+    spread: str = ""
+    has_probabilities: bool = False
+
+
+def _geometric(standard: Array, rate: Array, spread: Array) -> Array:
+    return 1 + jnp.floor(standard / -jnp.log1p(-rate))
+
+
+def _uniform(standard: Array, rate: Array, spread: Array) -> Array:
+    least = 1 - spread
+    return jnp.maximum(standard * (1 + spread - least) + least, least) / rate
+
+
+_EXPONENTIAL, _NORMAL = jax.random.exponential, jax.random.normal
+LAWS: Mapping[str, Law] = {
+    "runtime_geom": Law(_EXPONENTIAL, _geometric, has_probabilities=True),
+    "runtime_exp": Law(_EXPONENTIAL, lambda x, rate, spread: x / rate),
+    "count_geom": Law(_EXPONENTIAL, _geometric, has_probabilities=True),
+    "runtime_constant": Law(
+        lambda key, shape, dtype: jnp.ones(shape, dtype),
+        lambda x, rate, spread: jnp.broadcast_to(1 / rate, x.shape),
+    ),
+    "runtime_uniform": Law(jax.random.uniform, _uniform, "at most 1"),
+    "runtime_normal": Law(
+        _NORMAL, lambda x, rate, spread: jnp.maximum(1 + spread * x, 0) / rate, "any"
+    ),
+    "runtime_shifted_exp": Law(
+        _EXPONENTIAL, lambda x, rate, spread: (1 - spread + spread * x) / rate, "at most 1"
+    ),
+    "runtime_lognormal": Law(
+        _NORMAL, lambda x, rate, spread: jnp.exp(spread * x - spread**2 / 2) / rate, "any"
+    ),
+    # The smallest time is 1 - spread times the mean.
+    "runtime_pareto": Law(
+        _EXPONENTIAL, lambda x, rate, spread: (1 - spread) * jnp.exp(spread * x) / rate, "below 1"
+    ),
+}
+"""All delay laws; `ClientDelays` explains them."""
+RUNTIME_LAWS = tuple(LAWS)
+"""Their names."""
+SPREAD_LAWS = tuple(name for name, law in LAWS.items() if law.spread)
+"""Laws with a parameter for the spread, in addition to the mean."""
+
+RECORDED = ("clock.round_time", "clock.carry_residual")
+"""Settings of clocks that have no effect with a recorded trace."""
 BLOCK = 2**14
-"""Most updates whose running times are drawn at once."""
+"""Limit of updates in one draw of running times."""
 
 
 def _has_bandwidth(table: ClientTable | None) -> bool:
@@ -183,23 +241,21 @@ class ClientDelays(Checked):
           ConfigError: If a speed is not allowed under the law.
         """
         super().check_together()
-        law, own = self.runtime_law, self.has_own_speeds
+        law, own = self.runtime_law, self.own_speeds
         rates, spreads = ({name: getattr(self, name) for name in each} for each in (RATES, SPREADS))
-        if own:
-            rates = {"client_table rate": self._own_speeds.rate}
-            spreads = {"client_table spread": self._own_speeds.spread}
-        is_probability, is_pareto = law in ("runtime_geom", "count_geom"), law == "runtime_pareto"
+        if own is not None:
+            rates, spreads = {"client_table rate": own.rate}, {"client_table spread": own.spread}
+        is_probability, allowed = LAWS[law].has_probabilities, LAWS[law].spread
         for name, value in rates.items():
             if is_probability and (most := float(np.max(value))) > 1:
                 raise ConfigError(name, most, f"at most 1, a probability, under {law}")
         for name, value in spreads.items():
             most = float(np.max(value))
-            if own and most > 0 and law not in SPREAD_LAWS:
+            if own is not None and most > 0 and not allowed:
                 raise ConfigError(name, most, f"0 under {law}, which has no spread")
-            if law in BOUNDED_SPREADS and (most > 1 or (is_pareto and most == 1)):
-                words = "below" if is_pareto else "at most"
-                raise ConfigError(name, most, f"{words} 1 under {law}")
-        if is_probability and not own and np.any(np.asarray(self.rate_spread) > 0):
+            if (allowed == "at most 1" and most > 1) or (allowed == "below 1" and most >= 1):
+                raise ConfigError(name, most, f"{allowed} under {law}")
+        if is_probability and own is None and np.any(np.asarray(self.rate_spread) > 0):
             allowed = f"0 under {law}, whose rates are probabilities"
             raise ConfigError("rate_spread", self.rate_spread, allowed)
 
@@ -210,7 +266,7 @@ class ClientDelays(Checked):
           Words for what takes the place of each setting, by its name.
         """
         table, names = self.client_table, []
-        if self.has_own_speeds:
+        if self.own_speeds is not None:
             names += ["slow_fraction", "slow_clients", *RATES, "rate_spread", *SPREADS]
         if table is not None and table.drop_rate is not None:
             names += ["drop_rate"]
@@ -232,14 +288,10 @@ class ClientDelays(Checked):
         return {} if self.trace is None else dict.fromkeys(names, "a recorded trace")
 
     @property
-    def has_own_speeds(self) -> bool:
-        """Whether every client's speed is in the table."""
-        return self.client_table is not None and self.client_table.rate is not None
-
-    @property
-    def _own_speeds(self) -> Any:
-        """The table, where it has every client's speed."""
-        return self.client_table
+    def own_speeds(self) -> Speeds | None:
+        """Every client's speed, if the table has them."""
+        table = self.client_table
+        return None if table is None or table.rate is None else Speeds(table.rate, table.spread)
 
     @property
     def mean_rate(self) -> float:
@@ -247,8 +299,8 @@ class ClientDelays(Checked):
 
         Not inside a trace.
         """
-        if self.has_own_speeds:
-            return self._own_speeds.rate.mean()
+        if self.own_speeds is not None:
+            return self.own_speeds.rate.mean()
         return self.rate_fast + self.slow_fraction * (self.rate_slow - self.rate_fast)
 
     @property
@@ -257,16 +309,16 @@ class ClientDelays(Checked):
 
         Not inside a trace.
         """
-        if self.has_own_speeds:
-            return (1 / self._own_speeds.rate).mean()
+        if self.own_speeds is not None:
+            return (1 / self.own_speeds.rate).mean()
         typical = (1 - self.slow_fraction) / self.rate_fast + self.slow_fraction / self.rate_slow
         return typical * np.exp(self.rate_spread**2)
 
     @property
     def largest_rate(self) -> float:
         """Rate of the fastest client, without any spread of rates; not inside a trace."""
-        if self.has_own_speeds:
-            return self._own_speeds.rate.max()
+        if self.own_speeds is not None:
+            return self.own_speeds.rate.max()
         return np.maximum(self.rate_fast, self.rate_slow)
 
     @property
@@ -299,7 +351,7 @@ class ClientDelays(Checked):
     def transfer(self) -> Array | None:
         """Time in which each client receives a model and sends an update, `f64[N]`; None if 0."""
         times = [jnp.asarray(x, float) / jnp.asarray(speed, float) for x, speed in self.connections]
-        return sum(times, jnp.zeros(self._own_speeds.size)) if times else None
+        return sum(times, jnp.zeros_like(times[0])) if times else None
 
 
 @struct
@@ -360,7 +412,8 @@ class Clients(Checked):
           Words for what takes the place of each setting, by its full name.
         """
         found = {f"delays.{name}": what for name, what in self.delays.decided().items()}
-        return super().decided() | found
+        of_clock = [name for name in RECORDED if name in fields(type(self))]
+        return super().decided() | found | self.delays.decided_by_trace(*of_clock)
 
     @property
     def recorded(self) -> Trace:
@@ -390,7 +443,7 @@ class Clients(Checked):
         Returns:
           The settings, the same object if nothing changes.
         """
-        this: Any = self.delays
+        this: Settings = self.delays
         table, trace = this.client_table, this.trace
         if table is not None:
             table = table.in_order_of(names)
@@ -411,9 +464,9 @@ class Clients(Checked):
         Returns:
           The settings.
         """
-        this: Any = self
+        this: Settings = self
 
-        def given(own: float, bits: int) -> Any:
+        def given(own: float, bits: int) -> Leaf:
             return np.where(np.asarray(own) > 0, own, float(bits))[()]
 
         bits_up, bits_down = given(this.delays.bits_up, up), given(this.delays.bits_down, down)
@@ -448,18 +501,6 @@ class Clients(Checked):
         return time * at_once * self.delays.mean_rate / self.times_per_update
 
 
-class Speeds(NamedTuple):
-    """Parameters of the delay law for every client.
-
-    Attributes:
-      rate: `f64[N]`, local steps (or updates) per unit of virtual time.
-      spread: `f64[N]`, spread relative to the mean time.
-    """
-
-    rate: Array
-    spread: Array
-
-
 def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
@@ -473,9 +514,8 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
       Rates and spreads, `f64[N]` each.
     """
     delays, num = clients.delays, clients.num_clients
-    if delays.has_own_speeds:
-        table = cast(ClientTable, delays.client_table)
-        return Speeds(jnp.asarray(table.rate, float), jnp.asarray(table.spread, float))
+    if delays.own_speeds is not None:
+        return Speeds(*(jnp.asarray(each, float) for each in delays.own_speeds))
     place = jnp.arange(num)[::-1]
     if delays.slow_clients == "random":
         place = jax.random.permutation(streams.lane_stream(key, "speeds"), num)
@@ -531,32 +571,11 @@ def draw_runtimes(
         allowed = f"{speeds.rate.shape}, as of the rates"
         raise ConfigError("shape of the spreads", speeds.spread.shape, allowed)
     shape = (*speeds.rate.shape, num)
-    return scaled_runtimes(draw_standard(key, shape, speeds.rate.dtype, law), speeds, law)
-
-
-def draw_standard(key: Key, shape: tuple[int, ...], dtype: DTypeLike, law: str) -> Array:
-    """Draw unit-scale running times.
-
-    Args:
-      key: Key of the draws.
-      shape: Their shape.
-      dtype: Their type.
-      law: A name of `RUNTIME_LAWS`.
-
-    Returns:
-      Uniform, normal or exponential numbers, or ones, of that shape.
-    """
-    if law == "runtime_constant":
-        return jnp.ones(shape, dtype)
-    if law == "runtime_uniform":
-        return jax.random.uniform(key, shape, dtype)
-    if law in ("runtime_normal", "runtime_lognormal"):
-        return jax.random.normal(key, shape, dtype)
-    return jax.random.exponential(key, shape, dtype)
+    return scaled_runtimes(LAWS[law].draw(key, shape, speeds.rate.dtype), speeds, law)
 
 
 def scaled_runtimes(standard: Array, speeds: Speeds, law: str) -> Array:
-    """Scale the results of `draw_standard` to running times.
+    """Scale unit-scale numbers, as a `Law` draws them, to running times.
 
     Args:
       standard: `f[..., num]`.
@@ -566,23 +585,7 @@ def scaled_runtimes(standard: Array, speeds: Speeds, law: str) -> Array:
     Returns:
       Virtual times, `f[..., num]`.
     """
-    rate, spread = (leaf[..., None] for leaf in speeds)
-    if law == "runtime_constant":
-        return jnp.broadcast_to(1 / rate, standard.shape)
-    if law == "runtime_uniform":
-        least = 1 - spread
-        return jnp.maximum(standard * (1 + spread - least) + least, least) / rate
-    if law == "runtime_normal":
-        return jnp.maximum(1 + spread * standard, 0) / rate
-    if law == "runtime_lognormal":
-        return jnp.exp(spread * standard - spread**2 / 2) / rate
-    if law == "runtime_exp":
-        return standard / rate
-    if law == "runtime_shifted_exp":
-        return (1 - spread + spread * standard) / rate
-    if law == "runtime_pareto":  # The smallest time is 1 - spread times the mean.
-        return (1 - spread) * jnp.exp(spread * standard) / rate
-    return 1 + jnp.floor(standard / -jnp.log1p(-rate))
+    return LAWS[law].scale(standard, *(leaf[..., None] for leaf in speeds))
 
 
 def update_time(key: Key, client: Array, update: Array, speeds: Speeds, clients: Clients) -> Array:

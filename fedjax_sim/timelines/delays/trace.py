@@ -8,7 +8,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +61,7 @@ class Trace:
         self.texts: tuple[str, ...] = ()
         self.rows: tuple[int, ...] = ()
         self._numbers: dict[str, float] = {}  # texts that are numbers
-        text, named = np.zeros(0, np.int32), cast(Sequence[Any], client)
+        text, named = np.zeros(0, np.int32), cast(Sequence[str], client)
         if len(named) > 0 and all(isinstance(each, str) for each in named):
             first = dict(reversed([(each, row) for row, each in enumerate(named, start=1)]))
             self.texts, self.rows = zip(*sorted(first.items(), key=lambda x: x[1]), strict=True)

@@ -2,8 +2,8 @@
 
 Ali and Arafa, arXiv 2302.04851, Sec. II and V. The paper's symbols:
 
-- N_i, the clients of group i, are `members`; |N_i| is `Members.size`, and |N_i| / N `group_shares`.
-- c_i and 1 / lambda_i are `iteration_law`; c_g and 1 / lambda_g are `exchange_law`.
+- N_i, the clients of group i, are `members`; |N_i| is `Members.size`; |N_i| / N `Groups.shares`.
+- c_i and 1 / lambda_i are `Groups.iteration_law`; c_g and 1 / lambda_g are `Groups.exchange_law`.
 - S is the setting `sync_time`. E, the local steps of an iteration, is 1 in the paper.
 - The coefficients {d, b, e, f, d_g, b_g, e_g, f_g} are named by `paper_delays`.
 
@@ -11,7 +11,7 @@ Dimension letters: `M` groups, `C` members of the largest group, `N` clients.
 """
 
 from types import ModuleType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_sim.core import settings
 from fedjax_sim.core.checking import AtLeast0, Count, Limit, OneOf, Whole
 from fedjax_sim.core.settings import Checked, ConfigError, fields, fixed, group, setting, struct
-from fedjax_sim.core.types import EMPTY, Leaf
+from fedjax_sim.core.types import EMPTY, Leaf, Problem, Settings
 from fedjax_sim.timelines.delays.laws import ClientDelays, Clients
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
@@ -28,6 +28,14 @@ GROUP_WEIGHTS = ("clients", "examples", "equal")
 """Named weights of groups: their numbers of clients, their numbers of examples, or equal."""
 MOST_ITERATIONS = 1_000_000
 """Largest expected number of local iterations of a group in a round."""
+
+
+EACH = ": one number for all groups, or one per group"
+
+
+def _delay(value: float, part: str, each: str = "") -> Leaf:
+    """Make the setting of a part of a delay."""
+    return setting(value, f"{part}, in units of virtual time{each}.", of_time=True)
 
 
 def _is_not_empty(value: object) -> bool:
@@ -93,28 +101,20 @@ class IterationDelays(Checked):
         assert np.allclose(groups.mean_iteration(), 4 * 0.1 + 1.0 + 0.5)  # groups of four
     """
 
-    shift_per_client: AtLeast0 = setting(
-        0.01,
-        "Constant part of an iteration's delay per client of the group, in units of virtual time.",
-        of_time=True,
+    shift_per_client: AtLeast0 = _delay(
+        0.01, "Constant part of an iteration's delay per client of the group"
     )
-    shift: AtLeast0 | tuple[AtLeast0, ...] = setting(
-        0.85,
-        "Constant part of an iteration's delay that does not depend on the group's size, in units "
-        "of virtual time: one number for all groups, or one per group.",
-        of_time=True,
+    shift: AtLeast0 | tuple[AtLeast0, ...] = _delay(
+        0.85, "Constant part of an iteration's delay that does not depend on the group's size", EACH
     )
-    mean_per_client: AtLeast0 = setting(
-        0.001,
-        "Mean of the exponential part of an iteration's delay per client of the group, in units of "
-        "virtual time.",
-        of_time=True,
+    mean_per_client: AtLeast0 = _delay(
+        0.001, "Mean of the exponential part of an iteration's delay per client of the group"
     )
-    mean: AtLeast0 | tuple[AtLeast0, ...] = setting(
+    mean: AtLeast0 | tuple[AtLeast0, ...] = _delay(
         0.085,
         "Mean of the exponential part of an iteration's delay that does not depend on the group's "
-        "size, in units of virtual time: one number for all groups, or one per group.",
-        of_time=True,
+        "size",
+        EACH,
     )
 
 
@@ -134,28 +134,22 @@ class ExchangeDelays(Checked):
         'the paper. "group": one draw per group and round; a round ends when the exchange of the '
         "last group does.",
     )
-    exchange_shift_per_group: AtLeast0 = setting(
-        0.0,
-        "Constant part of the global exchange's delay per group, in units of virtual time.",
-        of_time=True,
+    exchange_shift_per_group: AtLeast0 = _delay(
+        0.0, "Constant part of the global exchange's delay per group"
     )
-    exchange_shift: AtLeast0 | tuple[AtLeast0, ...] = setting(
+    exchange_shift: AtLeast0 | tuple[AtLeast0, ...] = _delay(
         0.0,
-        "Constant part of the global exchange's delay that does not depend on the number of "
-        "groups, in units of virtual time: one number for all groups, or one per group.",
-        of_time=True,
+        "Constant part of the global exchange's delay that does not depend on the number of groups",
+        EACH,
     )
-    exchange_mean_per_group: AtLeast0 = setting(
-        0.0,
-        "Mean of the exponential part of the global exchange's delay per group, in units of "
-        "virtual time.",
-        of_time=True,
+    exchange_mean_per_group: AtLeast0 = _delay(
+        0.0, "Mean of the exponential part of the global exchange's delay per group"
     )
-    exchange_mean: AtLeast0 | tuple[AtLeast0, ...] = setting(
+    exchange_mean: AtLeast0 | tuple[AtLeast0, ...] = _delay(
         0.0,
         "Mean of the exponential part of the global exchange's delay that does not depend on the "
-        "number of groups, in units of virtual time: one number for all groups, or one per group.",
-        of_time=True,
+        "number of groups",
+        EACH,
     )
 
 
@@ -235,8 +229,8 @@ class Groups(Clients):
     )
     # What `complete_groups` fills in from the problem, where something depends on it: the clients'
     # numbers of examples, `f64[N]`, and with client_epochs their local steps, `[N]`.
-    examples: Any = settings.filled()
-    steps_of_epochs: Any = settings.filled()
+    examples: np.ndarray | None = settings.filled()
+    steps_of_epochs: np.ndarray | None = settings.filled()
     num_groups: Count = setting(2, "Number of groups, M.")
     sync_time: AtLeast0 = setting(
         5.0,
@@ -339,6 +333,52 @@ class Groups(Clients):
             allowed = "of at least one client per group"
             raise ConfigError("grouping.association", f"without a client of group {empty}", allowed)
 
+    def iteration_law(self, array: ModuleType = jnp) -> tuple[Leaf, Leaf]:
+        """Compute the delay law of every group's local iteration.
+
+        Args:
+          array: `jax.numpy`, or `numpy` outside a trace.
+
+        Returns:
+          The constant part c_i and the mean 1 / lambda_i of the exponential part, `f64[M]` each, in
+          units of virtual time.
+        """
+        law, size = self.iteration, delay_sizes(self)
+        parts = (law.shift_per_client, law.shift), (law.mean_per_client, law.mean)
+        return _delays(size, *parts[0], array), _delays(size, *parts[1], array)
+
+    def exchange_law(self, array: ModuleType = jnp) -> tuple[Leaf, Leaf]:
+        """Compute the delay law of the global exchange.
+
+        Args:
+          array: `jax.numpy`, or `numpy` outside a trace.
+
+        Returns:
+          The constant part c_g and the mean 1 / lambda_g of the exponential part, in units of
+          virtual time: `f64[]` each, or `f64[M]` where they are given per group.
+        """
+        law, size = self.exchange, self.num_groups
+        shift = _delays(size, law.exchange_shift_per_group, law.exchange_shift, array)
+        return shift, _delays(size, law.exchange_mean_per_group, law.exchange_mean, array)
+
+    def shares(self) -> Leaf:
+        """Compute every group's weight in the global model.
+
+        With groups of equal size the weights are 1 / M, unless other weights are given.
+
+        Returns:
+          `f64[M]`, of sum 1: a NumPy array, except for the weights "examples", which are traced.
+        """
+        members, given = list_members(self), self.grouping.group_weights
+        if given == "examples":
+            counts = 1.0 if self.examples is None else self.examples
+            examples = jnp.broadcast_to(jnp.asarray(counts, float), (self.num_clients,))
+            total = jnp.where(members.is_there, examples[members.clients], 0).sum(axis=1)
+            return total / total.sum()
+        named = {"clients": members.size, "equal": np.ones(self.num_groups)}
+        weight = np.asarray(named[given] if isinstance(given, str) else given, float)
+        return weight / weight.sum()
+
     def mean_iteration(self) -> np.ndarray:
         """Compute the mean time of a local iteration of each group; not inside a trace.
 
@@ -349,7 +389,7 @@ class Groups(Clients):
         if self.clock.delays_of == "client":
             fastest = np.max(np.asarray(self.delays.largest_rate, float))
             return np.broadcast_to(self.times_per_update / fastest, self.num_groups)
-        return np.add(*iteration_law(self, np))
+        return np.add(*self.iteration_law(np))
 
     def mean_exchange(self) -> np.ndarray:
         """Compute the mean time of a global exchange; not inside a trace.
@@ -357,13 +397,33 @@ class Groups(Clients):
         Returns:
           Virtual times, `f64[]`, or `f64[M]` if groups have exchanges of their own.
         """
-        return np.add(*exchange_law(self, np))
+        return np.add(*self.exchange_law(np))
+
+
+@struct
+class GroupArrivals(Groups):
+    """Settings of asynchronous groups: those of groups, and the buffer of the global server.
+
+    They are inherited by the settings of asynchronous hierarchical systems.
+
+        hyper = GroupArrivals(num_clients=8, num_groups=2, sync_time=5.0, num_reports=1)
+    """
+
+    num_reports: Count = setting(
+        1, "Reports of groups that fill the global server's buffer and make it act, Z."
+    )
+    clock: GroupClock = group(GroupClock(), "how long a round takes", without=("ticks_per_round",))
+    exchange: ExchangeDelays = group(
+        ExchangeDelays(exchanges="group"),
+        "delay of the exchange with the global server",
+        without=("exchanges",),
+    )
 
 
 GroupsT = TypeVar("GroupsT", bound=Groups)
 
 
-def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
+def complete_groups(hyper: GroupsT, problem: Problem | None) -> GroupsT:
     """Fill in the values that follow from the clients' numbers of examples. Runs on the host.
 
     Without a problem all clients have equally many.
@@ -386,7 +446,7 @@ def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
         allowed = "0 for a schedule without a problem, which says how many examples clients have"
         raise ConfigError("client_epochs", hyper.client_epochs, allowed)
     counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
-    completed = cast(Any, hyper)
+    completed: Settings = hyper
     if hyper.grouping.group_weights == "examples":
         completed = completed.replace(examples=counts)
     if has_epochs:
@@ -441,28 +501,6 @@ def list_members(groups: Groups) -> Members:
     return Members(np.stack(padded).astype(np.int32), size.astype(np.int32))
 
 
-def group_shares(groups: Groups) -> Leaf:
-    """Compute every group's weight in the global model.
-
-    With groups of equal size the weights are 1 / M, unless other weights are given.
-
-    Args:
-      groups: Settings that passed `check`.
-
-    Returns:
-      `f64[M]`, of sum 1: a NumPy array, except for the weights "examples", which are traced.
-    """
-    members, given = list_members(groups), groups.grouping.group_weights
-    if given == "examples":
-        counts = 1.0 if groups.examples is None else groups.examples
-        examples = jnp.broadcast_to(jnp.asarray(counts, float), (groups.num_clients,))
-        total = jnp.where(members.is_there, examples[members.clients], 0).sum(axis=1)
-        return total / total.sum()
-    named = {"clients": members.size, "equal": np.ones(groups.num_groups)}
-    weight = np.asarray(named[given] if isinstance(given, str) else given, float)
-    return weight / weight.sum()
-
-
 def delay_sizes(groups: Groups) -> np.ndarray:
     """Count the clients of each group on which its delays depend.
 
@@ -514,45 +552,6 @@ def paper_delays(
     return of_groups | dict(zip(names, (d_g, b_g, e_g, f_g), strict=True))
 
 
-def iteration_law(groups: Groups, array: ModuleType = jnp) -> tuple[Leaf, Leaf]:
-    """Compute the delay law of every group's local iteration.
-
-    Args:
-      groups: Settings that passed `check`.
-      array: `jax.numpy`, or `numpy` outside a trace.
-
-    Returns:
-      The constant part c_i and the mean 1 / lambda_i of the exponential part, `f64[M]` each, in
-      units of virtual time.
-    """
-    law = groups.iteration
-    parts = (law.shift_per_client, law.shift), (law.mean_per_client, law.mean)
-    return _delays(delay_sizes(groups), parts, array)
-
-
-def exchange_law(groups: Groups, array: ModuleType = jnp) -> tuple[Leaf, Leaf]:
-    """Compute the delay law of the global exchange.
-
-    Args:
-      groups: Settings.
-      array: `jax.numpy`, or `numpy` outside a trace.
-
-    Returns:
-      The constant part c_g and the mean 1 / lambda_g of the exponential part, in units of virtual
-      time: `f64[]` each, or `f64[M]` where they are given per group.
-    """
-    law = groups.exchange
-    shift = law.exchange_shift_per_group, law.exchange_shift
-    mean = law.exchange_mean_per_group, law.exchange_mean
-    return _delays(groups.num_groups, (shift, mean), array)
-
-
-def _delays(
-    size: Leaf, parts: tuple[tuple[Leaf, Leaf], ...], array: ModuleType
-) -> tuple[Leaf, Leaf]:
+def _delays(size: Leaf, each: Leaf, alike: Leaf, array: ModuleType) -> Leaf:
     """Compute delays with a part for each member and a part that does not depend on the size."""
-    shift, mean = (
-        array.asarray(each, float) * array.asarray(size, float) + array.asarray(alike, float)
-        for each, alike in parts
-    )
-    return shift, mean
+    return array.asarray(each, float) * array.asarray(size, float) + array.asarray(alike, float)

@@ -19,7 +19,17 @@ Clients that have hours (with `delays_of="client"`) stop at a break, and continu
 group waits for them. Rounds are then drawn one after another, because delays depend on when a round
 begins.
 
-Dimension letters: `U` rounds, `M` groups, `J` ticks of a round, `T` ticks.
+Asynchronous groups (`GroupArrivals`) do not wait for each other. A group takes the global model,
+iterates until the sync time has passed, and exchanges models with the global server, which takes
+the group's own time tau_g. It then begins its next round from the global model. The global server
+acts whenever its buffer of Z reports is full, as in buffered arrivals
+(`fedjax_sim.timelines.Arrivals` with `restart="free"`): a report that fills the buffer is in the
+model with which its group continues, and a fast group may fill several slots of one buffer. The
+u-th round of a group has the delays that it has in the u-th synchronous round with
+`exchanges="group"`. A single group, with a buffer of one, therefore has the same schedule in both.
+
+Dimension letters: `U` rounds, `M` groups, `J` ticks of a round, `T` ticks, `A` reports of
+asynchronous groups, `Z` reports of a buffer (slots of a tick).
 """
 
 from collections.abc import Callable
@@ -32,16 +42,10 @@ import numpy as np
 from fedjax_sim.core.checking import Above0, Count, OneOf, checked, shape
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Timeline
-from fedjax_sim.timelines.delays.devices import close, draw_devices, finish_work
+from fedjax_sim.timelines.cohorts import previous_visits
+from fedjax_sim.timelines.delays.devices import close, draw_devices
 from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes
-from fedjax_sim.timelines.grouped.groups import (
-    AGGREGATIONS,
-    Groups,
-    exchange_law,
-    group_shares,
-    iteration_law,
-    list_members,
-)
+from fedjax_sim.timelines.grouped.groups import AGGREGATIONS, GroupArrivals, Groups, list_members
 
 
 def iteration_times(
@@ -65,9 +69,10 @@ def iteration_times(
         devices, clients = draw_devices(key, groups), jnp.asarray(list_members(groups).clients)
         running = _client_times(iteration_key, devices.speeds, groups)[clients]
         begin = jnp.zeros(len(clients)) if begin is None else begin
-        finish = finish_work(devices, clients, begin[:, None] + jnp.zeros_like(running), running)[1]
+        start = begin[:, None] + jnp.zeros_like(running)
+        finish = devices.times_of_work(clients, start, running)[1]
         return (finish - begin[:, None]).max(axis=1)
-    shift, mean = iteration_law(groups)
+    shift, mean = groups.iteration_law()
     return shift + mean * jax.random.exponential(iteration_key, shift.shape)
 
 
@@ -96,7 +101,7 @@ def exchange_times(key: Key, groups: Groups, num_rounds: int) -> Array:
     Returns:
       Virtual times, `f64[U, M]` with exchanges of groups and `f64[U, 1]` with one exchange of all.
     """
-    shift, mean = exchange_law(groups)
+    shift, mean = groups.exchange_law()
     exchange_key = lane_stream(key, "exchange")
     shape = (groups.num_groups,) if groups.exchange.exchanges == "group" else ()
     draw = jax.vmap(lambda u: jax.random.exponential(jax.random.fold_in(exchange_key, u), shape))
@@ -279,7 +284,7 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline
     time = jnp.concatenate([within, end[:, None]], axis=1)
 
     is_last = jnp.arange(per_round) == per_round - 1
-    shares, iterations = jnp.asarray(group_shares(hyper)), work.steps[:, -1]
+    shares, iterations = jnp.asarray(hyper.shares()), work.steps[:, -1]
     weight = aggregation_weights(shares, iterations, hyper.aggregation)
     first = jnp.arange(num_rounds) * per_round
     version = jnp.broadcast_to(first[:, None, None], work.steps.shape)
@@ -310,6 +315,64 @@ def group_rounds_within(hyper: Groups, time: Above0) -> float:
     """
     length = np.max(mean_work(hyper)) + np.max(hyper.mean_exchange())
     return float(time / length) * hyper.clock.ticks_per_round
+
+
+@checked
+def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) -> Timeline:
+    """Schedule buffered reports of groups.
+
+    A slot is a place in the buffer, and its client number is the group's number. Reports that
+    arrive at the same time are in order of their groups' numbers. The first ticks do not depend on
+    `num_ticks`. Time and memory are proportional to M times A, because any group may have sent all
+    of the first A reports.
+
+        hyper = GroupArrivals(num_clients=8, num_groups=2, num_reports=1)
+        reports = schedule_group_arrivals(key, hyper, 4)
+        assert reports.clients.shape == (4, 1) and (reports.clients < 2).all()  # groups
+
+    Args:
+      num_ticks: Number of ticks T.
+
+    Returns:
+      A timeline with Z slots. A slot's steps are the group's iterations, and its weight is M w_i /
+      Z for a group of weight w_i: 1 / Z for groups of equal weight.
+    """
+    size, num = hyper.num_reports, num_ticks * hyper.num_reports
+    shape = (num_ticks, size)
+    work = group_work(key, hyper, num)
+    length = work.busy + exchange_times(key, hyper, num)
+    # Added one by one, as the clock of `schedule_group_rounds` is.
+    start = jnp.zeros(hyper.num_groups)
+    finish = jax.lax.scan(lambda clock, length: (clock + length,) * 2, start, length)[1]
+    order = jnp.argsort(finish.T.ravel(), stable=True)[:num]
+    place, number = jnp.divmod(order, num)
+    time, group, steps = finish[number, place], place.astype("int32"), work.steps[number, -1, place]
+    previous, _ = previous_visits(group[:, None])  # the group's previous report, or -1
+    share = jnp.asarray(hyper.shares()) * (hyper.num_groups / size)
+    return Timeline(
+        time=time.reshape(shape)[:, -1],
+        clients=group.reshape(shape),
+        steps=steps.reshape(shape),
+        version=((previous + 1) // size).reshape(shape),
+        weight=share[group].reshape(shape),
+        holds=(jnp.arange(1, num + 1) // size).reshape(shape),
+    )
+
+
+def group_arrivals_within(hyper: GroupArrivals, time: Above0) -> float:
+    """Estimate how many ticks fit into a stretch of virtual time.
+
+        hyper = GroupArrivals(num_groups=2, sync_time=5.0, exchange_shift=3.0)
+        assert group_arrivals_within(hyper, 80.0) == 2 * 80 / (5 + 3)
+
+    Args:
+      hyper: Settings with concrete values, not traced ones.
+      time: Length of the stretch, in units of virtual time.
+
+    Returns:
+      The approximate number of ticks.
+    """
+    return float(np.sum(time / (mean_work(hyper) + hyper.mean_exchange()))) / hyper.num_reports
 
 
 def mean_work(hyper: Groups) -> np.ndarray:

@@ -9,31 +9,25 @@ that the server uses.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_sim.core import settings, streams
+from fedjax_sim.core import settings, streams, types
 from fedjax_sim.core.checking import Count
 from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 from fedjax_sim.timelines.cohorts import Weighting, client_weighting
-from fedjax_sim.timelines.delays.devices import Devices, is_lost
+from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices
 from fedjax_sim.timelines.delays.laws import Clients, Speeds
-from fedjax_sim.timelines.live.devices import (
-    Drawn,
-    are_available,
-    devices_of,
-    draw_clients,
-    running_time,
-    time_away,
-    times_of_work,
-)
 from fedjax_sim.timelines.rounds import synchronous
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
+
+DrawsT = TypeVar("DrawsT")
+MemoryT = TypeVar("MemoryT")
+RoundT = TypeVar("RoundT")
 
 
 @struct
@@ -64,10 +58,6 @@ class LiveCohorts(Clients):
             allowed = f"0, or from num_selected = {self.num_selected} to {self.num_clients}"
             raise ConfigError("clock.num_asked", num, allowed)
 
-    def decided(self) -> dict[str, str]:
-        """Settings without effect by name, with words for their replacements."""
-        return super().decided() | self.delays.decided_by_trace("clock.round_time")
-
     @property
     def num_asked(self) -> int:
         """Number of clients that are asked in a round, A."""
@@ -94,7 +84,7 @@ class LiveCohorts(Clients):
         return counts[jnp.maximum(clients, 0)].astype(float)
 
 
-class Asked(NamedTuple):
+class Asked(NamedTuple, Generic[MemoryT]):
     """The clients that the server asks in a round.
 
         def select(key, now):
@@ -121,10 +111,10 @@ class Asked(NamedTuple):
     executed: ArrayLike = 0
     needed: ArrayLike = 0
     takes: ArrayLike = 0.0
-    memory: Any = None
+    memory: MemoryT | None = None
 
 
-class Round(NamedTuple):
+class Round(NamedTuple, Generic[MemoryT]):
     """State of a live round; selectors read it.
 
     Attributes:
@@ -139,13 +129,13 @@ class Round(NamedTuple):
 
     now: Instant
     number: Array
-    memory: Any
+    memory: MemoryT
     taken: Array
     drawn: Drawn
     turns: Array | None = None
 
 
-class Choosing(NamedTuple):
+class Choosing(NamedTuple, Generic[MemoryT, types.StateT, DrawsT]):
     """A round with its clients, as it is passed to `select`.
 
     Attributes:
@@ -153,25 +143,22 @@ class Choosing(NamedTuple):
       devices: The clients' speeds, transfers, losses and hours.
       state: The algorithm's state, with the model that is about to be sent.
       drawn: What `draw` of `live_rounds` drew for the round.
+      memory: Memory of the choice.
     """
 
-    round: Round
+    round: Round[MemoryT]
     devices: Devices
-    state: Any
-    drawn: Any = None
-
-    @property
-    def memory(self) -> Any:
-        """Memory of the choice."""
-        return self.round.memory
+    state: types.StateT
+    drawn: DrawsT
+    memory: MemoryT
 
     def available(self) -> Array:
         """Tell which clients are available now: `bool[N]`."""
         everyone = jnp.arange(self.devices.hyper.num_clients)
-        return are_available(self.devices, everyone, self.round.now)
+        return self.devices.are_available(everyone, self.round.now)
 
 
-class Shown(NamedTuple):
+class Shown(NamedTuple, Generic[RoundT, MemoryT, types.StateT, types.InfoT]):
     """The results of a round, as they are passed to `learn`.
 
         def learn(key, shown):  # how long the last work of each client took
@@ -183,21 +170,18 @@ class Shown(NamedTuple):
       taken: `f[S]`, how long after the round's beginning each report was in.
       state: The algorithm's state after the round.
       seen: What its step has seen, see `Work`.
+      memory: Memory of the choice from before.
     """
 
-    round: Round
+    round: RoundT
     event: Event
     taken: Array
-    state: Any
-    seen: Any
-
-    @property
-    def memory(self) -> Any:
-        """Memory of the choice from before."""
-        return self.round.memory
+    state: types.StateT
+    seen: types.InfoT
+    memory: MemoryT
 
 
-def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
+def uniform_cohort(hyper: Settings) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, by the law of planned rounds.
 
     With one seed these are not the cohorts of a planned schedule, whose key is another.
@@ -240,9 +224,9 @@ def live_rounds(
     *,
     num_used: Count,
     most_steps: Count | None = None,
-    draw: Callable[[Key, Array], Any] | None = None,
-    first: Callable[[Any, Drawn], Any] = lambda hyper, drawn: (),
-    learn: Callable[[Key, Shown], Any] = lambda key, shown: shown.memory,
+    draw: Callable[[Key, Array], object] | None = None,
+    first: Callable[[Settings, Drawn], object] = lambda hyper, drawn: (),
+    learn: Callable[[Key, Shown], object] = lambda key, shown: shown.memory,
 ) -> Clock:
     """Make a clock of rounds with a choice of clients at the beginning of each.
 
@@ -277,7 +261,7 @@ def live_rounds(
 
     most = hyper.local_steps if most_steps is None else most_steps
 
-    def ahead(key: Key, number: Array) -> tuple[Any, Any]:
+    def ahead(key: Key, number: Array) -> tuple[object, types.Leaf]:
         own = None if draw is None else draw(key, number)
         if hyper.delays.trace is not None:
             return own, None
@@ -285,17 +269,17 @@ def live_rounds(
         return own, synchronous.draw_standard_times(key, number, num_asked, hyper, most_steps)
 
     def init(key: Key) -> Round:
-        drawn = draw_clients(key, hyper)
+        drawn = draw_devices(key, hyper).drawn
         nothing = jnp.zeros(num_used, drawn.speeds.rate.dtype)
         turns = None if hyper.delays.trace is None else jnp.zeros(hyper.num_clients, "int32")
         return Round(Instant.at(0.0), jnp.int32(0), first(hyper, drawn), nothing, drawn, turns)
 
     def next_round(
-        key: Key, carried: Round, state: object, drawn: tuple[Any, Any] | None = None
+        key: Key, carried: Round, state: object, drawn: tuple[object, types.Leaf] | None = None
     ) -> tuple[Round, Received]:
-        devices = devices_of(key, hyper, carried.drawn)
+        devices = draw_devices(key, hyper, carried.drawn)
         own_draws, standard = ahead(key, carried.number) if drawn is None else drawn
-        asked = select(key, Choosing(carried, devices, state, own_draws))
+        asked = select(key, Choosing(carried, devices, state, own_draws, carried.memory))
         clients = _checked_clients(asked)
         is_asked, number = clients != EMPTY, carried.number
         own = jnp.int32(hyper.local_steps) if asked.steps is None else asked.steps
@@ -306,7 +290,7 @@ def live_rounds(
         who = jnp.maximum(clients, 0)
         turns = carried.turns
         if turns is not None:
-            work = running_time(devices, who, turns[who])
+            work = devices.running_time(who, turns[who])
             turns = turns.at[who].add(is_asked.astype("int32"))
         else:
             is_even = asked.steps is None
@@ -317,18 +301,14 @@ def live_rounds(
             given = None if is_even else steps
             work = synchronous.work_times(standard[: len(who)], speeds, hyper, given)
         begins = carried.now.later(jnp.asarray(asked.takes, work.dtype))
-        _, taken = times_of_work(devices, who, begins, work)
-        lost = is_lost(devices, who, number) & is_asked
+        _, taken = devices.times_of_work(who, begins, work)
+        lost = devices.are_lost(who, number) & is_asked
         limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
         limit = jnp.asarray(limit if asked.deadline is None else asked.deadline, taken.dtype)
-        waits = synchronous.round_length(taken, is_asked, lost, num_used=num_used, limit=limit)
-        arrival = synchronous.arrivals_in(taken, is_asked, lost)
-        share = asked.share
-        if len(clients) > num_used:
-            first_ones = jnp.argsort(arrival, stable=True)[:num_used]
-            leaves = clients, share, steps, arrival
-            clients, share, steps, arrival = jax.tree.map(lambda leaf: leaf[first_ones], leaves)
-        is_in = synchronous.are_in_time(arrival, limit)
+        slots, arrival, is_in, waits = synchronous.end_round(
+            (clients, asked.share, steps), taken, is_asked, lost, num_used=num_used, limit=limit
+        )
+        clients, share, steps = slots
         received = Received(
             time=begins.later(waits).later(jnp.asarray(hyper.clock.server_interact, waits.dtype)),
             clients=jnp.where(is_in, clients, EMPTY),
@@ -340,21 +320,20 @@ def live_rounds(
             begins=carried.now,
         )
         # A round in which nobody could be asked ends with its deadline, or when somebody is there.
-        away = time_away(devices, jnp.arange(hyper.num_clients), carried.now).min()
+        away = devices.time_away(jnp.arange(hyper.num_clients), carried.now).min()
         returns = carried.now.later(away).or_later(begins)
         nobody = returns.where((away > 0) & jnp.isposinf(limit), begins.later(limit))
         time = received.time.where(is_asked.any(), nobody)
         if asked.deadline is not None:
             goes_on = (limit == 0) & (is_in.any() | carried.now.is_before(time))
             time = time.where((limit > 0) | goes_on, Instant.at(np.nan))
-        received = received._replace(time=time)
         taken = jnp.where(is_in, arrival, 0)
         memory = carried.memory if asked.memory is None else asked.memory
-        changes = {"number": number + 1, "memory": memory, "taken": taken, "turns": turns}
-        return carried._replace(now=received.time, **changes), received
+        after = Round(time, number + 1, memory, taken, carried.drawn, turns)
+        return after, received._replace(time=time)
 
     def after(key: Key, carried: Round, event: Event, state: object, seen: object) -> Round:
-        shown = Shown(carried, event, carried.taken, state, seen)
+        shown = Shown(carried, event, carried.taken, state, seen, carried.memory)
         return carried._replace(memory=learn(key, shown))
 
     return Clock(init, next_round, after, ahead=ahead)

@@ -13,26 +13,20 @@ Dimension letters: `N` clients, `M` tasks in flight, `S` slots of a tick.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core import types
 from fedjax_sim.core.checking import Count
 from fedjax_sim.core.streams import lane_stream, tick_key
 from fedjax_sim.core.targets import is_for_cpu, pick, put, repeat, repeat_while
 from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 from fedjax_sim.timelines.arrivals.tasks import draw_until, tie_breakers
-from fedjax_sim.timelines.delays.devices import Devices, is_lost, loss_shares
-from fedjax_sim.timelines.live.devices import (
-    Drawn,
-    are_available,
-    devices_of,
-    draw_clients,
-    running_time,
-    times_of_work,
-)
+from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices, loss_shares
+from fedjax_sim.timelines.live.rounds import MemoryT, Shown
 
 
 class Flights(NamedTuple):
@@ -126,7 +120,7 @@ def begin_work(
       The work, leaves `[...]`.
     """
     hyper, tie_breaker = devices.hyper, client
-    wait, taken = times_of_work(devices, client, now, running_time(devices, client, number))
+    wait, taken = devices.follow(client, number, now)
     now = Instant(*(jnp.broadcast_to(leaf, taken.shape) for leaf in now))
     if getattr(getattr(hyper, "clock", None), "ties", "client") == "random":
         tie_breaker = tie_breakers(devices.key)(client, number)
@@ -135,7 +129,7 @@ def begin_work(
     return Flights(client, number, steps, version, now.later(wait), now.later(taken), order)
 
 
-class Tasks(NamedTuple):
+class Tasks(NamedTuple, Generic[MemoryT]):
     """State of live tasks; selectors read it.
 
     Attributes:
@@ -158,12 +152,12 @@ class Tasks(NamedTuple):
     place: Array
     turns: Array
     flights: Flights
-    memory: Any
+    memory: MemoryT
     taken: Array
     drawn: Drawn
 
 
-class Replacing(NamedTuple):
+class Replacing(NamedTuple, Generic[MemoryT, types.StateT]):
     """A client has finished and is to be replaced, as it is passed to `choose`.
 
     Attributes:
@@ -171,49 +165,23 @@ class Replacing(NamedTuple):
       own: `i32[]`, the client that has finished, which may be chosen again.
       devices: The clients.
       state: The algorithm's state.
+      memory: Memory of the choice.
     """
 
-    tasks: Tasks
+    tasks: Tasks[MemoryT]
     own: Array
     devices: Devices
-    state: Any
-
-    @property
-    def memory(self) -> Any:
-        """Memory of the choice."""
-        return self.tasks.memory
+    state: types.StateT
+    memory: MemoryT
 
     def idle(self) -> Array:
         """Tell who may be chosen: available clients that are not at work, `bool[N]`."""
         everyone = jnp.arange(len(self.tasks.place))
         is_idle = self.tasks.place >= len(self.tasks.flights.client)
         is_idle |= everyone == self.own
-        is_here = are_available(self.devices, everyone, self.tasks.now)
+        is_here = self.devices.are_available(everyone, self.tasks.now)
         # If nobody is available, whoever is chosen begins as soon as it is.
         return is_idle & (is_here | ~(is_idle & is_here).any())
-
-
-class Landed(NamedTuple):
-    """The results of a tick, as they are passed to `learn`.
-
-    Attributes:
-      tasks: The tasks after it.
-      event: Whose work was received.
-      taken: `f[S]`, how long that work took.
-      state: The algorithm's state after the tick.
-      seen: What its step has seen, see `Work`.
-    """
-
-    tasks: Tasks
-    event: Event
-    taken: Array
-    state: Any
-    seen: Any
-
-    @property
-    def memory(self) -> Any:
-        """Memory of the choice from before."""
-        return self.tasks.memory
 
 
 def uniformly(key: Key, replacing: Replacing) -> Array:
@@ -240,7 +208,7 @@ def uniformly(key: Key, replacing: Replacing) -> Array:
 
     if replacing.devices.windows is None:
         return draw(jnp.int32(0))
-    return draw_until(draw, lambda client: are_available(replacing.devices, client, tasks.now))
+    return draw_until(draw, lambda client: replacing.devices.are_available(client, tasks.now))
 
 
 def _draw_idle(key: Key, event: Array, number: Array, num_idle: int) -> Array:
@@ -259,9 +227,9 @@ def live_tasks(
     num_tasks: Count,
     num_used: Count,
     choose: Callable[[Key, Replacing], Array] = uniformly,
-    weigh: Callable[[Any, Array, Array], Array] = _equally,
-    first: Callable[[Any, Drawn], Any] = lambda hyper, drawn: (),
-    learn: Callable[[Key, Landed], Any] = lambda key, landed: landed.memory,
+    weigh: Callable[[Settings, Array, Array], Array] = _equally,
+    first: Callable[[Settings, Drawn], object] = lambda hyper, drawn: (),
+    learn: Callable[[Key, Shown], object] = lambda key, shown: shown.memory,
 ) -> Clock:
     """Make a clock with a number of tasks in flight, of which the server waits for some.
 
@@ -281,7 +249,7 @@ def live_tasks(
         takes its place. If that client is at work, the lane ends.
       weigh: From the settings, clients `i32[S]` and staleness `i32[S]` to weights, `f[S]`.
       first: As in `live_rounds`.
-      learn: From the tick's key and what a tick has shown to what the choice remembers then.
+      learn: As in `live_rounds`; the `round` of what a tick has shown are the tasks.
 
     Returns:
       The clock. Its sizes have `versions=num_tasks`.
@@ -289,8 +257,8 @@ def live_tasks(
     num_clients = hyper.num_clients
 
     def init(key: Key) -> Tasks:
-        drawn = draw_clients(key, hyper)
-        devices = devices_of(key, hyper, drawn)
+        devices = draw_devices(key, hyper)
+        drawn = devices.drawn
         first_key = lane_stream(lane_stream(key, "replacements"), "first tasks")
         order = jax.random.permutation(first_key, num_clients).astype("int32")
         everyone = jnp.arange(num_clients, dtype="int32")
@@ -312,7 +280,7 @@ def live_tasks(
     def next_tick(
         key: Key, carried: Tasks, state: object, drawn: Array | None = None
     ) -> tuple[Tasks, Received]:
-        devices = devices_of(key, hyper, carried.drawn)
+        devices = draw_devices(key, hyper, carried.drawn)
         slots = Flights.none(num_used, carried.taken)
 
         def land(given: tuple[Tasks, Flights, Array, Array]) -> tuple[Tasks, Flights, Array, Array]:
@@ -320,9 +288,10 @@ def live_tasks(
             place = tasks.flights.first()
             done = tasks.flights.take(place)
             tasks = tasks._replace(now=done.ends)
-            lost = is_lost(devices, done.client, done.number)
+            lost = devices.are_lost(done.client, done.number)
             own_key = tick_key(key, tasks.event, "choose")
-            other = choose(own_key, Replacing(tasks, done.client, devices, state)).astype("int32")
+            replacing = Replacing(tasks, done.client, devices, state, tasks.memory)
+            other = choose(own_key, replacing).astype("int32")
             is_client = (other >= 0) & (other < num_clients)
             is_idle = (tasks.place[other] >= num_tasks) | (other == done.client)
             number = tasks.turns[other]
@@ -361,8 +330,8 @@ def live_tasks(
         return tasks, Received(tasks.now, clients, slots.steps, slots.version, weight)
 
     def after(key: Key, carried: Tasks, event: Event, state: object, seen: object) -> Tasks:
-        landed = Landed(carried, event, carried.taken, state, seen)
-        return carried._replace(memory=learn(key, landed))
+        shown = Shown(carried, event, carried.taken, state, seen, carried.memory)
+        return carried._replace(memory=learn(key, shown))
 
     early = ahead if has_ahead else None
     return Clock(init, next_tick, after, lambda tasks: tasks.flights.versions(), early)

@@ -1,27 +1,36 @@
-"""Synchronous rounds: their length, the reports that are used, and the weights of these.
+"""Rounds of a server that samples clients, may ask for more than it needs, and may lose some.
 
-The server waits for the slowest of the clients that it asked, or for the first reports that are in,
-or until a deadline. The clocks of this folder differ in whom they ask and in the weights.
+The settings are those of FedAvg (McMahan et al. 2017, arXiv 1602.05629, Algorithm 1), with
+over-selection, deadlines and lost reports (`drop_rate`) as in Bonawitz et al. (2019, arXiv
+1902.01046, Sec. 2.2). With the defaults the server waits for everyone of a uniform cohort, with
+others for the first reports that are in, or until a deadline.
+
+How long rounds last, and which reports are used, is the same in `weighted` and in live rounds
+(`timelines.live.rounds`), which differ in the clients that are asked and in the weights.
 
 Dimension letters: `N` clients, `T` ticks (a tick is a round), `A` clients asked in a round, `S`
 slots of a tick, that is reports that the server uses, `K` local steps of a client in a round.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Whole
+from fedjax_sim.core import settings, streams, types
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Whole, checked
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
-from fedjax_sim.core.streams import lane_stream
-from fedjax_sim.core.types import EMPTY, Array, Key, Settings, Timeline
-from fedjax_sim.timelines.cohorts import previous_visits
+from fedjax_sim.core.types import EMPTY, Array, Key, Leaf, Problem, Settings, Timeline
+from fedjax_sim.timelines import cohorts, presets
+from fedjax_sim.timelines.cohorts import Draws, previous_visits
 from fedjax_sim.timelines.delays import laws
-from fedjax_sim.timelines.delays.devices import close, draw_devices, is_lost, times_in_rounds
-from fedjax_sim.timelines.delays.laws import Speeds
+from fedjax_sim.timelines.delays.devices import close, draw_devices
+from fedjax_sim.timelines.delays.laws import Clients, Speeds
+
+SlotsT = TypeVar("SlotsT")
 
 
 @struct
@@ -56,7 +65,114 @@ class CohortClock(Checked):
     )
 
 
-def check_clients(hyper: Any, *, are_distinct: bool) -> None:
+@struct
+class Cohort(Checked):
+    """Settings of the choice of clients in a round, and of the weights of reports.
+
+    They are a group of the settings of FedAvg, for example.
+
+        by_size = Cohort(selection="by_examples", with_replacement=True)
+        hyper = fedavg.Hyper(num_selected=5, cohort=by_size)
+    """
+
+    weighting: cohorts.Weighting = cohorts.client_weighting("the mean of the reports that are used")
+    selection: Literal["uniform", "by_examples", "poisson"] = setting(
+        "uniform",
+        'Who is asked. "uniform": a uniform set of clients. "by_examples": chances in proportion '
+        'to numbers of examples. "poisson": each client independently with probability S / N, S '
+        "being `num_selected`, and all weights are 1 / S.",
+    )
+    with_replacement: bool = setting(
+        False,
+        "Whether a client may be drawn several times in a round. It works once, and its weight is "
+        "counted as often as it was drawn.",
+    )
+
+
+@struct
+class CohortRounds(Clients):
+    """Settings of rounds of sampled clients.
+
+    With `selection="by_examples"`, `with_replacement` and equal weights, the mean of the reports
+    is an unbiased estimate of the mean over all clients weighted by their examples.
+
+        hyper = CohortRounds(num_selected=2, weighting="examples")
+        assert hyper.shares(jnp.array([1.0, 3.0])).tolist() == [1 / 4, 3 / 4]
+    """
+
+    local_epochs: AtLeast0 = setting(
+        0.0,
+        "Passes over its m examples that a client makes in a round, E, instead of `local_steps`: "
+        "ceil(E m / batch_size) steps. 0 for the same number of steps for all clients.",
+    )
+    num_selected: Count = setting(10, "Size of the cohort, S.")
+    cohort: Cohort = settings.group(Cohort(), "who is asked, and what the reports weigh")
+    clock: CohortClock = settings.group(CohortClock(), "how long a round takes")
+    # Filled in by `completed`: whether rounds last for epochs, and the clients' numbers of
+    # examples, `f64[N]`, if something depends on them.
+    has_epochs: bool = settings.fixed(False)
+    examples: np.ndarray | None = settings.filled()
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If fewer are asked than are needed, or more than there are, or if a trace
+            lacks rows of some client.
+        """
+        super().check_together()
+        if self.cohort.selection == "poisson":
+            values = {"cohort.weighting": "equal", "cohort.with_replacement": False}
+            settings.check_left(self, values | {"clock.num_asked": 0}, 'with selection = "poisson"')
+        are_distinct = not self.cohort.with_replacement
+        check_clients(self, are_distinct=are_distinct)
+        if are_distinct and self.clock.num_asked > self.num_clients:
+            allowed = f"at most num_clients = {self.num_clients}"
+            raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
+        if 0 < self.clock.num_asked < self.num_selected:
+            allowed = f"0, or at least num_selected = {self.num_selected}"
+            raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
+
+    def decided(self) -> dict[str, str]:
+        """Settings without effect by name, with words for their replacements."""
+        found = super().decided()
+        # The privacy of single examples bounds updates by local_steps in any case.
+        is_bound = getattr(getattr(self, "privacy", None), "name", "") == "examples"
+        if np.all(np.asarray(self.local_epochs) > 0) and not is_bound:
+            found["local_steps"] = "local_epochs"
+        return found
+
+    def completed(self, problem: Problem | None) -> Settings:
+        """Fill in the clients' numbers of examples, if something depends on them.
+
+        Args:
+          problem: What is learnt. Without one, None, all clients have equally many examples.
+
+        Returns:
+          The settings with what was missing.
+
+        Raises:
+          ConfigError: If rounds last for epochs and there is no problem, or if the settings do not
+            fit the problem.
+        """
+        hyper, cohort = super().completed(problem), self.cohort
+        has_epochs = bool(self.local_epochs > 0)
+        needs_examples = cohort.weighting != "equal" or cohort.selection == "by_examples"
+        if not needs_examples and not has_epochs:
+            return hyper
+        if problem is None and has_epochs:
+            allowed = "0 for a schedule without a problem, which says how many examples there are"
+            raise ConfigError("local_epochs", self.local_epochs, allowed)
+        counts = np.ones(self.num_clients) if problem is None else np.asarray(problem.counts, float)
+        return hyper.replace(examples=counts, has_epochs=has_epochs)
+
+    def shares(self, counts: Array) -> Array:
+        """Compute the clients' weights in the objective, `f[N]` of sum 1, from their examples."""
+        share = counts if self.cohort.weighting == "examples" else jnp.ones_like(counts)
+        return share / share.sum()
+
+
+def check_clients(hyper: Settings, *, are_distinct: bool) -> None:
     """Check that there are enough clients for a cohort, and that a trace has rows of each.
 
     Args:
@@ -75,7 +191,7 @@ def check_clients(hyper: Any, *, are_distinct: bool) -> None:
         raise ConfigError("delays.trace", "a client without rows", allowed)
 
 
-def rounds_within(hyper: Settings, time: Above0) -> Any:
+def rounds_within(hyper: Settings, time: Above0) -> float:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 
     With a recorded trace these are rounds of its mean work.
@@ -94,9 +210,102 @@ def rounds_within(hyper: Settings, time: Above0) -> Any:
     return time / np.maximum(hyper.clock.server_interact + work, 1e-200)
 
 
+HyperT = TypeVar("HyperT", bound=CohortRounds)
+
+
+@checked
+def cohort_system(
+    name: str,
+    hyper: type[HyperT],
+    algorithm: Callable[[Problem, HyperT, types.Plan], types.Algorithm[types.StateT, types.InfoT]],
+    summary: str,
+    *,
+    messages: types.Messages = types.Messages(),
+) -> types.System[HyperT, types.StateT, types.InfoT]:
+    """Combine an algorithm with rounds of sampled clients; `paper` is FAVANO's comparison.
+
+    `algorithm`, `summary` and `messages` are those of `System`.
+
+        system = cohort_system("mine", fedavg.Hyper, fedavg.algorithm, "FedAvg by another name.")
+        assert system.Hyper is fedavg.Hyper
+
+    Args:
+      name: Name on the command line.
+      hyper: Class of the settings.
+
+    Returns:
+      The system.
+    """
+    return types.System(
+        name,
+        hyper,
+        schedule_cohort_rounds,
+        algorithm,
+        summary,
+        messages=messages,
+        hints=types.Hints(rounds_within),
+        paper=presets.preset(hyper, presets.FAVANO),
+        fit=types.Fit(complete=lambda hyper, problem: hyper.completed(problem)),
+    )
+
+
+@checked
+def schedule_cohort_rounds(key: Key, hyper: Settings, num_ticks: Count) -> Timeline:
+    """Schedule rounds of sampled clients.
+
+    Reports that are not used leave no trace in the timeline, nor in the local steps and bits that
+    are counted. The first rounds do not depend on `num_ticks`.
+
+        rounds = schedule_cohort_rounds(key, fedavg.Hyper(num_clients=8, num_selected=3), 5)
+        assert rounds.clients.shape == (5, 3) and (rounds.version == jnp.arange(5)[:, None]).all()
+
+    Args:
+      hyper: Settings of `CohortRounds`; completed if needed, and with a `batch_size`.
+      num_ticks: Number of rounds T.
+
+    Returns:
+      A timeline whose weights sum to 1 in every round in which somebody reports; under Poisson
+      sampling they are all 1 / S.
+    """
+    num_asked = hyper.clock.num_asked or hyper.num_selected
+    clients, times = _draw_asked(streams.lane_stream(key, "cohorts"), hyper, num_asked, num_ticks)
+    share = times.astype(float)
+    if hyper.cohort.weighting == "examples" and hyper.examples is not None:
+        share = share * hyper.examples[clients]
+    is_poisson = hyper.cohort.selection == "poisson"
+
+    def weigh(share: Array) -> Array:
+        total = jnp.maximum(share.sum(axis=1, keepdims=True), jnp.finfo(share.dtype).tiny)
+        return share / (hyper.num_selected if is_poisson else total)
+
+    num_used, steps = clients.shape[1] if is_poisson else hyper.num_selected, None
+    if hyper.has_epochs:
+        # A quotient that is a whole number must not become the next one by rounding.
+        quotient = hyper.local_epochs * hyper.examples / hyper.batch_size
+        steps = jnp.ceil(quotient - 1e-9).astype(int)[clients]
+    return assemble_rounds(key, hyper, clients, share, weigh, num_used=num_used, steps=steps)
+
+
+def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draws:
+    """Draw the clients that are asked, and how often each was drawn: `[T, A]`."""
+    if hyper.cohort.selection == "poisson":
+        cohort, is_member = cohorts.draw_poisson_cohorts(key, hyper.num_clients, num, num_ticks)
+        return Draws(cohort, is_member.astype(cohort.dtype))
+    if hyper.cohort.selection == "uniform" and not hyper.cohort.with_replacement:
+        clients = cohorts.draw_cohorts(key, hyper.num_clients, num, num_ticks)
+        return Draws(clients, jnp.ones_like(clients))
+    share: Leaf = jnp.ones(hyper.num_clients)
+    if hyper.cohort.selection == "by_examples" and hyper.examples is not None:
+        share = hyper.examples
+    if hyper.cohort.with_replacement:
+        return cohorts.draw_with_replacement(key, share, num, num_ticks)
+    clients = cohorts.draw_by_share(key, share, num, num_ticks)
+    return Draws(clients, jnp.ones_like(clients))
+
+
 def assemble_rounds(
     key: Key,
-    hyper: Any,
+    hyper: Settings,
     clients: Array,
     share: Array,
     weigh: Callable[[Array], Array],
@@ -128,75 +337,76 @@ def assemble_rounds(
     if steps is None:
         steps = jnp.full(clients.shape, hyper.local_steps)
     devices, tick = draw_devices(key, hyper), jnp.arange(len(clients))[:, None]
-    is_asked, has_work = clients != EMPTY, share > 0
-    is_lost_here = is_lost(devices, jnp.maximum(clients, 0), tick) & has_work
+    is_asked = clients != EMPTY
+    has_work = is_asked & (share > 0)
+    lost = devices.are_lost(jnp.maximum(clients, 0), tick) & has_work
     limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
 
-    def length(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
-        """Compute how long a round lasts, `f64[...]`."""
-        waits = round_length(taken, is_asked, is_lost_here, num_used=num_used, limit=limit)
-        return hyper.clock.server_interact + waits
+    def one_round(begins: Array, given: tuple[Array, ...]) -> tuple[Array, tuple]:
+        running, clients, share, steps, is_asked, has_work, lost = given
+        start = jnp.broadcast_to(begins, clients.shape)
+        finish = devices.times_of_work(jnp.maximum(clients, 0), start, running)[1]
+        taken, slots = jnp.where(has_work, finish - begins, 0), (clients, share, steps)
+        slots, _, is_in, waits = end_round(
+            slots, taken, is_asked, lost, num_used=num_used, limit=limit
+        )
+        length = hyper.clock.server_interact + waits
+        return begins + length, (length, is_in, *slots)
 
-    facts = is_asked, is_lost_here
-    working = jnp.where(has_work, clients, EMPTY)
-    taken = times_in_rounds(devices, working, work_time, length, *facts)
-    time, arrival = jnp.cumsum(length(taken, *facts)), arrivals_in(taken, *facts)
-    if arrival.shape[1] > num_used:
-        first = jnp.argsort(arrival, axis=1, stable=True)[:, :num_used]
-        leaves = clients, share, steps, arrival
-        clients, share, steps, arrival = (jnp.take_along_axis(x, first, axis=1) for x in leaves)
-    is_in = are_in_time(arrival, limit)
+    # Without hours rounds do not depend on when they begin, and are computed together.
+    given, begins = (work_time, clients, share, steps, is_asked, has_work, lost), jnp.zeros(())
+    in_turn = one_round if devices.windows is None else partial(jax.lax.scan, one_round)
+    length, is_in, clients, share, steps = in_turn(begins, given)[1]
     version = jnp.broadcast_to(tick, clients.shape)
     steps, weight = jnp.where(is_in & (share > 0), steps, 0), weigh(jnp.where(is_in, share, 0))
-    return Timeline(time, jnp.where(is_in, clients, EMPTY), steps, version, weight, holds=version)
+    clients, time = jnp.where(is_in, clients, EMPTY), jnp.cumsum(length)
+    return Timeline(time, clients, steps, version, weight, holds=version)
 
 
-def arrivals_in(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
-    """Compute when reports are in, infinite for those that never are: `f64[..., A]`.
+def end_round(
+    slots: SlotsT, taken: Array, is_asked: Array, lost: Array, *, num_used: int, limit: Array
+) -> tuple[SlotsT, Array, Array, Array]:
+    """Find out which reports are in when a round ends, and when that is.
 
     Args:
-      taken: Times after which reports should be in, `f64[..., A]`.
-      is_asked: Whose they are, `bool[..., A]`.
-      is_lost_here: Which are lost, `bool[..., A]`.
+      slots: Facts of the clients that are asked, `[..., A]` each.
+      taken: Times after which their reports should be in, `f[..., A]`.
+      is_asked: `bool[..., A]`, which places hold a client.
+      lost: `bool[..., A]`, which reports are lost. That is known when they should have come.
+      num_used: Reports S that are used, the first ones.
+      limit: Longest time to wait, `f[]`, infinite for no limit. It ends a round in which a report
+        is missing.
+
+    Returns:
+      Facts of the reports that are used, `[..., S]` each; when these are in, `f[..., S]`, infinite
+      for those that never are; which of them are in by the deadline, `bool[..., S]`; and how long
+      the server waits for them, `f[...]`.
     """
-    return jnp.where(is_asked & ~is_lost_here, taken, jnp.inf)
+    arrival = jnp.where(is_asked & ~lost, taken, jnp.inf)
+    if arrival.shape[-1] > num_used:
+        first = jnp.argsort(arrival, axis=-1, stable=True)[..., :num_used]
+        slots, arrival = jax.tree.map(
+            lambda leaf: jnp.take_along_axis(leaf, first, axis=-1), (slots, arrival)
+        )
+    is_in = are_in_time(arrival, limit)
+    last = jnp.where(is_in, arrival, 0).max(axis=-1)
+    is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), num_used)
+    known = jnp.maximum(last, jnp.where(lost, taken, 0).max(axis=-1))
+    waits = jnp.where(is_whole, last, jnp.where(jnp.isfinite(limit), limit, known))
+    return slots, arrival, is_in, waits
 
 
 def are_in_time(arrival: Array, limit: Array) -> Array:
-    """Tell which reports are in by a deadline, whatever the last bits of their times.
+    """Tell which reports are in by a deadline, despite the last bits of their times.
 
     Args:
-      arrival: As `arrivals_in` returns it.
-      limit: Longest time to wait, `f64[]`, infinite for no limit.
+      arrival: Times at which they are in, `f[...]`.
+      limit: Longest time to wait, `f[]`, infinite for no limit.
     """
     return jnp.isfinite(arrival) & (arrival <= limit * (1 + close(arrival)))
 
 
-def round_length(
-    taken: Array, is_asked: Array, is_lost_here: Array, *, num_used: int, limit: Array
-) -> Array:
-    """Compute how long a round waits for its reports, `f64[...]`.
-
-    Args:
-      taken: As in `arrivals_in`, as are the next two.
-      is_asked: Whose they are.
-      is_lost_here: Which are lost.
-      num_used: Reports that are used, the first ones.
-      limit: Longest time to wait, `f64[]`, infinite for no limit. It ends a round in which a report
-        is missing.
-    """
-    first = arrivals_in(taken, is_asked, is_lost_here)
-    if first.shape[-1] > num_used:
-        first = jnp.sort(first)[..., :num_used]
-    is_in = are_in_time(first, limit)
-    last = jnp.where(is_in, first, 0).max(axis=-1)
-    is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), num_used)
-    # A loss is known when the report should have come.
-    known = jnp.maximum(last, jnp.where(is_lost_here, taken, 0).max(axis=-1))
-    return jnp.where(is_whole, last, jnp.where(jnp.isfinite(limit), limit, known))
-
-
-def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = None) -> Array:
+def draw_work_times(key: Key, clients: Array, hyper: Settings, steps: Array | None = None) -> Array:
     """Draw how long each slot's work takes under the delay law, or look it up in the trace.
 
     Args:
@@ -224,7 +434,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = 
 
 
 def draw_standard_times(
-    key: Key, tick: Array, num_slots: int, hyper: Any, most_steps: int | None = None
+    key: Key, tick: Array, num_slots: int, hyper: Settings, most_steps: int | None = None
 ) -> Array:
     """Draw the unit-scale times of a tick's work.
 
@@ -235,7 +445,7 @@ def draw_standard_times(
         `local_steps`.
 
     Returns:
-      As `draw_standard`, `f[S, num]`; num is 0 where nothing is drawn.
+      Unit-scale numbers, `f[S, num]`; num is 0 where nothing is drawn.
     """
     is_by_step = most_steps is not None and hyper.delays.time_of == "step"
     if hyper.clock.round_time == "sum" and is_by_step:
@@ -243,17 +453,21 @@ def draw_standard_times(
         drawn = jax.vmap(lambda q: _draw_standard_of_step(key, q, tick, num_slots, hyper))(steps)
         return jnp.moveaxis(drawn[..., 0], 0, 1)
     num = {"mean": 0, "one_draw": 1, "sum": hyper.times_per_update}[hyper.clock.round_time]
-    tick_key = jax.random.fold_in(lane_stream(key, "runtimes"), tick)
-    return laws.draw_standard(tick_key, (num_slots, num), float, hyper.delays.runtime_law)
+    tick_key = jax.random.fold_in(streams.lane_stream(key, "runtimes"), tick)
+    return laws.LAWS[hyper.delays.runtime_law].draw(tick_key, (num_slots, num), float)
 
 
-def _draw_standard_of_step(key: Key, q: Array, tick: Array, num_slots: int, hyper: Any) -> Array:
+def _draw_standard_of_step(
+    key: Key, q: Array, tick: Array, num_slots: int, hyper: Settings
+) -> Array:
     """Draw the same of one local step, number q: `f[S, 1]`."""
-    step_key = jax.random.fold_in(jax.random.fold_in(lane_stream(key, "runtimes"), q), tick)
-    return laws.draw_standard(step_key, (num_slots, 1), float, hyper.delays.runtime_law)
+    step_key = jax.random.fold_in(jax.random.fold_in(streams.lane_stream(key, "runtimes"), q), tick)
+    return laws.LAWS[hyper.delays.runtime_law].draw(step_key, (num_slots, 1), float)
 
 
-def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None = None) -> Array:
+def work_times(
+    standard: Array, speeds: Speeds, hyper: Settings, steps: Array | None = None
+) -> Array:
     """Scale the results of `draw_standard_times` to times of work.
 
     Args:
@@ -266,7 +480,7 @@ def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None 
       Virtual times, `f[..., S]`.
     """
     is_by_step = steps is not None and hyper.delays.time_of == "step"
-    num_times: Any = steps if is_by_step else hyper.times_per_update
+    num_times: Leaf = steps if is_by_step else hyper.times_per_update
     if hyper.clock.round_time == "mean":
         return num_times / speeds.rate
     times = laws.scaled_runtimes(standard, speeds, hyper.delays.runtime_law)

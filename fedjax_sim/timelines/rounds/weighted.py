@@ -1,19 +1,20 @@
-"""Rounds of weighted clients: all of them, or some drawn by their weights or uniformly.
+"""Rounds of all clients, or of some that are drawn by their weights, or by coins.
 
 Dimension letters: `N` clients, `T` ticks (a tick is a round), `S` slots of a tick, `K` local steps
-of a client in a round.
+of a client in a round. In rounds of coins slot i belongs to client i.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, checked
-from fedjax_sim.core.settings import ConfigError, group, setting, struct
+from fedjax_sim.core.checking import Above0, Count, Portion, checked
+from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.core.streams import lane_stream
-from fedjax_sim.core.types import Array, Key, Timeline
+from fedjax_sim.core.types import Array, Key, Settings, Timeline
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement
 from fedjax_sim.timelines.delays.devices import loss_shares
 from fedjax_sim.timelines.delays.laws import Clients
@@ -67,11 +68,7 @@ class WeightedRounds(Clients):
             allowed = "one_draw or mean, because local_steps can be swept in one program here"
             raise ConfigError("clock.round_time", "sum", allowed)
 
-    def decided(self) -> dict[str, str]:
-        """Settings without effect by name, with words for their replacements."""
-        return super().decided() | self.delays.decided_by_trace("clock.round_time")
-
-    def weighted(self, counts: np.ndarray) -> Any:
+    def weighted(self, counts: np.ndarray) -> Settings:
         """Replace the client weights by weights of sum 1. Runs on the host.
 
         Args:
@@ -93,7 +90,8 @@ class WeightedRounds(Clients):
             unequal = f"with weights from {weights.min():g} to {weights.max():g}"
             allowed = "full or with_replacement unless all weights are equal"
             raise ConfigError("participants", f"without_replacement {unequal}", allowed)
-        return cast(Any, self).replace(client_weights=weights / weights.sum())
+        this: Settings = self
+        return this.replace(client_weights=weights / weights.sum())
 
     def shares(self, counts: Array | None = None) -> Array:
         """Compute the clients' weights p_c.
@@ -149,3 +147,49 @@ def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) 
         return left * (total / jnp.where(kept > 0, kept, 1))
 
     return assemble_rounds(key, hyper, clients, weight, weigh, num_used=clients.shape[1])
+
+
+@struct
+class CoinRounds(Checked):
+    """Settings of rounds with Bernoulli participation.
+
+    They are inherited by the settings of FedEM, for example.
+
+        hyper = CoinRounds(num_clients=8, participation=0.5, round_length=2.0)
+        assert schedule_coin_rounds(key, hyper, 3).time.tolist() == [2.0, 4.0, 6.0]
+    """
+
+    num_clients: Count = setting(
+        100, "Number of clients, N; in a run, if not given, those of the problem."
+    )
+    participation: Portion = setting(
+        1.0, "Probability p that a client takes part in a round, independently of all else."
+    )
+    round_length: Above0 = setting(1.0, "Duration of a round, in units of virtual time.")
+
+
+@checked
+def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timeline:
+    """Schedule rounds in which each client takes part with probability p.
+
+        rounds = schedule_coin_rounds(key, CoinRounds(num_clients=8, participation=0.5), 5)
+        assert ((rounds.weight == 0) | (rounds.weight == 1)).all()
+
+    Args:
+      num_ticks: Number of rounds T.
+
+    Returns:
+      A timeline with one slot per client. Clients that take part do one step and have weight 1;
+      the other slots have no step and weight 0, but are not `EMPTY`.
+    """
+    shape, coins = (num_ticks, hyper.num_clients), lane_stream(key, "participation")
+
+    def takes_part(t: Array) -> Array:
+        """Toss everyone's coin of a round, which depends only on its number."""
+        return jax.random.uniform(jax.random.fold_in(coins, t), shape[1:]) < hyper.participation
+
+    present = jax.vmap(takes_part)(jnp.arange(num_ticks)).astype("int32")
+    version = jnp.broadcast_to(jnp.arange(num_ticks)[:, None], shape)
+    time = hyper.round_length * (1.0 + jnp.arange(num_ticks))
+    clients = jnp.broadcast_to(jnp.arange(hyper.num_clients)[None], shape)
+    return Timeline(time, clients, present, version, present.astype(float), holds=version)

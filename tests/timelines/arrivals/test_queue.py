@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.timelines.arrivals.queue import find_earliest, make_queue, replace_keys
+from fedjax_sim.timelines.arrivals.queue import Queue
 
 LANES, TIMES = 3, 12
 
@@ -19,14 +19,12 @@ def earliest_of_lanes(
     """Take the earliest clients again and again, and put them back with larger keys."""
 
     def lane(keys: jax.Array, added: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        def once(
-            queue: tuple[jax.Array, ...], added: jax.Array
-        ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, jax.Array]]:
-            first = find_earliest(queue, num)
-            return replace_keys(queue, first.path, first.keys + added), (first.clients, first.keys)
+        def once(queue: Queue, added: jax.Array) -> tuple[Queue, tuple[jax.Array, jax.Array]]:
+            first = queue.earliest(num)
+            return queue.replaced(first.path, first.keys + added), (first.clients, first.keys)
 
-        queue, taken = jax.lax.scan(once, make_queue(keys, num), added)
-        return *taken, queue[0]
+        queue, taken = jax.lax.scan(once, Queue.of(keys, num), added)
+        return *taken, queue.levels[0]
 
     return jax.vmap(lane)(keys, added)
 

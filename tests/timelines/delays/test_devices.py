@@ -33,13 +33,7 @@ from fedjax_sim.timelines import (
     schedule_group_arrivals,
     schedule_group_rounds,
 )
-from fedjax_sim.timelines.delays.devices import (
-    draw_devices,
-    finish_work,
-    is_available,
-    is_lost,
-    time_available,
-)
+from fedjax_sim.timelines.delays.devices import draw_devices, time_available
 
 GROUPS = presets.preset(Groups, presets.GROUPS)
 CONTACTS = presets.preset(Contacts, presets.FAVANO)
@@ -113,9 +107,9 @@ def test_work_in_windows() -> None:
         devices = draw_devices(jax.random.key(0), hyper)
         running = busy - devices.transfer[client]
         return (
-            finish_work(devices, client, time, running),
-            is_available(devices, client, time),
-            time_available(devices, client, time, time + busy),
+            devices.times_of_work(client, time, running),
+            devices.are_available(client, time),
+            time_available(devices.windows, client, time, time + busy),
         )
 
     with jax.enable_x64(True):
@@ -139,7 +133,7 @@ def losses(hyper: Any, most: int) -> np.ndarray:
     with jax.enable_x64(True):
         client, number = jnp.divmod(jnp.arange(NUM * most), most)
         devices = draw_devices(stream(jax.random.key(0), "timeline"), hyper)
-        return np.asarray(is_lost(devices, client, number)).reshape(NUM, most)
+        return np.asarray(devices.are_lost(client, number)).reshape(NUM, most)
 
 
 SOME = [0.0, 0.5, 0.25, 0.25, 0.5]

@@ -34,9 +34,6 @@ from fedjax_sim.timelines import (
 from fedjax_sim.timelines.grouped.groups import (
     AGGREGATIONS,
     delay_sizes,
-    exchange_law,
-    group_shares,
-    iteration_law,
 )
 from fedjax_sim.timelines.grouped.rounds import (
     aggregation_weights,
@@ -136,9 +133,9 @@ def test_delays_follow_from_sizes(name: str) -> None:
     )
     check(groups)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(iteration_law(groups), (shift, mean), rtol=1e-12)
+        np.testing.assert_allclose(groups.iteration_law(), (shift, mean), rtol=1e-12)
         np.testing.assert_allclose(
-            exchange_law(groups), (exchange_shift, exchange_mean), rtol=1e-12
+            groups.exchange_law(), (exchange_shift, exchange_mean), rtol=1e-12
         )
 
 
@@ -533,15 +530,15 @@ def test_who_is_in_which_group(settings: dict, expected: list[list[int]]) -> Non
     assert [set(row.tolist()) for row in found.clients] == [set(row) for row in expected]
     sizes = np.array([len(row) for row in expected])
     np.testing.assert_array_equal(found.size, sizes)
-    np.testing.assert_allclose(group_shares(groups), sizes / sizes.sum(), rtol=1e-15)
+    np.testing.assert_allclose(groups.shares(), sizes / sizes.sum(), rtol=1e-15)
     np.testing.assert_allclose(
-        group_shares(groups.replace(group_weights="equal")),
+        groups.replace(group_weights="equal").shares(),
         np.full(len(sizes), 1 / len(sizes)),
         rtol=1e-15,
     )
     given = tuple(float(i) for i in range(len(sizes)))
     np.testing.assert_allclose(
-        group_shares(groups.replace(group_weights=given)),
+        groups.replace(group_weights=given).shares(),
         np.asarray(given) / sum(given),
         rtol=1e-15,
     )
@@ -555,8 +552,8 @@ def test_what_follows_from_the_clients_examples() -> None:
     problem = SimpleNamespace(counts=np.array([6, 1, 4, 3, 25]))
     groups = EdgeTraining(num_clients=5, group_sizes=(2, 3), group_weights="examples", batch_size=5)
     known = complete_groups(groups, problem)
-    np.testing.assert_allclose(group_shares(known), [7 / 39, 32 / 39], rtol=1e-6)
-    np.testing.assert_allclose(group_shares(complete_groups(groups, None)), [0.4, 0.6], rtol=1e-6)
+    np.testing.assert_allclose(known.shares(), [7 / 39, 32 / 39], rtol=1e-6)
+    np.testing.assert_allclose(complete_groups(groups, None).shares(), [0.4, 0.6], rtol=1e-6)
     assert known.steps_of_epochs is None
     # In floating point 2.2 x 25 / 5 is above 11.
     for epochs, steps in ((1.0, [2, 1, 1, 1, 5]), (0.1, [1] * 5), (2.2, [3, 1, 2, 2, 11])):

@@ -10,16 +10,8 @@ from scipy import stats
 
 from fedjax_sim.core.types import Array
 from fedjax_sim.timelines import RUNTIME_LAWS, Clients, ClientTable, Trace
-from fedjax_sim.timelines.delays.devices import draw_devices, finish_work, follow, is_available
-from fedjax_sim.timelines.delays.devices import is_lost as is_lost_as_planned
+from fedjax_sim.timelines.delays.devices import draw_devices
 from fedjax_sim.timelines.live import Instant
-from fedjax_sim.timelines.live.devices import (
-    are_available,
-    devices_of,
-    draw_clients,
-    running_time,
-    times_of_work,
-)
 from tests.conftest import slow_but
 
 N, NUMBER = 40, 60
@@ -41,7 +33,7 @@ def everyone() -> tuple[Array, Array]:
 def live_devices(hyper: Any, seed: int = 0) -> Any:
     """Return the devices of a live clock, as they are in every tick."""
     key = jax.random.key(seed)
-    return devices_of(key, hyper, draw_clients(key, hyper))
+    return draw_devices(key, hyper, draw_devices(key, hyper).drawn)
 
 
 @pytest.mark.parametrize("time_of", slow_but(["step"], ["step", "update"]))
@@ -54,11 +46,11 @@ def test_laws_of_running_times(law: str, time_of: str) -> None:
     )
     clients, numbers = everyone()
     live = live_devices(hyper)
-    found = np.asarray(running_time(live, clients, numbers)).ravel()
+    found = np.asarray(live.running_time(clients, numbers)).ravel()
     assert found.dtype == np.float32
     with jax.enable_x64(True):
         devices = draw_devices(jax.random.key(1), hyper)
-        begin, end = follow(devices, clients, numbers, jnp.zeros(clients.shape))
+        begin, end = devices.follow(clients, numbers, jnp.zeros(clients.shape))
         planned = np.asarray(end - begin).ravel()
     if law == "runtime_constant":
         np.testing.assert_allclose(found, planned, rtol=1e-6)
@@ -90,14 +82,14 @@ def test_hours(changes: dict[str, Any], start: float) -> None:
     busy = np.random.default_rng(1).gamma(2.0, 6.0, clients.shape).astype("float32")
     now = Instant.at(times)
     exact = now.to_float64()
-    wait, taken = times_of_work(live, clients, now, jnp.asarray(busy))
-    here = are_available(live, clients, now)
+    wait, taken = live.times_of_work(clients, now, jnp.asarray(busy))
+    here = live.are_available(clients, now)
     with jax.enable_x64(True):
         phase = np.asarray(live.windows.phase, "float64")
         devices = draw_devices(jax.random.key(0), hyper)
         devices = devices._replace(windows=devices.windows._replace(phase=jnp.asarray(phase)))
-        begin, end = finish_work(devices, clients, jnp.asarray(exact), jnp.asarray(busy, float))
-        expected = is_available(devices, clients, jnp.asarray(exact))
+        begin, end = devices.times_of_work(clients, jnp.asarray(exact), jnp.asarray(busy, float))
+        expected = devices.are_available(clients, jnp.asarray(exact))
     near = 1e-6 * 24 * 4
     np.testing.assert_allclose(wait, np.asarray(begin) - exact, atol=near)
     np.testing.assert_allclose(taken, np.asarray(end) - exact, rtol=1e-6, atol=near)
@@ -117,9 +109,9 @@ def test_transfers_and_losses_of_a_table() -> None:
         client_table=table, bits_up=30.0, bits_down=40.0, runtime_law="runtime_constant"
     )
     live, (clients, numbers) = live_devices(hyper), everyone()
-    _, taken = times_of_work(live, clients[:, 0], Instant.at(5.0), jnp.zeros(N))
+    _, taken = live.times_of_work(clients[:, 0], Instant.at(5.0), jnp.zeros(N))
     np.testing.assert_allclose(taken, 30 / table.up + 40 / table.down, rtol=1e-6)
-    lost = np.asarray(is_lost_as_planned(live, clients, numbers)).sum(axis=1)
+    lost = np.asarray(live.are_lost(clients, numbers)).sum(axis=1)
     deviation = (lost - NUMBER * share) / np.sqrt(NUMBER * share * (1 - share) + 1e-9)
     assert lost[0] == 0 and np.square(deviation[1:]).sum() < stats.chi2(N - 1).isf(1e-3)
 
@@ -131,5 +123,5 @@ def test_a_trace_gives_its_rows_in_order_and_again() -> None:
     trace = Trace(client[order].astype("int32"), start[order], finish[order])
     hyper = Clients(num_clients=N, local_steps=10).replace(trace=trace)
     clients, numbers = everyone()
-    found = running_time(live_devices(hyper), clients, numbers)
+    found = live_devices(hyper).running_time(clients, numbers)
     np.testing.assert_allclose(found, 1 + clients + (numbers % 3) / 8, rtol=1e-6)
