@@ -50,11 +50,11 @@ def read_launcher(arguments: argparse.Namespace) -> Launcher | None:
 def count_parts(
     launcher: Launcher, arguments: argparse.Namespace, folder: Folder, asked: Asked
 ) -> str:
-    """Read the number of parts, or choose it; see `fedjax_sim.launch.parts.count_parts`."""
+    """Read the number of parts, or choose it; see `Launcher.count_parts`."""
     number = None if arguments.parts is None else texts.read_whole("parts", arguments.parts, 1)
     num_lanes = len(asked.seeds) * sum(len(each.points()) for each in asked.contenders)
     within = folder.checkpoints / parts.FOLDER
-    return str(parts.count_parts(launcher, number, within, num_lanes, resume=arguments.resume))
+    return str(launcher.count_parts(number, within, num_lanes, resume=arguments.resume))
 
 
 def launch_parts(

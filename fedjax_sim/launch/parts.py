@@ -12,8 +12,7 @@ from typing import Any
 
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.engine.shares import Part, Unit, check_num_parts
-from fedjax_sim.launch.jobs import Launcher
+from fedjax_sim.engine.shares import Part, Unit
 from fedjax_sim.results import reports
 from fedjax_sim.results.runs import Run, join_runs, load_runs
 
@@ -66,29 +65,6 @@ def find_lanes(part: Part, units: Mapping[str, Sequence[Unit[int]]]) -> dict[str
     for name, lane in part.choose(named):
         found.setdefault(name, []).append(lane)
     return found
-
-
-def count_parts(
-    launcher: Launcher, asked: int | None, within: Path, num_lanes: int, *, resume: bool
-) -> int:
-    """Choose the number of parts: the one asked for, the earlier one, or the launcher's.
-
-    Args:
-      launcher: What starts the parts.
-      asked: The number that is asked for, if any.
-      within: The folder that holds the parts' folders.
-      num_lanes: Lanes of the study, the largest number of parts.
-      resume: Whether an earlier attempt is resumed.
-
-    Raises:
-      ConfigError: If more parts are asked for than there are lanes.
-    """
-    earlier = {each.name.rpartition("-of-")[2] for each in within.glob("*-of-*") if each.is_dir()}
-    if asked is None and resume and len(earlier) == 1 and (text := earlier.pop()).isdecimal():
-        asked = int(text)
-    num_parts = asked or min(launcher.count(), num_lanes)
-    check_num_parts(num_parts, num_lanes)
-    return num_parts
 
 
 def read_parts(
