@@ -12,9 +12,10 @@ import fedjax_sim
 from experiments.harness import ledger, registry, report
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.parts import CHECKPOINTS, ExperimentPart, WaitsError, read_identity
-from fedjax_sim.cli.arguments import read_whole
+from fedjax_sim.cli.arguments import read_value
+from fedjax_sim.cli.commands import Parser
 from fedjax_sim.cli.launching import read_launcher
-from fedjax_sim.cli.parser import Parser
+from fedjax_sim.core.checking import Count
 from fedjax_sim.core.lifecycle import exit_code_of
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
@@ -161,7 +162,7 @@ def _run(given: argparse.Namespace) -> None:
         print(run_part(given.name, run, arguments, share))
         return
     if launcher is not None:
-        num_parts = read_whole("parts", given.parts, launcher.count())
+        num_parts = read_value("parts", given.parts, launcher.count(), Count)
         parts = ExperimentPart(Path(arguments.out), None, num_parts)
         outcome = launch_parts(launcher, given.name, run, arguments, parts)
     else:

@@ -10,6 +10,7 @@ from typing import Any
 from fedjax_sim import launch
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.comparison import Asked
+from fedjax_sim.core.checking import Count
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.launch import parts
 from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
@@ -51,7 +52,7 @@ def count_parts(
     launcher: Launcher, arguments: argparse.Namespace, folder: Folder, asked: Asked
 ) -> str:
     """Read the number of parts, or choose it; see `Launcher.count_parts`."""
-    number = None if arguments.parts is None else texts.read_whole("parts", arguments.parts, 1)
+    number = texts.read_value("parts", arguments.parts, None, Count)
     num_lanes = len(asked.seeds) * sum(len(each.points()) for each in asked.contenders)
     within = folder.checkpoints / parts.FOLDER
     return str(launcher.count_parts(number, within, num_lanes, resume=arguments.resume))

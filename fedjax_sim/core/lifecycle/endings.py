@@ -173,7 +173,7 @@ class PartError(Exception):
         self.code = code
 
 
-def exit_code_of(program: str, work: Callable[[], object]) -> int:
+def exit_code_of(program: str, work: Callable[[], object], *, resumes: bool = True) -> int:
     """Run a command, and turn the way in which it ends into an exit code.
 
     Ctrl-C, SIGTERM, SIGUSR1, bad input, and disks and folders that fail each print one sentence.
@@ -184,16 +184,17 @@ def exit_code_of(program: str, work: Callable[[], object]) -> int:
     Args:
       program: Name of the program, with which sentences begin.
       work: The command. What it returns is ignored.
+      resumes: Whether the command has a flag `--resume`.
 
     Returns:
       One of `EXIT_CODES`, or the exit code of a part that failed.
     """
     _end_with_parent()
     with _usable_streams():
-        return _exit_code_of(program, work)
+        return _exit_code_of(program, work, resumes)
 
 
-def _exit_code_of(program: str, work: Callable[[], object]) -> int:
+def _exit_code_of(program: str, work: Callable[[], object], resumes: bool) -> int:
     """Run a command with streams that can be written to; see `exit_code_of`."""
     try:
         with listening():
@@ -207,7 +208,8 @@ def _exit_code_of(program: str, work: Callable[[], object]) -> int:
     except PartError as error:
         return _complain(program, str(error), error.code)
     except Stopped as stop:
-        return _complain(program, f"{stop}; run it again with --resume.", STOPPED)
+        again = "run it again with --resume" if resumes else "run it again"
+        return _complain(program, f"{stop}; {again}.", STOPPED)
     except KeyboardInterrupt:
         sentence = "interrupted; --resume continues a run from its last checkpoint."
         return _complain(program, sentence, INTERRUPTED)
