@@ -88,7 +88,7 @@ def read_value(name: str, text: str | None, usual: T, annotation: Any) -> T:
     with contextlib.suppress(ValueError, KeyError):
         if kind.accepts(value := (kind.parse or str)(text), {}):
             return value
-    raise ConfigError(name, text, kind.words)
+    raise ConfigError(name, text, kind.words.replace("a list,", "a list joined by +,"))
 
 
 def read_settings(arguments: argparse.Namespace) -> dict[str, list[str]]:

@@ -86,60 +86,46 @@ FLAGS = {
     "run": {
         "--data-dir DIR": "folder with the raw files of the data set",
         "--model NAME": "model, see list",
-        "--convolution NAME": "how networks convolve: auto, patches, winograd or lax (default: "
-        "auto)",
-        "--augmentation NAME": "of training images: none, flip, crop or crop_flip (default: by "
-        "data set)",
+        "--convolution NAME": "of networks: auto (default), patches, winograd or lax",
+        "--augmentation NAME": "of images: none, flip, crop or crop_flip (default: by data set)",
         "--low-bit W,A,G": "train with these bits of weights, activations and gradients, such as "
         "3,3,4 (default: none, full precision)",
-        "--components NUMBER": "components of the mixture that systems of expectation "
-        "maximisation fit (default: 10)",
-        "--dimensions NUMBER": "principal components of the images that the mixture is fitted to "
-        "(default: 20)",
-        "--partition NAME": "who holds which examples, see list (default: classes; iid for "
-        "expectation maximisation)",
+        "--components NUMBER": "components of a mixture (expectation maximisation; default: 10)",
+        "--dimensions NUMBER": "principal components of images that it is fitted to (default: 20)",
+        "--partition NAME": "who holds which examples, see list (default: by data set and system)",
         "--classes NUMBER": "of the partition classes: how many each client holds",
         "--alpha NUMBER": "of the partition dirichlet: its concentration",
         "--shards-per-client NUMBER": "of the partition shards",
         "--min-examples NUMBER": "of the partition dirichlet: least examples of a client",
         "--group-sizes N+N...": "of the partition of groups, such as 5+15",
         "--evals NUMBER": "evaluations in addition to the initial one (default: 25)",
-        "--resume": "continue the unfinished run in the results folder, or start it if there is "
-        "nothing",
+        "--resume": "continue the unfinished run in the results folder, or start one",
         "--any-jax": "with --resume, go on although the version of JAX is another one",
         "--per-client": "also evaluate the model for each client, on test examples like its own "
         "(mixtures: on its own examples)",
         "--client-variance": "measure and draw how far clients' models are from the server's, "
         "which keeps more of its old models in memory",
-        "--precision TYPE": "of matrix products on accelerators: float32 (default), tensorfloat32 "
-        "or bfloat16",
-        "--layout NAME=VALUE,...": "fields of fedjax_sim.Layout, such as "
-        "lanes_at_once=true,lane_devices=2",
-        "--max-lanes NUMBER": "most lanes (pairs of settings and seed) in memory at one time "
-        "(default: all that fit)",
+        "--precision TYPE": "of matrix products: float32 (default), tensorfloat32 or bfloat16",
+        "--layout NAME=VALUE,...": "of fedjax_sim.Layout: lanes_at_once=true,lane_devices=2, ...",
+        "--max-lanes NUMBER": "most pairs of settings and seed in memory (default: all that fit)",
         "--checkpoint-every SECONDS": "least seconds between checkpoints (default: 20)",
         "--progress FILE": "keep a line in a file that says how far the run is",
-        "--tracker NAME,...": "log metrics into the results folder during the run: csv, "
-        "tensorboard, wandb, mlflow",
+        "--tracker NAME,...": "log metrics during the run by csv, tensorboard, wandb, mlflow",
         "--keep-samples": "keep the models of all evaluations (a sampler's samples) in samples.nc, "
         "and draw how calibrated their averaged predictions are",
         "--part I/N": "run one of N parts of the study, from 0/N on, for merge to put together",
         "--parts N": "run the study in N parts, which --launcher starts, and merge them",
-        "--launcher NAME": "what starts parts: local (processes on this machine; the default), "
-        "slurm or ray",
-        "--resources NAME=VALUE,...": "fields of the launcher in fedjax_sim.launch, such as "
-        "timeout_min=120,gpus=1 of slurm",
+        "--launcher NAME": "what starts parts: local (processes here; default), slurm or ray",
+        "--resources NAME=VALUE,...": "fields of the launcher, as timeout_min=120,gpus=1 of slurm",
         "--distributed": "run on the devices of several processes, each started with the same "
         "words by srun, mpirun or Kubernetes; process 0 writes the results",
-        "--coordinator HOST:PORT": "with --distributed, address of process 0 where it cannot be "
-        "found out",
+        "--coordinator HOST:PORT": "with --distributed, address of process 0 if it is not found",
         "--num-processes N": "with --coordinator, how many processes there are",
         "--process-id NUMBER": "with --coordinator, which of them this is, from 0",
     },
     "run plot": {
         "--plot METRIC,...": "metrics to draw, such as accuracy,loss (default: all)",
-        "--against AXIS,...": "horizontal axes of pictures: time, rounds, steps or bits (default: "
-        "time)",
+        "--against AXIS,...": "horizontal axes: time (default), rounds, steps or bits",
     },
     "plot merge": {
         "--trust": "also read files that end without their SHA-256, such as those of other programs"
@@ -207,27 +193,25 @@ class Parser(argparse.ArgumentParser):
         """
         known, unknown = self.parse_known_intermixed_args(words)
         if unknown and unknown[0].startswith("-"):
-            options = (option for action in self._actions for option in action.option_strings)
-            flags = sorted(option for option in options if option.startswith("--"))
+            flags = sorted(flag for flag in self._option_string_actions if flag.startswith("--"))
             given = unknown[0].partition("=")[0]
             name = given.lstrip("-").replace("-", "_")
-            hint = f" (did you mean '--set {name}=VALUE'?)" if self._is_setting(name) else None
+            is_setting = "--set" in flags and _is_setting(name)
+            hint = f" (did you mean '--set {name}=VALUE'?)" if is_setting else ""
             allowed = ", ".join(flags) + (hint or lifecycle.nearest(given, flags))
             raise UsageError(f"flag is {given!r}, but must be one of {allowed}.")
         if unknown:
-            raise UsageError(
-                f"argument is {unknown[0]!r}, but must be left out: "
-                "this command takes no such name."
-            )
+            allowed = "left out: this command takes no such name"
+            raise UsageError(f"argument is {unknown[0]!r}, but must be {allowed}.")
         return known
 
-    def _is_setting(self, name: str) -> bool:
-        """Tell whether some system has a setting of this name; loads JAX, as only errors may."""
-        from fedjax_sim.core.settings import names_of
-        from fedjax_sim.systems import SYSTEMS
 
-        takes_settings = "--set" in self._option_string_actions
-        return takes_settings and any(name in names_of(each.Hyper) for each in SYSTEMS.values())
+def _is_setting(name: str) -> bool:
+    """Tell whether some system has a setting of this name; loads JAX, as only errors may."""
+    from fedjax_sim.core.settings import names_of
+    from fedjax_sim.systems import SYSTEMS
+
+    return any(name in names_of(each.Hyper) for each in SYSTEMS.values())
 
 
 def make_parser(command: str) -> Parser:

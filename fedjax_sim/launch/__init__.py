@@ -18,7 +18,7 @@ process for each GPU, or for each group of cores:
 
 A part that failed is named with its last line and with the command that runs it again alone;
 `--resume` runs all that are unfinished, while the others check that nothing has changed. A run that
-is asked to end (SIGTERM, SIGUSR1) saves, ends with exit code 75, and is started again by
+is asked to end (SIGTERM, SIGUSR1, SIGUSR2) saves, ends with exit code 75, and is started again by
 its launcher. On Linux parts are killed together with the process that started them, if that is
 killed; elsewhere they go on, and `--resume` is refused with a sentence until they have ended.
 

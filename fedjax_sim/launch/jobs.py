@@ -192,7 +192,7 @@ def finish_jobs(
         line on the error stream when a job ends.
 
     Raises:
-      PartError: If a job failed, or if this process was asked to end (SIGTERM, SIGUSR1): then the
+      PartError: If a job failed, or if a signal asked this process to end (SIGTERM, ...): then the
         jobs were asked to save and end first.
     """
     launcher.check()

@@ -28,12 +28,12 @@ EXIT_CODES = {
     FAULT: "a fault of the program, with a traceback",
     BAD_INPUT: "bad input, or a folder or checkpoint that cannot be used",
     STORAGE: "the disk or a folder failed (full, removed, not writable); --resume goes on",
-    STOPPED: "stopped by SIGTERM or SIGUSR1 after saving; run it again with --resume",
+    STOPPED: "stopped by SIGTERM, SIGUSR1 or SIGUSR2 after saving; run it again with --resume",
     INTERRUPTED: "interrupted by Ctrl-C; --resume goes on from the last checkpoint",
 }
 """Every exit code and its meaning. 74 and 75 are `EX_IOERR` and `EX_TEMPFAIL` of `sysexits.h`."""
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask a run to save and stop: queues send them before they kill."""
 OF_STORAGE = frozenset(
     getattr(errno, name)
@@ -176,8 +176,8 @@ class PartError(Exception):
 def exit_code_of(program: str, work: Callable[[], object], *, resumes: bool = True) -> int:
     """Run a command, and turn the way in which it ends into an exit code.
 
-    Ctrl-C, SIGTERM, SIGUSR1, bad input, and disks and folders that fail each print one sentence.
-    If nobody reads the output to its end, as in `| head`, the command ends in silence. A standard
+    Ctrl-C, the `SIGNALS`, bad input, and disks and folders that fail each print one sentence. If
+    nobody reads the output to its end, as in `| head`, the command ends in silence. A standard
     stream that was closed beforehand, as by `>&-`, is the null device for the command. Any other
     error is a fault of the program and is raised.
 
