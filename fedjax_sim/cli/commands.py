@@ -1,4 +1,4 @@
-"""The entry point of the command line: commands, their flags, and what is done with words.
+"""The entry point of the command line, with the tables of commands and flags.
 
 Words are parsed into text first. The module of a command, and JAX with it, is imported only once
 they are understood, so that `--version`, `--help` and misspelt flags are answered without delay.

@@ -25,7 +25,7 @@ from fedjax_sim.problems import latent
 from fedjax_sim.problems.augmentation import AUGMENTATIONS
 
 Facts = dict[str, Any]
-"""The rest of what a problem depends on, as config.json has it."""
+"""Further choices on which a problem depends, as config.json has them."""
 PARTITION_FLAGS = ("classes", "alpha", "shards_per_client", "min_examples", "group_sizes")
 """Flags that are options of partitions."""
 GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")
@@ -94,8 +94,7 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
             allowed = f"left out for {system.name}, which has no use for it"
             raise ConfigError(flag, value, allowed)
     model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
-    usual = "iid" if is_latent else defaults.partition
-    kind = arguments.partition or usual
+    kind = arguments.partition or ("iid" if is_latent else defaults.partition)
     make_one, _ = partition.PARTITIONS[kind]
     parameters, hints = inspect.signature(make_one).parameters, checking.hints_of(make_one)
     options = {key: one.default for key, one in parameters.items() if one.default is not one.empty}
@@ -134,19 +133,14 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
 
 def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, Facts]:
     """Name the network, its convolution, augmentation, bits and normalisation of images."""
-    model = arguments.model or defaults.model
-    facts = {
-        "convolution": arguments.convolution or "auto",
-        "augmentation": arguments.augmentation or defaults.augmentation,
-        "low_bit": arguments.low_bit or "none",
-        "per_client": arguments.per_client,
-        "mean": defaults.mean,
-        "std": defaults.std,
-    }
-    texts.check_name("model", model, models.MODELS)
-    texts.check_name("convolution", facts["convolution"], models.CONVOLUTIONS)
-    texts.check_name("augmentation", facts["augmentation"], AUGMENTATIONS)
-    _in_few_bits(None, facts["low_bit"])
+    model = texts.check_name("model", arguments.model or defaults.model, models.MODELS)
+    convolution, low_bit = arguments.convolution or "auto", arguments.low_bit or "none"
+    augmentation = arguments.augmentation or defaults.augmentation
+    texts.check_name("convolution", convolution, models.CONVOLUTIONS)
+    texts.check_name("augmentation", augmentation, AUGMENTATIONS)
+    _in_few_bits(None, low_bit)
+    facts = {"convolution": convolution, "augmentation": augmentation, "low_bit": low_bit}
+    facts |= {"per_client": arguments.per_client, "mean": defaults.mean, "std": defaults.std}
     return model, facts
 
 
@@ -174,15 +168,9 @@ def _classifications(
         return problems.make_next_characters(
             network, dataset, partitions, per_client=per_client, test_partition=tests
         )
-    return problems.make_classifications(
-        network,
-        dataset,
-        partitions,
-        mean=facts["mean"],
-        std=facts["std"],
-        per_client=per_client,
-        augmentation=AUGMENTATIONS[facts["augmentation"]],
-    )
+    options = {name: facts[name] for name in ("mean", "std", "per_client")}
+    options["augmentation"] = AUGMENTATIONS[facts["augmentation"]]
+    return problems.make_classifications(network, dataset, partitions, **options)
 
 
 def own_sequences(text: Text, natural: Partition) -> Partition:
@@ -205,9 +193,10 @@ def own_sequences(text: Text, natural: Partition) -> Partition:
 def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, Facts]:
     """Name the latent-variable model, its number of components and of dimensions."""
     model = texts.check_name("model", arguments.model or "gaussian_mixture", latent.MODELS)
-    components = texts.read_value("components", arguments.components, 10, Count)
-    dimensions = texts.read_value("dimensions", arguments.dimensions, 20, Count)
-    sizes = {"components": components, "dimensions": dimensions}
+    sizes = {
+        name: texts.read_value(name, getattr(arguments, name), usual, Count)
+        for name, usual in (("components", 10), ("dimensions", 20))
+    }
     return model, {**sizes, "per_client": arguments.per_client}
 
 

@@ -162,16 +162,12 @@ def final_rows(
                 row[f"final {TITLES.get(name, name)}"] = _mean_and_std(value, unknown)
                 if name == "accuracy":
                     row |= _accuracy_cells(lanes, value)
-            rows.append(
-                row
-                | {
-                    "virtual time": f"{final['virtual_time']:.0f}",
-                    "server steps": str(final["ticks"]),
-                    "local steps": str(final["local_steps"]),
-                    "sent up": _bits(final["uplink_bits"]),
-                    "sent down": _bits(float(lanes["downlink_bits"].isel(eval=-1).mean())),
-                }
-            )
+            row["virtual time"] = f"{final['virtual_time']:.0f}"
+            row["server steps"] = str(final["ticks"])
+            row["local steps"] = str(final["local_steps"])
+            row["sent up"] = _bits(final["uplink_bits"])
+            row["sent down"] = _bits(float(lanes["downlink_bits"].isel(eval=-1).mean()))
+            rows.append(row)
     return rows
 
 

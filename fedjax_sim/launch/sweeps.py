@@ -26,7 +26,7 @@ from fedjax_sim.results.runs import LaneWarning, Run, join_runs, warn_of_lanes
 CALL = "call.pkl"
 """File with the arguments of the sweep, for the parts to read."""
 RUN = "run.pkl"
-"""File in a part's folder with what its sweep returned."""
+"""File in a part's folder with the result of its sweep."""
 SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
 """JAX's switches that change results. Parts set them as they are here."""
 
