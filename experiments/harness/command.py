@@ -15,10 +15,11 @@ import fedjax_sim
 from experiments.harness import ledger, queue, registry, report
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.parts import CHECKPOINTS, ExperimentPart, WaitsError, read_identity
-from fedjax_sim.cli.arguments import read_whole
+from fedjax_sim.cli.arguments import read_value
+from fedjax_sim.cli.commands import Parser
 from fedjax_sim.cli.launching import read_launcher
-from fedjax_sim.cli.parser import Parser
 from fedjax_sim.core import lifecycle
+from fedjax_sim.core.checking import Count
 from fedjax_sim.core.lifecycle import exit_code_of
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.planning import placement
@@ -203,7 +204,7 @@ def _run_as_asked(
         print(run_part(given.name, run, arguments, share))
         return None
     if launcher is not None:
-        num_parts = read_whole("parts", given.parts, launcher.count())
+        num_parts = read_value("parts", given.parts, launcher.count(), Count)
         parts = ExperimentPart(out, None, num_parts)
         return launch_parts(launcher, given.name, run, arguments, parts)
     return run_experiment(given.name, run, arguments)

@@ -1,11 +1,10 @@
 """Run the simulator from the command line: `fedjax-sim list`, `run`, `plot`, `merge`, `timeline`.
 
-`commands` is the entry point. It reads the words with `parser`, and only then loads the module of
-the command: `listing` (list), `training` (run, with `launching` for a run in parts), `plotting`
-(plot), `merging` (merge) or `schedules` (timeline). `arguments` turns texts into checked values.
+`commands` is the entry point, with the table of all flags. It parses the words, and only then loads
+the module of the command: `listing` (list), `training` (run, with `launching` for a run in parts),
+`plotting` (plot, merge) or `schedules` (timeline). `arguments` turns texts into checked values.
 From these `comparison` makes systems with their settings, and `data` problems. `defaults` has the
-values of what the user leaves out. `schedule_report` measures and draws schedules, `tables` prints
-results.
+values of what the user leaves out. `tables` prints results.
 """
 
 from fedjax_sim.cli.commands import main as main

@@ -2,18 +2,16 @@
 
 import argparse
 import contextlib
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
 
-import numpy as np
-
-from fedjax_sim.cli.parser import PARTITION_FLAGS
+from fedjax_sim.core import checking
 from fedjax_sim.core.lifecycle import nearest
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import Layout
-from fedjax_sim.results.reports import UNFINISHED
+from fedjax_sim.results import reports
 
 T = TypeVar("T")
 MOST_SEEDS = 10_000
@@ -29,21 +27,19 @@ def read_seeds(text: str | None) -> list[int]:
     Raises:
       ConfigError: If the text is neither, or if the list has duplicates or seeds out of range.
     """
+    text = text or "5"
+    is_list = "," in text or ".." in text
+    with contextlib.suppress(ValueError):
+        values = [int(word) for word in list_values("seeds", text.rstrip(","))]
+        if not is_list and 1 <= values[0] <= MOST_SEEDS:
+            return list(range(values[0]))
+        if is_list and len({*values}) == len(values) and 0 <= min(values) <= max(values) < 2**31:
+            return values
     allowed = (
         f"a number of seeds from 1 to {MOST_SEEDS}, or a list of different whole numbers "
         "from 0 to 2147483647 such as 3,7 or 3..7"
     )
-    text = text or "5"
-    try:
-        values = [int(word) for word in list_values("seeds", text.rstrip(","))]
-    except ValueError:
-        raise ConfigError("seeds", text, allowed) from None
-    is_list = "," in text or ".." in text
-    if not is_list and 1 <= values[0] <= MOST_SEEDS:
-        return list(range(values[0]))
-    if not is_list or len({*values}) < len(values) or min(values) < 0 or max(values) >= 2**31:
-        raise ConfigError("seeds", text, allowed)
-    return values
+    raise ConfigError("seeds", text, allowed)
 
 
 def list_values(name: str, text: str) -> list[str]:
@@ -74,71 +70,25 @@ def read_names(field: str, text: str, known: Iterable[str]) -> list[str]:
     return [check_name(field, name, known) for name in text.split(",")]
 
 
-def read_number(name: str, text: str | None, default: float) -> float:
-    """Read a finite number above 0.
+def read_value(name: str, text: str | None, usual: T, annotation: Any) -> T:
+    """Read a value of a declared type, such as `Count`.
 
     Args:
       name: The flag's name, for the error message.
-      text: What the user gave; None for the default.
-      default: The value if no text is given.
+      text: The text after the flag; None for the default.
+      usual: The default.
+      annotation: The type, as `fedjax_sim.core.checking` has them.
 
     Raises:
-      ConfigError: If the text is no finite number above 0.
+      ConfigError: If the text is no value of the type.
     """
-    allowed = "a finite number above 0"
-    try:
-        value = default if text is None else float(text)
-    except ValueError:
-        raise ConfigError(name, text, allowed) from None
-    if not (np.isfinite(value) and value > 0):
-        raise ConfigError(name, text, allowed)
-    return value
-
-
-def read_whole(name: str, text: str | None, default: int, *, least: int = 1) -> int:
-    """Read a whole number of at least 1, or another least number.
-
-    Args:
-      name: The flag's name, for the error message.
-      text: What the user gave; None for the default.
-      default: The value if no text is given.
-      least: The least number allowed.
-
-    Raises:
-      ConfigError: If the text is no whole number of at least `least`.
-    """
-    try:
-        value = default if text is None else int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise ConfigError(name, text, f"a whole number of at least {least}")
-    return value
-
-
-def read_partition_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Read the options of the partition that were given, by name.
-
-    Raises:
-      ConfigError: If a text is no value of its option.
-    """
-    readers: dict[str, Any] = {
-        "alpha": (float, "a number"),
-        "group_sizes": (
-            lambda text: tuple(map(int, text.split("+"))),
-            "whole numbers joined by +, such as 5+15",
-        ),
-    }
-    options = {}
-    for name in PARTITION_FLAGS:
-        text = getattr(arguments, name)
-        if text is not None:
-            read, allowed = readers.get(name, (int, "a whole number"))
-            try:
-                options[name] = read(text)
-            except ValueError:
-                raise ConfigError(name, text, allowed) from None
-    return options
+    if text is None:
+        return usual
+    kind = checking.kind_of(annotation)
+    with contextlib.suppress(ValueError, KeyError):
+        if kind.accepts(value := (kind.parse or str)(text), {}):
+            return value
+    raise ConfigError(name, text, kind.words.replace("a list,", "a list joined by +,"))
 
 
 def read_settings(arguments: argparse.Namespace) -> dict[str, list[str]]:
@@ -167,36 +117,6 @@ def read_settings(arguments: argparse.Namespace) -> dict[str, list[str]]:
     return found
 
 
-def read_bit_widths(text: str) -> tuple[int, int, int] | None:
-    """Read the bits of weights, activations and gradients; "none" gives None.
-
-    Raises:
-      ConfigError: If the text is neither "none" nor three whole numbers within their limits.
-    """
-    if text == "none":
-        return None
-    try:
-        weights, activations, gradients = (int(word) for word in text.split(","))
-    except ValueError:
-        weights = activations = gradients = 0
-    if min(weights, activations, gradients) < 2 or max(weights, activations) > 24 or gradients > 8:
-        allowed = "none, or three whole numbers such as 3,3,4: from 2 to 24, 24 and 8"
-        raise ConfigError("low_bit", text, allowed)
-    return weights, activations, gradients
-
-
-def read_layout(text: str | None) -> Layout:
-    """Read fields of a `Layout`, such as "lanes_at_once=true,lane_devices=2".
-
-    Fields that are not given keep the defaults of `Layout`.
-
-    Raises:
-      ConfigError: For an unknown field, a field given twice, or a value of the wrong kind.
-    """
-    # --max-lanes has the other field.
-    return read_fields("--layout", Layout, [*Layout().deciding()], text)
-
-
 def read_fields(flag: str, kind: type[T], names: Sequence[str], text: str | None) -> T:
     """Make an object from texts of its fields, such as "timeout_min=120,partition=gpu".
 
@@ -209,18 +129,15 @@ def read_fields(flag: str, kind: type[T], names: Sequence[str], text: str | None
     Raises:
       ConfigError: For an unknown field, a field given twice, or a value of the wrong kind.
     """
-    kinds, chosen = get_type_hints(kind), dict[str, Any]()
+    hints, chosen = checking.hints_of(kind), dict[str, Any]()
     for word in text.split(",") if text is not None else []:
         name, equals, value = word.partition("=")
         if name not in names or not equals or name in chosen:
             allowed = f"name=value with different names of {', '.join(names)}"
             raise ConfigError(flag, word, allowed + nearest(name, names))
-        options, chosen[name] = {kinds[name], *get_args(kinds[name])}, value
-        if bool in options:
-            chosen[name] = {"true": True, "false": False}.get(value.lower(), value)
-        for read in (float, int) if options & {int, float} else ():
-            with contextlib.suppress(ValueError):
-                chosen[name] = read(value)
+        chosen[name], parse = value, checking.kind_of(hints[name]).parse or str
+        with contextlib.suppress(ValueError, KeyError):  # The class refuses a text.
+            chosen[name] = parse(value)
     return kind(**chosen)
 
 
@@ -240,24 +157,30 @@ def check_name(field: str, name: str, known: Iterable[str]) -> str:
     return name
 
 
-def choose_folder(base: str, *, resume: bool) -> Path:
-    """Choose the results folder if the user names none.
+def find_folder(
+    arguments: argparse.Namespace, base: str, *, resume: bool = False
+) -> reports.Folder:
+    """Find the results folder, without creating it.
+
+    If the user names none, it is the first of base, base-2, base-3, ... that does not exist or is
+    empty. To resume, it is the last one before with an unfinished run, or the first of all.
 
     Args:
-      base: The name of the first folder; the next are base-2, base-3, ...
-      resume: Whether an unfinished run is to be continued.
+      arguments: The parsed words of a command.
+      base: The folder's name if the user gives none.
+      resume: Whether to continue an unfinished run.
 
-    Returns:
-      The first folder that does not exist or is empty. To resume: the last folder before it that
-      has an unfinished run, or the first of all if none has.
+    Raises:
+      ConfigError: If the folder is in use, or cannot be used.
     """
     taken: list[Path] = []
-    while True:
-        path = Path(base if not taken else f"{base}-{len(taken) + 1}")
+    for number in itertools.count(1):
+        path = Path(base if number == 1 else f"{base}-{number}")
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             break
         taken.append(path)
-    if not resume:
-        return path
-    unfinished = [old for old in taken if (old / UNFINISHED).exists()]
-    return unfinished[-1] if unfinished else Path(base)
+    if resume:
+        unfinished = (old for old in reversed(taken) if (old / reports.UNFINISHED).exists())
+        path = next(unfinished, Path(base))
+    path = path if arguments.out is None else Path(arguments.out)
+    return reports.Folder(path, resume=resume, overwrite=arguments.overwrite)

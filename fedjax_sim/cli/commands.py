@@ -1,26 +1,237 @@
-"""The entry point of the command line.
+"""The entry point of the command line, with the tables of commands and flags.
 
-Words are parsed first. The module of a command, and JAX with it, is imported only once they are
-understood, so that `--version`, `--help` and misspelt flags are answered without delay.
+Words are parsed into text first. The module of a command, and JAX with it, is imported only once
+they are understood, so that `--version`, `--help` and misspelt flags are answered without delay.
+
+The parser is argparse, and the flags are one table. Two libraries that derive flags from types were
+tried. tyro answers a mistake with a box of many lines, and takes the last of two values of a flag
+in silence. cyclopts answers in two or three sentences; it cuts `--evals 2.5` to 2 and takes
+`--resume=yes` and `--time_budget`. To refuse these in one sentence, the program would need as many
+lines with cyclopts as it has here, and four more packages.
 """
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
 
-from fedjax_sim.cli.parser import COMMANDS, NAMES, UsageError, make_parser
 from fedjax_sim.core import lifecycle
 from fedjax_sim.version import __version__
 
-MODULES = {
-    "list": "listing",
-    "merge": "merging",
-    "plot": "plotting",
-    "run": "training",
-    "timeline": "schedules",
-}
-"""The module of each command in this package; its `run` takes the parsed words."""
 HELP = {"-h", "--help"}
+COMPARED = "systems to compare (default: fedavg quafl fedbuff favano)"
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+      function: Module in this package, and its function that takes the parsed words.
+      summary: A line about it.
+      form: Form of its words that are no flags: SYSTEM or DIR.
+      meaning: Their meaning.
+    """
+
+    function: str
+    summary: str
+    form: str
+    meaning: str
+
+
+COMMANDS = {
+    "list": Command(
+        "listing.run",
+        "List systems, data sets, models, partitions and experiments; or the settings of a SYSTEM.",
+        "SYSTEM",
+        "list its settings, with their meaning, default and limits; datasets lists what to fetch",
+    ),
+    "run": Command(
+        "training.run",
+        "Train and compare systems; without a SYSTEM fedavg, quafl, fedbuff and favano.",
+        "SYSTEM",
+        COMPARED,
+    ),
+    "plot": Command(
+        "plotting.run",
+        "Draw metrics of one results folder, or compare several.",
+        "DIR",
+        "results folders of runs, whose systems are drawn together",
+    ),
+    "merge": Command(
+        "plotting.merge",
+        "Put the results folders of all parts of a study together.",
+        "DIR",
+        "results folders of runs with --part",
+    ),
+    "timeline": Command(
+        "schedules.run",
+        "Work out schedules alone: a summary, and a picture of who computes when.",
+        "SYSTEM",
+        COMPARED,
+    ),
+}
+FLAGS = {
+    "run timeline": {
+        "--dataset NAME": "data set, see list (default: digits)",
+        "--seeds NUMBER|LIST": "a number of seeds, counted from 0, or a list such as 3,7 or 3, or "
+        "5..9 (default: 5)",
+        "--set NAME=VALUE,...": "give a setting a value, or several to sweep over, in every "
+        "system that uses it; 2..5 stands for 2,3,4,5; several settings are joined by commas, or "
+        "given by further --set",
+        "--preset NAME": "start from this preset of every system in place of its defaults: paper",
+        "--time-budget T": "virtual time to simulate",
+        "--trace FILE": "CSV file with columns client, start, finish that replaces the delay law",
+    },
+    "run": {
+        "--data-dir DIR": "folder with the raw files of the data set",
+        "--model NAME": "model, see list",
+        "--convolution NAME": "of networks: auto (default), patches, winograd or lax",
+        "--augmentation NAME": "of images: none, flip, crop or crop_flip (default: by data set)",
+        "--low-bit W,A,G": "train with these bits of weights, activations and gradients, such as "
+        "3,3,4 (default: none, full precision)",
+        "--components NUMBER": "components of a mixture (expectation maximisation; default: 10)",
+        "--dimensions NUMBER": "principal components of images that it is fitted to (default: 20)",
+        "--partition NAME": "who holds which examples, see list (default: by data set and system)",
+        "--classes NUMBER": "of the partition classes: how many each client holds",
+        "--alpha NUMBER": "of the partition dirichlet: its concentration",
+        "--shards-per-client NUMBER": "of the partition shards",
+        "--min-examples NUMBER": "of the partition dirichlet: least examples of a client",
+        "--group-sizes N+N...": "of the partition of groups, such as 5+15",
+        "--evals NUMBER": "evaluations in addition to the initial one (default: 25)",
+        "--resume": "continue the unfinished run in the results folder, or start one",
+        "--any-jax": "with --resume, go on although the version of JAX is another one",
+        "--per-client": "also evaluate the model for each client, on test examples like its own "
+        "(mixtures: on its own examples)",
+        "--client-variance": "measure and draw how far clients' models are from the server's, "
+        "which keeps more of its old models in memory",
+        "--precision TYPE": "of matrix products: float32 (default), tensorfloat32 or bfloat16",
+        "--layout NAME=VALUE,...": "of fedjax_sim.Layout: lanes_at_once=true,lane_devices=2, ...",
+        "--max-lanes NUMBER": "most pairs of settings and seed in memory (default: all that fit)",
+        "--checkpoint-every SECONDS": "least seconds between checkpoints (default: 20)",
+        "--progress FILE": "keep a line in a file that says how far the run is",
+        "--tracker NAME,...": "log metrics during the run by csv, tensorboard, wandb, mlflow",
+        "--keep-samples": "keep the models of all evaluations (a sampler's samples) in samples.nc, "
+        "and draw how calibrated their averaged predictions are",
+        "--part I/N": "run one of N parts of the study, from 0/N on, for merge to put together",
+        "--parts N": "run the study in N parts, which --launcher starts, and merge them",
+        "--launcher NAME": "what starts parts: local (processes here; default), slurm or ray",
+        "--resources NAME=VALUE,...": "fields of the launcher, as timeout_min=120,gpus=1 of slurm",
+        "--distributed": "run on the devices of several processes, each started with the same "
+        "words by srun, mpirun or Kubernetes; process 0 writes the results",
+        "--coordinator HOST:PORT": "with --distributed, address of process 0 if it is not found",
+        "--num-processes N": "with --coordinator, how many processes there are",
+        "--process-id NUMBER": "with --coordinator, which of them this is, from 0",
+    },
+    "run plot": {
+        "--plot METRIC,...": "metrics to draw, such as accuracy,loss (default: all)",
+        "--against AXIS,...": "horizontal axes: time (default), rounds, steps or bits",
+    },
+    "plot merge": {
+        "--trust": "also read files that end without their SHA-256, such as those of other programs"
+    },
+    "run plot merge timeline": {
+        "--out DIR": "results folder (default: results, results-plot or results-timeline, with a "
+        "number appended if that is in use)",
+        "--overwrite": "replace what is in the results folder",
+    },
+    "list run plot merge timeline": {"--json": "print one JSON object instead of tables"},
+}
+"""By the commands that take them: flags with the form of their value, if any, and meaning."""
+
+
+class UsageError(lifecycle.InputError):
+    """A mistake in the words of a command, as one sentence."""
+
+
+class Once(argparse.Action):
+    """The value of a flag that is given at most once, and not empty."""
+
+    def __call__(
+        self, parser: object, found: argparse.Namespace, value: Any, flag: str | None = None
+    ) -> None:
+        """Keep the value.
+
+        Raises:
+          UsageError: If it is empty, or the second one.
+        """
+        if not value:
+            raise UsageError(f"{flag} is '', but must not be empty: leave the flag out.")
+        if (first := getattr(found, self.dest)) is not None:
+            allowed = f"left out: it is already {first!r}"
+            raise UsageError(f"second {flag} is {value!r}, but must be {allowed}.")
+        setattr(found, self.dest, value)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises `UsageError` where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise argparse's complaint as a sentence.
+
+        Args:
+          message: What argparse would print.
+
+        Raises:
+          UsageError: Always.
+        """
+        complaint = message.removeprefix("argument ")
+        raise UsageError(complaint[:1].lower() + complaint[1:].rstrip(".") + ".")
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Read the words of a command, flags and names in any order.
+
+        Args:
+          words: What the user typed after the name of the command.
+
+        Returns:
+          The text of each flag, None for a flag that is not given.
+
+        Raises:
+          UsageError: For a flag or a name that the command does not take, and for a flag that is
+            given twice or without its value.
+        """
+        known, unknown = self.parse_known_intermixed_args(words)
+        if unknown and unknown[0].startswith("-"):
+            flags = sorted(flag for flag in self._option_string_actions if flag.startswith("--"))
+            given = unknown[0].partition("=")[0]
+            name = given.lstrip("-").replace("-", "_")
+            is_setting = "--set" in flags and _is_setting(name)
+            hint = f" (did you mean '--set {name}=VALUE'?)" if is_setting else ""
+            allowed = ", ".join(flags) + (hint or lifecycle.nearest(given, flags))
+            raise UsageError(f"flag is {given!r}, but must be one of {allowed}.")
+        if unknown:
+            allowed = "left out: this command takes no such name"
+            raise UsageError(f"argument is {unknown[0]!r}, but must be {allowed}.")
+        return known
+
+
+def _is_setting(name: str) -> bool:
+    """Tell whether some system has a setting of this name; loads JAX, as only errors may."""
+    from fedjax_sim.core.settings import names_of
+    from fedjax_sim.systems import SYSTEMS
+
+    return any(name in names_of(each.Hyper) for each in SYSTEMS.values())
+
+
+def make_parser(command: str) -> Parser:
+    """Make the parser of a command. It leaves values as text; `arguments` reads them.
+
+    Args:
+      command: One of `COMMANDS`.
+    """
+    _, summary, form, meaning = COMMANDS[command]
+    parser = Parser(prog=f"fedjax-sim {command}", description=summary, allow_abbrev=False)
+    names, some = ("systems", "*") if form == "SYSTEM" else ("folders", "+")
+    parser.add_argument(names, nargs=some, metavar=form, help=meaning)
+    for commands, flags in FLAGS.items():
+        for words, meaning in flags.items() if command in commands.split() else ():
+            flag, _, form = words.partition(" ")
+            how: dict[str, Any] = {"action": Once, "metavar": form}
+            if flag == "--set":
+                how |= {"action": "append", "default": []}
+            parser.add_argument(flag, help=meaning, **how if form else {"action": "store_true"})
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code, see `fedjax_sim.core.lifecycle.EXIT_CODES`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    return lifecycle.exit_code_of("fedjax-sim", lambda: _run(words))
+    return lifecycle.exit_code_of("fedjax-sim", lambda: _run(words), resumes=words[:1] == ["run"])
 
 
 def _run(words: list[str]) -> None:
@@ -49,19 +260,17 @@ def _run(words: list[str]) -> None:
         _print_help_of(words[0], [word for word in words[1:] if word not in HELP])
     else:
         arguments = make_parser(words[0]).read(words[1:])
-        importlib.import_module(f"fedjax_sim.cli.{MODULES[words[0]]}").run(arguments)
+        module, _, function = COMMANDS[words[0]].function.partition(".")
+        getattr(importlib.import_module(f"fedjax_sim.cli.{module}"), function)(arguments)
 
 
 def _print_help_of(command: str, words: list[str]) -> None:
     """Print a command's flags; and, if the other words name systems, the settings of these."""
     parser = make_parser(command)
-    is_of_systems = NAMES[command][0] == "systems" and words
+    is_of_systems = COMMANDS[command].form == "SYSTEM" and words
     systems = parser.read(words).systems if is_of_systems else []
-    if not systems:
-        parser.print_help()
-        return
-    listing = importlib.import_module("fedjax_sim.cli.listing")
-    tables = listing.settings_tables(systems)
+    listing = importlib.import_module("fedjax_sim.cli.listing") if systems else None
+    tables = listing.settings_tables(systems) if listing else []  # Bad names come before the help.
     parser.print_help()
     for table in tables:
         print()
@@ -70,8 +279,8 @@ def _print_help_of(command: str, words: list[str]) -> None:
 
 def _print_help() -> None:
     print(f"fedjax-sim {__version__}: federated-learning simulation in JAX\n")
-    for command, summary in COMMANDS.items():
-        print(f"  fedjax-sim {command:9} {summary}")
+    for name, command in COMMANDS.items():
+        print(f"  fedjax-sim {name:9} {command.summary}")
     print(
         "\nfedjax-sim COMMAND --help lists the flags of a command; with the name of a SYSTEM,"
         "\nalso the settings of that system.\n\nExit codes:\n"

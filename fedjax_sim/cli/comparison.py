@@ -4,18 +4,15 @@ import argparse
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.core import lifecycle, settings
+from fedjax_sim.core.checking import Above0
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import LatentProblem, Problem, System, Time, Timeline
-from fedjax_sim.engine.planning import drawing
-from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.core.types import LatentProblem, System
 from fedjax_sim.results import kept_settings
-from fedjax_sim.results.reports import Folder
 from fedjax_sim.results.summaries import label_of
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Trace
@@ -37,7 +34,7 @@ class Contender(NamedTuple):
 
     Attributes:
       system: The system.
-      hyper: Its settings; those that are swept have the system's defaults here.
+      hyper: Its settings; those that are swept have their first values here.
       swept: The values of each setting that is swept, by name.
     """
 
@@ -90,14 +87,11 @@ class Contender(NamedTuple):
     def resolved(self) -> dict[str, Any]:
         """Return all settings as plain values for config.json, lists for those that are swept."""
         known = settings.names_of(self.system.Hyper)
-        swept = {
-            known[name]: [_plain(each) for each in values] for name, values in self.swept.items()
-        }
-        values = {
-            name: _plain(settings.value_of(self.hyper, name))
+        swept = {known[name]: list(map(_plain, values)) for name, values in self.swept.items()}
+        return {
+            name: swept.get(name) or _plain(settings.value_of(self.hyper, name))
             for name in settings.fields(self.system.Hyper)
         }
-        return values | swept
 
 
 class Asked(NamedTuple):
@@ -164,7 +158,7 @@ def resolve_contenders(
     """
     if len(set(names)) < len(names):
         raise ConfigError("systems", " ".join(names), "named once each")
-    systems = [SYSTEMS[texts.check_name("system", name, SYSTEMS)] for name in names or MAIN_JOB]
+    systems = [SYSTEMS[name] for name in names or MAIN_JOB]
     kinds = {system.fit.learns: system.name for system in systems}
     if len(kinds) > 1:
         allowed = "all of gradients or all of expectation maximisation, as they share a problem"
@@ -191,23 +185,15 @@ def resolve_contenders(
 
 
 def _check_names(systems: Sequence[System], given: Mapping[str, list[str]]) -> None:
-    """Check that settings are known, given once, and not left out in silence by a system."""
-    known = {system.name: settings.names_of(system.Hyper) for system in systems}
-    for name in given:
-        if not any(name in names for names in known.values()):
+    """Check that some system has each setting, and none leaves one out in silence that matters."""
+    for name, values in given.items():
+        without = [each.name for each in systems if name not in settings.names_of(each.Hyper)]
+        if len(without) == len(systems):
             raise settings.unknown_name(name, [system.Hyper for system in systems])
-    for names in known.values():
-        full_names: dict[str, str] = {}
-        for name in (name for name in given if name in names):
-            if (other := full_names.setdefault(names[name], name)) != name:
-                allowed = f"left out with `{other}`, which is the same setting"
-                raise ConfigError("setting name", name, allowed)
-    for name, why in NOT_IGNORED.items():
-        without = [system for system, names in known.items() if name not in names]
-        asked = [each for each in given if each.rpartition(".")[2] == name]
-        if asked and without:
-            allowed = f"left out with {', '.join(without)}, which {why}"
-            raise ConfigError(asked[0], ",".join(given[asked[0]]), allowed)
+        if without and (why := NOT_IGNORED.get(name.rpartition(".")[2])):
+            raise ConfigError(
+                name, ",".join(values), f"left out with {', '.join(without)}, which {why}"
+            )
     if len(given.get("num_clients", [])) > 1:
         allowed = "one, as the partition follows it"
         raise ConfigError("values of num_clients", ",".join(given["num_clients"]), allowed)
@@ -230,64 +216,14 @@ def _contender(system: System, given: Mapping[str, list[str]], defaults: Default
             raise ConfigError(f"values of {name}", ",".join(given[name]), allowed)
     usual = defaults.em_settings if system.fit.learns is LatentProblem else defaults.settings
     usual = {**usual, **defaults.tuned.get(system.name, {})}
-    fixed = {name: each[0] for name, each in values.items() if len(each) == 1}
     swept = {name: each for name, each in values.items() if len(each) > 1}
+    firsts = {name: each[0] for name, each in values.items()}
     make = system.paper if defaults.preset else system.Hyper
     usual = {name: value for name, value in usual.items() if name in known}
-    # Defaults of the data set that have no effect with what was given are left out.
-    unused = Contender(system, make(**usual | fixed), swept).unused_settings()
+    # Defaults of the data set that have no effect with the settings given are left out.
+    unused = Contender(system, make(**usual | firsts), swept).unused_settings()
     usual = {name: value for name, value in usual.items() if known[name] not in unused}
-    return Contender(system, make(**usual | fixed), swept)
-
-
-def check_problems(contender: Contender, problems: Sequence[Problem]) -> None:
-    """Check that the settings of a contender fit the problems.
-
-    Raises:
-      ConfigError: If they do not.
-    """
-    for (_, hyper), problem in itertools.product(contender.points(), problems):
-        contender.system.fit.complete(hyper, problem)
-
-
-def draw_schedules(
-    contender: Contender, seeds: Sequence[int], time_budget: float
-) -> list[list[Timeline]]:
-    """Draw the schedule of every point and seed.
-
-    Points that differ in numbers alone are drawn together, as `sweep` does, which then finds the
-    drawing program compiled.
-
-    Args:
-      contender: A system with its settings.
-      seeds: Seeds of the schedules.
-      time_budget: Virtual time at which they end.
-
-    Returns:
-      One list per point, in the order of `Contender.points`, with one schedule per seed.
-
-    Raises:
-      ConfigError: If the time budget is too short for one tick, or too long.
-    """
-    system = contender.system
-    if system.live is not None:
-        allowed = f"without {system.name}, whose schedule follows from what is learnt: run it"
-        raise ConfigError("systems", system.name, allowed)
-    hypers = [system.fit.complete(hyper, None) for _, hyper in contender.points()]
-    points = list(itertools.product(hypers, seeds))
-    found: list[list[Timeline]] = [[] for _ in hypers]
-    lanes = [
-        Lane(i, hyper, None, seed)  # type: ignore[arg-type]
-        for i, (hyper, seed) in enumerate(points)
-    ]
-    for group in groups_of(lanes):
-        schedules = drawing.Schedules.of(system, group, Time(time_budget))
-        schedules.measure()
-        drawn, ticks = schedules.request()
-        for lane, row in zip(group, schedules.row, strict=True):
-            timeline = Timeline(*(leaf[row, : ticks[row]] for leaf in drawn))
-            found[lane.place // len(seeds)].append(timeline)
-    return found
+    return Contender(system, make(**usual | firsts), swept)
 
 
 def read_time_budget(
@@ -311,24 +247,7 @@ def read_time_budget(
         if source and text is None:
             allowed = f"given in the unit of time of {source}: the default is in another unit"
             raise ConfigError("time_budget", usual, allowed)
-    return texts.read_number("time_budget", text, usual)
-
-
-def find_folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> Folder:
-    """Find the results folder, without creating it.
-
-    Args:
-      arguments: The parsed words of a command.
-      base: The folder's name if the user gives none; see `arguments.choose_folder`.
-      resume: Whether to continue an unfinished run.
-
-    Raises:
-      ConfigError: If the folder is in use, or cannot be used.
-    """
-    path = (
-        texts.choose_folder(base, resume=resume) if arguments.out is None else Path(arguments.out)
-    )
-    return Folder(path, resume=resume, overwrite=arguments.overwrite)
+    return texts.read_value("time_budget", text, usual, Above0)
 
 
 def _plain(value: Any) -> Any:

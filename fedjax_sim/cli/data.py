@@ -3,7 +3,7 @@
 import argparse
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.comparison import Asked, Contender
 from fedjax_sim.cli.defaults import Defaults
+from fedjax_sim.core import checking
+from fedjax_sim.core.checking import Count
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import LatentProblem, Plan, Problem, System
 from fedjax_sim.datasets import Dataset, Text
@@ -22,6 +24,10 @@ from fedjax_sim.partition import Partition, parts
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.augmentation import AUGMENTATIONS
 
+Facts = dict[str, Any]
+"""Further choices on which a problem depends, as config.json has them."""
+PARTITION_FLAGS = ("classes", "alpha", "shards_per_client", "min_examples", "group_sizes")
+"""Flags that are options of partitions."""
 GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")
 """Flags of `run` that only systems of gradient steps use."""
 MIXTURE_FLAGS = ("components", "dimensions")
@@ -44,12 +50,8 @@ class Data(NamedTuple):
     partitions: dict[int, list[Partition]]
     partition: dict[str, Any]
     model: str
-    facts: dict[str, Any]
+    facts: Facts
     make: Callable[[Sequence[Partition]], Sequence[Any]]
-
-    def problems(self, num_clients: int) -> list[Any]:
-        """Make one problem per seed, for one of the numbers of clients in `partitions`."""
-        return list(self.make(self.partitions[num_clients]))
 
     def digest(self) -> str:
         """Hash the shapes, types and bytes of the examples; returns SHA-256 in hex."""
@@ -59,24 +61,19 @@ class Data(NamedTuple):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
-    def client_names(self, num_clients: int) -> list[list[Any]]:
-        """List the clients' names, one list per seed; none for data that come without clients."""
-        if self.partition["name"] != "natural" or self.dataset.train_clients is None:
-            return []
-        firsts = [each.index[:, 0] for each in self.partitions[num_clients]]
-        clients = [self.dataset.train_clients[each].tolist() for each in firsts]
-        if not isinstance(self.dataset, Text):
-            return clients
-        return [[self.dataset.speakers[i] for i in numbers] for numbers in clients]
-
     def with_names(self, contender: Contender) -> Contender:
         """Match the names in tables of clients, and in traces, with those of the data's clients.
 
         Raises:
           ConfigError: If a name is that of no client, or clients differ from seed to seed.
         """
-        names = self.client_names(contender.hyper.num_clients)
-        return contender.with_client_names(names) if names else contender
+        if self.partition["name"] != "natural" or self.dataset.train_clients is None:
+            return contender
+        firsts = [each.index[:, 0] for each in self.partitions[contender.hyper.num_clients]]
+        names = [self.dataset.train_clients[each].tolist() for each in firsts]
+        if isinstance(self.dataset, Text):
+            names = [[self.dataset.speakers[i] for i in numbers] for numbers in names]
+        return contender.with_client_names(names)
 
 
 def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
@@ -97,11 +94,14 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
             allowed = f"left out for {system.name}, which has no use for it"
             raise ConfigError(flag, value, allowed)
     model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
-    usual = "iid" if is_latent else defaults.partition
-    kind = texts.check_name("partition", arguments.partition or usual, partition.PARTITIONS)
-    parameters = inspect.signature(partition.PARTITIONS[kind][0]).parameters.values()
-    options = {each.name: each.default for each in parameters if each.default is not each.empty}
-    options |= texts.read_partition_options(arguments)
+    kind = arguments.partition or ("iid" if is_latent else defaults.partition)
+    make_one, _ = partition.PARTITIONS[kind]
+    parameters, hints = inspect.signature(make_one).parameters, checking.hints_of(make_one)
+    options = {key: one.default for key, one in parameters.items() if one.default is not one.empty}
+    for flag in PARTITION_FLAGS:
+        if (text := getattr(arguments, flag)) is not None:
+            # `partition.make` refuses options that are not of this partition.
+            options[flag] = texts.read_value(flag, text, None, hints.get(flag, str))
     name = arguments.dataset or "digits"
     load = datasets.load_text if datasets.is_text(name) else datasets.load
     dataset = load(name, data_dir=arguments.data_dir)
@@ -131,30 +131,39 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
     return Data(dataset, partitions, {"name": kind, **options}, model, facts, make)
 
 
-def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
+def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, Facts]:
     """Name the network, its convolution, augmentation, bits and normalisation of images."""
     model = texts.check_name("model", arguments.model or defaults.model, models.MODELS)
     convolution, low_bit = arguments.convolution or "auto", arguments.low_bit or "none"
     augmentation = arguments.augmentation or defaults.augmentation
     texts.check_name("convolution", convolution, models.CONVOLUTIONS)
     texts.check_name("augmentation", augmentation, AUGMENTATIONS)
-    texts.read_bit_widths(low_bit)
+    _in_few_bits(None, low_bit)
     facts = {"convolution": convolution, "augmentation": augmentation, "low_bit": low_bit}
     facts |= {"per_client": arguments.per_client, "mean": defaults.mean, "std": defaults.std}
     return model, facts
 
 
+def _in_few_bits(network: Any, text: str) -> Any:
+    """Wrap a network for the bits of weights, activations and gradients, such as "3,3,4"."""
+    if text == "none":
+        return network
+    try:
+        weights, activations, gradients = map(int, text.split(","))
+        return LowBit(network, weights, activations, gradients)
+    except ValueError:
+        allowed = "none, or three whole numbers such as 3,3,4: from 2 to 24, 24 and 8"
+        raise ConfigError("low_bit", text, allowed) from None
+
+
 def _classifications(
-    dataset: Dataset | Text, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]
+    dataset: Dataset | Text, model: str, facts: Facts, partitions: Sequence[Partition]
 ) -> Sequence[Problem]:
     """Make problems of training a network, one per partition."""
-    network: Any = models.MODELS[model].make(
-        dataset.num_classes, models.CONVOLUTIONS[facts["convolution"]]
-    )
-    widths = texts.read_bit_widths(facts["low_bit"])
-    network = LowBit(network, *widths) if widths else network
+    convolve, per_client = models.CONVOLUTIONS[facts["convolution"]], facts["per_client"]
+    network = models.MODELS[model].make(dataset.num_classes, convolve)
+    network = _in_few_bits(network, facts["low_bit"])
     if isinstance(dataset, Text):
-        per_client = facts["per_client"]
         tests = [own_sequences(dataset, each) for each in partitions] if per_client else None
         return problems.make_next_characters(
             network, dataset, partitions, per_client=per_client, test_partition=tests
@@ -181,18 +190,18 @@ def own_sequences(text: Text, natural: Partition) -> Partition:
     return parts.gather_by_owner(rows, row_of[text.test_speakers[rows]], len(natural.counts))
 
 
-def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
+def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, Facts]:
     """Name the latent-variable model, its number of components and of dimensions."""
     model = texts.check_name("model", arguments.model or "gaussian_mixture", latent.MODELS)
     sizes = {
-        name: texts.read_whole(name, getattr(arguments, name), usual)
+        name: texts.read_value(name, getattr(arguments, name), usual, Count)
         for name, usual in (("components", 10), ("dimensions", 20))
     }
     return model, {**sizes, "per_client": arguments.per_client}
 
 
 def _mixtures(
-    dataset: Any, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]
+    dataset: Dataset, model: str, facts: Facts, partitions: Sequence[Partition]
 ) -> Sequence[LatentProblem]:
     """Make problems of fitting a mixture to the images' features, one per partition."""
     entry = latent.MODELS[model]
@@ -226,11 +235,11 @@ def read_metrics(
         return None
     known: dict[str, Any] = {}
     for contender in contenders:
-        system = contender.system
+        observe = partial(_observe, contender.system)
         problem = data.make(data.partitions[contender.hyper.num_clients][:1])[0]
         for _, hyper in contender.points():
-            whole = system.fit.complete(hyper, problem)
-            known |= jax.eval_shape(partial(_observe, system), problem, whole)
+            whole = contender.system.fit.complete(hyper, problem)
+            known |= jax.eval_shape(observe, problem, whole)
             if getattr(hyper, "privacy", None) is not None:
                 known["epsilon"] = None
     if arguments.client_variance:

@@ -136,17 +136,10 @@ def defaults_of(dataset: str, preset: str | None = None) -> Defaults:
         set that is called like the file, without path and ending.
       preset: The name that the user gives, or None.
     """
-    found = _defaults_of(dataset)
+    name = Path(dataset.removeprefix("npz:")).stem if dataset.endswith(".npz") else dataset
+    found = SYNTHETIC if dataset.startswith("synthetic_") else DEFAULTS.get(name, OTHERS)
+    found = TEXT if is_text(dataset) else found
     if preset is None:
         return found._replace(tuned={})
     settings, time = {**found.settings, **found.paper}, PAPER_TIME * found.time_budget
     return found._replace(settings=settings, time_budget=time, preset=preset)
-
-
-def _defaults_of(dataset: str) -> Defaults:
-    if is_text(dataset):
-        return TEXT
-    if dataset.startswith("synthetic_"):
-        return SYNTHETIC
-    name = Path(dataset.removeprefix("npz:")).stem if dataset.endswith(".npz") else dataset
-    return DEFAULTS.get(name, OTHERS)

@@ -10,13 +10,16 @@ from typing import Any
 from fedjax_sim import launch
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.comparison import Asked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import ConfigError, Named
 from fedjax_sim.launch import parts
 from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
 from fedjax_sim.results.reports import Folder
 from fedjax_sim.results.runs import Run
 
-LAUNCHERS = {"local": launch.Local, "slurm": launch.Slurm, "ray": launch.Ray}
+LAUNCHERS = Named[type](
+    "launcher", {"local": launch.Local, "slurm": launch.Slurm, "ray": launch.Ray}
+)
 OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress", "tracker"}
 OWN_FLAGS |= {"part", "parts", "launcher", "resources", "json", "plot", "against"}
 """Flags that are not handed on to parts as they are."""
@@ -30,19 +33,15 @@ def read_launcher(arguments: argparse.Namespace) -> Launcher | None:
         fit together.
       PartError: If the launcher cannot start parts here.
     """
-    if arguments.part is not None:
+    if arguments.part is not None or (arguments.parts is None and arguments.launcher is None):
+        where = "without a launcher" if arguments.part is None else "with --part"
         for name in ("parts", "launcher", "resources"):
             if (value := getattr(arguments, name)) is not None:
-                raise ConfigError(name, value, "left out with --part")
+                raise ConfigError(name, value, f"left out {where}")
         return None
-    if arguments.parts is None and arguments.launcher is None:
-        if arguments.resources is not None:
-            raise ConfigError("resources", arguments.resources, "left out without a launcher")
-        return None
-    name = texts.check_name("launcher", arguments.launcher or "local", LAUNCHERS)
-    kind = LAUNCHERS[name]
+    kind = LAUNCHERS[arguments.launcher or "local"]
     fields = [field.name for field in dataclasses.fields(kind) if field.name != "options"]
-    launcher: Launcher = texts.read_fields("--resources", kind, fields, arguments.resources)
+    launcher = texts.read_fields("--resources", kind, fields, arguments.resources)
     launcher.check()
     return launcher
 
@@ -50,11 +49,11 @@ def read_launcher(arguments: argparse.Namespace) -> Launcher | None:
 def count_parts(
     launcher: Launcher, arguments: argparse.Namespace, folder: Folder, asked: Asked
 ) -> str:
-    """Read the number of parts, or choose it; see `fedjax_sim.launch.parts.count_parts`."""
-    number = None if arguments.parts is None else texts.read_whole("parts", arguments.parts, 1)
+    """Read the number of parts, or choose it; see `Launcher.count_parts`."""
+    number = texts.read_value("parts", arguments.parts, None, Count)
     num_lanes = len(asked.seeds) * sum(len(each.points()) for each in asked.contenders)
     within = folder.checkpoints / parts.FOLDER
-    return str(parts.count_parts(launcher, number, within, num_lanes, resume=arguments.resume))
+    return str(launcher.count_parts(number, within, num_lanes, resume=arguments.resume))
 
 
 def launch_parts(
@@ -88,12 +87,12 @@ def launch_parts(
 
 def _command(arguments: argparse.Namespace, part: str, folder: Path) -> Sequence[str]:
     """Return the command of one part: the command itself, with --part."""
+    flags = {name: value for name, value in vars(arguments).items() if name not in OWN_FLAGS}
+    flags |= {"part": part, "out": folder, "progress": folder.with_name(f"{folder.name}.progress")}
     words = ["-m", "fedjax_sim", "run", *arguments.systems]
-    for text in arguments.set:
-        words.append(f"--set={text}")
-    for name, value in vars(arguments).items():
-        flag = "--" + name.replace("_", "-")
-        if name not in OWN_FLAGS and value not in (None, False):
+    words += (f"--set={text}" for text in arguments.set)
+    for name, value in flags.items():
+        if value not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
             words.append(flag if value is True else f"{flag}={value}")
-    progress = folder.with_name(f"{folder.name}.progress")
-    return [*words, f"--part={part}", f"--out={folder}", f"--progress={progress}"]
+    return words

@@ -2,7 +2,7 @@
 
 import argparse
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from rich.table import Table
 
 from fedjax_sim import datasets, models, partition, systems
-from fedjax_sim.cli.arguments import check_name
 from fedjax_sim.cli.tables import make_console, print_json
 from fedjax_sim.core.settings import default_text, fields, groups, idle_of
 from fedjax_sim.problems import latent
@@ -26,25 +25,35 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: If there is no system of a name.
     """
-    if arguments.systems == ["datasets"]:
+    names = arguments.systems
+    if names == ["datasets"]:
         rows = datasets.what_to_fetch()
-        print_json(rows) if arguments.json else make_console().print(_fetch_table(rows))
-        return
+        found: object = rows
+        shown = [_table("data sets to fetch", [*rows[0]], [[*row.values()] for row in rows])]
+    elif names:
+        found, shown = _settings(names), settings_tables(names)
+    else:
+        found = everything = _everything()
+        shown = [_table(title, [], each.items()) for title, each in everything.items() if each]
+        if everything["experiments"]:
+            shown[-1].title = "experiments (python -m experiments run NAME)"
     if arguments.json:
-        print_json(_settings(arguments.systems) if arguments.systems else _everything())
+        print_json(found)
         return
-    for table in settings_tables(arguments.systems):
+    for table in shown:
         make_console().print(table)
-    if not arguments.systems:
-        for title, entries in _everything().items():
-            if entries:
-                title += " (python -m experiments run NAME)" if title == "experiments" else ""
-                table = Table(
-                    title=title, title_justify="left", box=None, show_header=False, padding=(0, 2)
-                )
-                for name, summary in entries.items():
-                    table.add_row(name, summary)
-                make_console().print(table)
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Lay out rows of text under a title; without columns they have no heads."""
+    table = Table(
+        title=title, title_justify="left", box=None, show_header=bool(columns), padding=(0, 2)
+    )
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def settings_tables(names: Sequence[str]) -> list[Table]:
@@ -61,32 +70,28 @@ def settings_tables(names: Sequence[str]) -> list[Table]:
     """
     tables = []
     for name, system in _settings(names).items():
-        title = f"{name}: {system['summary']}"
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
-        for column in ("setting", "default", "meaning and allowed values"):
-            table.add_column(column, overflow="fold")
-        owner = ""
+        rows, idle, owner = [], [], ""
         for full, told in system["settings"].items():
-            inside, _, last = full.rpartition(".")
             if not told["has_effect"]:
+                idle.append(full)
                 continue
+            inside, _, last = full.rpartition(".")
             if inside != owner:
                 owner = inside
-                table.add_row(f"\n{inside}:", "", f"\n{system['groups'][inside]}")
+                rows.append([f"\n{inside}:", "", f"\n{system['groups'][inside]}"])
             words = f"{told['meaning']} Allowed: {told['allowed']}."
-            table.add_row(f"  {last}" if inside else last, told["default"], words)
-        idle = [full for full, told in system["settings"].items() if not told["has_effect"]]
+            rows.append([f"  {last}" if inside else last, told["default"], words])
         if idle:
-            table.add_row("\nno effect here:", "", "\n" + ", ".join(idle))
-        tables.append(table)
+            rows.append(["\nno effect here:", "", "\n" + ", ".join(idle)])
+        columns = ["setting", "default", "meaning and allowed values"]
+        tables.append(_table(f"{name}: {system['summary']}", columns, rows))
     return tables
 
 
 def _settings(names: Sequence[str]) -> dict[str, Any]:
     """Describe systems, their settings by full name, and their groups."""
     found = {}
-    for name in [check_name("system", name, systems.SYSTEMS) for name in names]:
-        system = systems.SYSTEMS[name]
+    for name, system in [(name, systems.SYSTEMS[name]) for name in names]:
         idle = idle_of(system.Hyper())
         settings = {
             full: {
@@ -100,16 +105,6 @@ def _settings(names: Sequence[str]) -> dict[str, Any]:
         about = {field.name: field.metadata["group"] for field in groups(system.Hyper)}
         found[name] = {"summary": system.summary, "settings": settings, "groups": about}
     return found
-
-
-def _fetch_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Tabulate the data sets that are fetched: size, licence, host and names of the raw files."""
-    table = Table(title="data sets to fetch", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for column in rows[0]:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
 
 
 def _default(field: Field) -> str:
@@ -141,12 +136,12 @@ def _everything() -> dict[str, dict[str, str]]:
 
 def _kinds(kinds: Mapping[str, type]) -> dict[str, str]:
     """Describe the kinds of a setting: the first line about each, and its own settings."""
-    found = {}
-    for name, kind in kinds.items():
-        summary = (kind.__doc__ or "").partition("\n")[0].removesuffix(".")
-        values = ", ".join(fields(kind))
-        found[name] = summary + f"; with {values}" * bool(values)
-    return found
+    values = {name: ", ".join(fields(kind)) for name, kind in kinds.items()}
+    summaries = {name: (kind.__doc__ or "").partition("\n")[0] for name, kind in kinds.items()}
+    return {
+        name: summary.removesuffix(".") + f"; with {values[name]}" * bool(values[name])
+        for name, summary in summaries.items()
+    }
 
 
 def _experiments() -> dict[str, str]:

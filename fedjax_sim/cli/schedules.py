@@ -1,16 +1,51 @@
-"""`fedjax-sim timeline`: work out schedules without training, measure them, and draw them."""
+"""`fedjax-sim timeline`: work out schedules without training, measure them, and draw them.
+
+Dimension letters: `N` clients (or groups), `T` ticks, `S` slots of a tick.
+"""
 
 import argparse
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
 
 from fedjax_sim import datasets
-from fedjax_sim.cli import comparison, schedule_report, tables
-from fedjax_sim.cli.arguments import check_name
+from fedjax_sim.cli import arguments as texts
+from fedjax_sim.cli import comparison, tables
 from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.streams import stream
+from fedjax_sim.core.types import EMPTY, Time, Timeline
 from fedjax_sim.engine.machine import compiling
+from fedjax_sim.engine.planning import drawing
+from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.results.diagnostics import fairness
+from fedjax_sim.results.plots import ClientShares, Row, influence_figure, timeline_figure
+from fedjax_sim.results.records import environment
+from fedjax_sim.timelines import Clients, Groups, draw_client_rates
+
+COLUMNS = {
+    "ticks": "server steps",
+    "time_per_tick": "time per step",
+    "reports_per_tick": "reports per step",
+    "steps_per_tick": "local steps per step",
+    "staleness_mean": "mean staleness",
+    "staleness_max": "largest staleness",
+    "fast_clients": "fast clients",
+    "fast_influence": "fast influence",
+    "jain_index": "Jain index",
+    "fast_reports": "fast reports",
+    "fast_steps": "fast local steps",
+}
+"""Facts in the printed table with their titles, the most important ones first."""
+SHARES = ("fast_clients", "fast_reports", "fast_steps", "fast_influence")
+"""Facts that are printed in percent."""
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the facts of the systems' schedules, and write arrays and pictures.
+    """Print the facts of the systems' schedules, and write arrays and pictures of the first seed.
 
     Args:
       arguments: The parsed words of `timeline`.
@@ -20,21 +55,185 @@ def run(arguments: argparse.Namespace) -> None:
     """
     name = arguments.dataset
     if name and not (name.endswith((".npz", ".txt")) or name.startswith("synthetic_")):
-        check_name("dataset", name, datasets.names())
+        texts.check_name("dataset", name, datasets.names())
     asked = comparison.read_asked(arguments)
     for contender in asked.contenders:
         if getattr(contender.hyper, "needs_message_bits", False):
             allowed = "set, with bits_down, as nothing else tells how long messages take"
             raise ConfigError("delays.bits_up", contender.hyper.delays.bits_up, allowed)
-    folder = comparison.find_folder(arguments, "results-timeline", resume=False)
+    folder = texts.find_folder(arguments, "results-timeline")
     compiling.keep_compiled()
     compiling.use_cores()
-    entries = schedule_report.work_out(asked)
+    schedules: dict[str, list[Row]] = {}
+    for contender in asked.contenders:
+        schedules |= draw_schedules(contender, asked.seeds, asked.time_budget)
+    config = asked.described()
     folder.open()
-    content = schedule_report.save(folder, entries, asked.described())
+    arrays = {
+        label.replace("/", "_"): _arrays(rows, asked.seeds) for label, rows in schedules.items()
+    }
+    folder.write_arrays("results.nc", arrays)
+    firsts = [rows[0] for rows in schedules.values()]
+    shares = {row.label: ClientShares(_updates(row), _influence(row)) for row in firsts}
+    folder.write_figure("timeline.png", timeline_figure(firsts))
+    folder.write_figure("influence.png", influence_figure(shares))
+    facts = {label: _mean_facts(rows) for label, rows in schedules.items()}
+    lanes = sum(map(len, schedules.values()))
+    content = {"lanes": lanes, "failed_lanes": 0, "systems": facts}
+    folder.finish({**config, **environment()}, content)
     if arguments.json:
         tables.print_json({"folder": str(folder.path), **content})
         return
-    tables.print_table(schedule_report.rows_of(entries))
+    cells = {
+        label: {title: _cell(name, found[name]) for name, title in COLUMNS.items()}
+        for label, found in facts.items()
+    }
+    tables.print_table([{"system": label, **row} for label, row in cells.items()])
     seeds = f"{len(asked.seeds)} seed{'s' * (len(asked.seeds) > 1)}"
     tables.print_sentence(f"Means over {seeds}. Written to {folder.path}")
+
+
+def draw_schedules(
+    contender: comparison.Contender, seeds: Sequence[int], time_budget: float
+) -> dict[str, list[Row]]:
+    """Draw the schedule of every point and seed.
+
+    Points that differ in numbers alone are drawn together, as `sweep` does, which then finds the
+    drawing program compiled.
+
+    Args:
+      contender: A system with its settings.
+      seeds: Seeds of the schedules.
+      time_budget: Virtual time at which they end.
+
+    Returns:
+      By label of the point: the schedules of all seeds.
+
+    Raises:
+      ConfigError: If the time budget is too short for one tick, or too long.
+    """
+    system, points = contender.system, contender.points()
+    if system.live is not None:
+        allowed = f"without {system.name}, whose schedule follows from what is learnt: run it"
+        raise ConfigError("systems", system.name, allowed)
+    hypers = [system.fit.complete(hyper, None) for _, hyper in points]
+    lanes = [
+        Lane(i, hyper, None, seed)  # type: ignore[arg-type]
+        for i, (hyper, seed) in enumerate(itertools.product(hypers, seeds))
+    ]
+    timelines: dict[int, Timeline] = {}
+    for group in groups_of(lanes):
+        schedules = drawing.Schedules.of(system, group, Time(time_budget))
+        schedules.measure()
+        drawn, ticks = schedules.request()
+        for lane, row in zip(group, schedules.row, strict=True):
+            timelines[lane.place] = Timeline(*(leaf[row, : ticks[row]] for leaf in drawn))
+    found = {}
+    for p, (label, hyper) in enumerate(points):
+        num_senders = system.messages.num_senders(hyper) or hyper.num_clients
+        senders = "groups" if isinstance(hyper, Groups) else "clients"
+        found[label] = [
+            Row(label, timelines[p * len(seeds) + s], num_senders, is_fast, senders)
+            for s, is_fast in enumerate(_fast_clients(hyper, seeds))
+        ]
+    return found
+
+
+def _fast_clients(hyper: Any, seeds: Sequence[int]) -> Sequence[np.ndarray | None]:
+    """Find which clients are fast, `bool[N]` per seed; None unless clients have two speeds."""
+    law = hyper.delays if isinstance(hyper, Clients) and not isinstance(hyper, Groups) else None
+    if law is None or law.trace is not None or law.client_table is not None or law.rate_spread > 0:
+        return [None] * len(seeds)
+    keys = [stream(jax.random.key(seed), "timeline") for seed in seeds]
+    with jax.enable_x64(True):
+        rates = [np.asarray(draw_client_rates(key, hyper)) for key in keys]
+    return [each > min(law.rate_fast, law.rate_slow) for each in rates]
+
+
+def _influence(row: Row) -> np.ndarray:
+    """Compute each client's share of the server's progress, as far as the schedule fixes it.
+
+    Returns:
+      `f64[N]`: the sum of a client's local steps, each times the weight of its slot, divided by the
+      sum of all clients; 0 if nothing was received.
+    """
+    weighted = row.timeline._replace(weight=np.asarray(row.timeline.weight) * row.timeline.steps)
+    by_client = fairness.influence(weighted, row.num_clients)
+    return by_client / max(by_client.sum(), np.finfo(float).tiny)
+
+
+def _updates(row: Row) -> np.ndarray:
+    """Compute each client's share of the updates."""
+    return fairness.update_share(row.timeline, row.num_clients)
+
+
+def _mean_facts(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Measure the schedules of one point.
+
+    Returns:
+      By name of the fact: the mean over seeds, but the largest staleness of all; None for facts
+      that need speeds if these are not known.
+    """
+    by_seed = list(map(_facts, rows))
+    means = {
+        name: None if first is None else float(np.mean([facts[name] for facts in by_seed]))
+        for name, first in by_seed[0].items()
+    }
+    return means | {"staleness_max": max(facts["staleness_max"] for facts in by_seed)}
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    """Measure one schedule."""
+    updates, num_ticks = fairness.received(row.timeline), len(row.timeline.time)
+    clients, steps, staleness = updates.client, updates.steps, updates.staleness
+    shares, is_fast, end = _influence(row), row.is_fast, float(row.timeline.time[-1])
+    fast = dict.fromkeys(SHARES)
+    if is_fast is not None:
+        fast = {
+            "fast_clients": float(is_fast.mean()),
+            "fast_reports": float(is_fast[clients].mean()) if len(clients) else np.nan,
+            "fast_steps": float(steps[is_fast[clients]].sum() / max(steps.sum(), 1)),
+            "fast_influence": float(shares[is_fast].sum()),
+        }
+    return {
+        "virtual_time": end,
+        "ticks": num_ticks,
+        "time_per_tick": end / num_ticks,
+        "local_steps": int(steps.sum()),
+        "reports_per_tick": len(clients) / num_ticks,
+        "steps_per_tick": float(steps.sum()) / num_ticks,
+        "staleness_mean": float(staleness.mean()) if len(clients) else np.nan,
+        "staleness_max": int(staleness.max(initial=0)),
+        **fast,
+        "jain_index": fairness.jain_index(shares),
+        "entropy": fairness.entropy(shares),
+        "largest_time_to_first": float(fairness.time_to_first(row.timeline, row.num_clients).max()),
+    }
+
+
+def _cell(name: str, value: float | None) -> str:
+    """Write a fact for the table."""
+    if value is None or np.isnan(value):
+        return "-"
+    return f"{value:.0%}" if name in SHARES else f"{value:.4g}"
+
+
+def _arrays(rows: Sequence[Row], seeds: Sequence[int]) -> xr.Dataset:
+    """Stack the schedules of a point with dimensions (seed, tick, slot).
+
+    Shorter ones are padded to the longest with nan and `EMPTY`.
+    """
+    longest = max(len(row.timeline.time) for row in rows)
+    data: dict[str, Any] = {}
+    for name in Timeline._fields:
+        leaves = [np.asarray(getattr(row.timeline, name)) for row in rows]
+        fill = np.nan if leaves[0].dtype.kind == "f" else EMPTY
+        padded = np.full((len(leaves), longest, *leaves[0].shape[1:]), fill, leaves[0].dtype)
+        for place, leaf in zip(padded, leaves, strict=True):
+            place[: len(leaf)] = leaf
+        data[name] = (("seed", "tick", "slot")[: padded.ndim], padded)
+    first = [fairness.time_to_first(row.timeline, row.num_clients) for row in rows]
+    of_clients = {"influence": map(_influence, rows), "update_share": map(_updates, rows)}
+    for name, found in {**of_clients, "time_to_first": first}.items():
+        data[name] = (("seed", "client"), np.stack(list(found)))
+    return xr.Dataset(data, {"seed": seeds})

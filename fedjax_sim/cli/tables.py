@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import xarray as xr
@@ -99,6 +100,37 @@ def print_results(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]) 
         print_sentence(sentence)
 
 
+def show_results(
+    folder: Path,
+    curves: Mapping[str, xr.Dataset],
+    config: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Print final values, and where the results are.
+
+    Args:
+      folder: The results folder.
+      curves: The curves by system.
+      config: The content of config.json.
+      summary: The content of summary.json.
+      as_json: Whether to print the summary as JSON in place of a table.
+    """
+    if as_json:
+        print_json({"folder": str(folder), **summary})
+        return
+    make_console().print(
+        f"{config['dataset']['name']}, partition {config['partition']['name']}, "
+        f"model {config['model']}, {len(config['seeds'])} seeds, means +- std:",
+        highlight=False,
+    )
+    print_results(curves, summary)
+    spent = summary["seconds"]
+    seconds = f"{spent['compile']:.1f} s compiling, {spent['run']:.1f} s running"
+    print_sentence(f"Written to {folder} ({seconds})")
+
+
 def final_rows(
     curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]
 ) -> list[dict[str, str]]:
@@ -129,16 +161,12 @@ def final_rows(
                 row[f"final {TITLES.get(name, name)}"] = _mean_and_std(value, unknown)
                 if name == "accuracy":
                     row |= _accuracy_cells(lanes, value)
-            rows.append(
-                row
-                | {
-                    "virtual time": f"{final['virtual_time']:.0f}",
-                    "server steps": str(final["ticks"]),
-                    "local steps": str(final["local_steps"]),
-                    "sent up": _bits(final["uplink_bits"]),
-                    "sent down": _bits(float(lanes["downlink_bits"].isel(eval=-1).mean())),
-                }
-            )
+            row["virtual time"] = f"{final['virtual_time']:.0f}"
+            row["server steps"] = str(final["ticks"])
+            row["local steps"] = str(final["local_steps"])
+            row["sent up"] = _bits(final["uplink_bits"])
+            row["sent down"] = _bits(float(lanes["downlink_bits"].isel(eval=-1).mean()))
+            rows.append(row)
     return rows
 
 

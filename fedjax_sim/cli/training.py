@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,9 +11,10 @@ import jax
 import xarray as xr
 
 from fedjax_sim.cli import arguments as texts
-from fedjax_sim.cli import comparison, launching, samples, tables
+from fedjax_sim.cli import comparison, launching, tables
 from fedjax_sim.cli.data import Data, load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults
+from fedjax_sim.core.checking import Above0, Count, Whole
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Keep, Layout, Time
@@ -39,9 +40,7 @@ class Study(NamedTuple):
       data: What the systems learn from.
       folder: The results folder; None in processes that write none.
       part: The part of the study to run; None for the whole.
-      layout: How lanes are laid out.
-      num_evals: Evaluations in addition to the initial one.
-      precision: Of matrix products.
+      options: Arguments that the sweeps of all systems have in common.
       checkpoint_every: Least seconds between checkpoints.
       tracker_names: Trackers to feed.
     """
@@ -51,9 +50,7 @@ class Study(NamedTuple):
     data: Data
     folder: reports.Folder | None
     part: shares.Part | None
-    layout: Layout
-    num_evals: int
-    precision: str
+    options: dict[str, Any]
     checkpoint_every: float
     tracker_names: Sequence[str]
 
@@ -64,30 +61,29 @@ class Study(NamedTuple):
             "partition": self.data.partition,
             "model": self.data.model,
             **self.data.facts,
-            "evals": self.num_evals,
-            "layout": self.layout.deciding(),
+            "evals": self.options["num_evals"],
+            "layout": self.options["layout"].deciding(),
             "client_variance": self.arguments.client_variance,
             "keep_samples": self.arguments.keep_samples,
-            "precision": self.precision,
+            "precision": self.options["precision"],
             "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
         }
 
     def grids(self) -> dict[str, dict[str, Any]]:
-        """Return the arguments of each system's sweep that decide its lanes."""
-        problems = {num: self.data.problems(num) for num in self.data.partitions}
-        for contender in self.asked.contenders:
-            comparison.check_problems(contender, problems[contender.hyper.num_clients])
-        return {
-            contender.system.name: {
-                "system": contender.system,
-                "problem": problems[contender.hyper.num_clients],
-                "hyper": contender.hyper,
+        """Return the arguments of each system's sweep, and check that settings fit the problems."""
+        grids = {}
+        made = {num: list(self.data.make(each)) for num, each in self.data.partitions.items()}
+        for system, hyper, swept in self.asked.contenders:
+            grids[system.name] = {
+                "system": system,
+                "problem": made[hyper.num_clients],
+                "hyper": hyper,
                 "seeds": self.asked.seeds,
-                "settings": contender.swept,
+                "settings": swept,
                 "budget": Time(self.asked.time_budget),
+                **self.options,
             }
-            for contender in self.asked.contenders
-        }
+        return grids
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -124,41 +120,45 @@ def run(arguments: argparse.Namespace) -> None:
     if study.part is not None:
         config |= {"part": arguments.part}
     else:
-        from fedjax_sim.results import plots  # Slow to import.
+        from fedjax_sim.cli import plotting  # Slow to import.
 
-        figures = plots.metric_figures(curves, metrics, axes)
+        figures = plotting.plots.metric_figures(curves, metrics, axes)
         if arguments.keep_samples:
             problems = {name: grid["problem"] for name, grid in study.grids().items()}
-            figures |= samples.calibration_figures(runs, problems)
+            figures |= plotting.calibration_figures(runs, problems)
     summary = reports.save(folder, curves, config, figures, runs=runs, can_go_on=True)
     if study.part is not None and not arguments.json:
         print(f"Written to {folder.path} (part {arguments.part}: {summary['lanes']} lanes)")
         return
-    show_results(folder, curves, config, summary, as_json=arguments.json)
+    tables.show_results(folder.path, curves, config, summary, as_json=arguments.json)
     _show_rates(arguments, study.asked.defaults, curves)
 
 
 def _read(arguments: argparse.Namespace) -> Study:
     """Read and check the words, and load the data."""
-    max_lanes, part = arguments.max_lanes, parts.read_part(arguments.part)
-    if max_lanes is not None:
-        max_lanes = texts.read_whole("max_lanes", max_lanes, 1)
-    precision = arguments.precision or "float32"
+    part, precision = parts.read_part(arguments.part), arguments.precision or "float32"
+    max_lanes = texts.read_value("max_lanes", arguments.max_lanes, None, Count)
     placement.check_precision(precision)
     if arguments.any_jax and not arguments.resume and part is None:
         raise ConfigError("any_jax", True, "given together with --resume")
-    layout = texts.read_layout(arguments.layout)._replace(max_lanes=max_lanes)
-    num_evals = texts.read_whole("evals", arguments.evals, 25)
-    every = texts.read_number("checkpoint_every", arguments.checkpoint_every, 20.0)
+    # --max-lanes has the other field.
+    layout = texts.read_fields("--layout", Layout, [*Layout().deciding()], arguments.layout)
+    options = {
+        "num_evals": texts.read_value("evals", arguments.evals, 25, Count),
+        "layout": layout._replace(max_lanes=max_lanes),
+        "precision": precision,
+        "keep": Keep(models=arguments.keep_samples, client_variance=arguments.client_variance),
+    }
+    every = texts.read_value("checkpoint_every", arguments.checkpoint_every, 20.0, Above0)
     names = _read_trackers(arguments)
     asked = comparison.read_asked(arguments)
     # Other processes must not see that the first one has made it.
     folder = processes.on_first(
-        lambda: comparison.find_folder(arguments, "results", resume=arguments.resume)
+        lambda: texts.find_folder(arguments, "results", resume=arguments.resume)
     )
     data = load_data(arguments, asked)
     asked = asked._replace(contenders=[data.with_names(each) for each in asked.contenders])
-    return Study(arguments, asked, data, folder, part, layout, num_evals, precision, every, names)
+    return Study(arguments, asked, data, folder, part, options, every, names)
 
 
 def _train(study: Study, identity: Mapping[str, Any], *, is_known: bool) -> dict[str, Run]:
@@ -172,46 +172,41 @@ def _train(study: Study, identity: Mapping[str, Any], *, is_known: bool) -> dict
     arguments, folder = study.arguments, study.folder
     compiling.keep_compiled()
     compiling.use_cores()
-    placement.check_layout(study.layout)
-    grids, lanes = study.grids(), None
+    placement.check_layout(study.options["layout"])
+    grids = study.grids()
+    lanes: dict[str, list[int] | None] = dict.fromkeys(grids)
     if study.part is not None:
-        units = {name: shares.listed(**grid).units() for name, grid in grids.items()}
-        lanes = parts.find_lanes(study.part, units)
+        units = [
+            shares.Unit(tuple((name, lane) for lane in unit.lanes), unit.work)
+            for name, grid in grids.items()
+            for unit in shares.listed(**grid).units()
+        ]
+        chosen = study.part.choose(units)
+        lanes = {name: [lane for of, lane in chosen if of == name] for name in grids}
     elif not is_known:
         # Some errors show in the schedule alone. They shall come before any training.
         with ThreadPoolExecutor(2) as workers:
             list(workers.map(lambda grid: shares.listed(**grid).check_schedules(), grids.values()))
     processes.on_first(lambda: folder.open(identity) if folder is not None else None)
-    runs = {}
-    with (
-        _without_trace_if_refused(folder),
-        contextlib.ExitStack() as at_end,
+    resume = request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
+    runs, saved, tracking = {}, None, list[Any]()
+    with contextlib.ExitStack() as at_end:
         # The table names these lanes.
-        warnings.catch_warnings(action="ignore", category=LaneWarning),
-    ):
-        tracking = []
-        if folder is not None:
-            tracking = [trackers.make_tracker(name, folder.path) for name in study.tracker_names]
-        for tracker in tracking:
-            at_end.callback(tracker.close)
-        resume = request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
-        for name, grid in grids.items():
-            if lanes is not None and name not in lanes:
-                continue
-            saved = None
+        at_end.enter_context(warnings.catch_warnings(action="ignore", category=LaneWarning))
+        for tracker in study.tracker_names if folder is not None else ():
+            tracking.append(trackers.make_tracker(tracker, folder.path))
+            at_end.callback(tracking[-1].close)
+        watch = Watch(progress=arguments.progress, trackers=tracking)
+        for name in (name for name in grids if lanes[name] != []):
             if folder is not None and not arguments.distributed:
                 kept_in, every = folder.checkpoints / name, study.checkpoint_every
                 saved = request.Checkpoints(kept_in, every=every, resume=resume)
-            runs[name] = sweep(
-                **grid,
-                num_evals=study.num_evals,
-                keep=Keep(models=arguments.keep_samples, client_variance=arguments.client_variance),
-                watch=Watch(progress=arguments.progress, trackers=tracking),
-                checkpoints=saved,
-                layout=study.layout,
-                precision=study.precision,
-                lanes=None if lanes is None else lanes[name],
-            )
+            try:
+                runs[name] = sweep(**grids[name], watch=watch, checkpoints=saved, lanes=lanes[name])
+            except InputError:
+                if folder is not None:  # A run that is refused leaves no folder.
+                    folder.withdraw()
+                raise
     return runs
 
 
@@ -232,60 +227,18 @@ def _read_trackers(arguments: argparse.Namespace) -> list[str]:
     return [*names]
 
 
-@contextlib.contextmanager
-def _without_trace_if_refused(folder: reports.Folder | None) -> Iterator[None]:
-    """Take the results folder away again if it is found that the input is not allowed."""
-    try:
-        yield
-    except InputError:
-        if folder is not None:
-            folder.withdraw()
-        raise
-
-
-def show_results(
-    folder: reports.Folder,
-    curves: Mapping[str, xr.Dataset],
-    config: Mapping[str, Any],
-    summary: Mapping[str, Any],
-    *,
-    as_json: bool,
-) -> None:
-    """Print final values, and where the results are.
-
-    Args:
-      folder: The results folder.
-      curves: The curves by system.
-      config: The content of config.json.
-      summary: The content of summary.json.
-      as_json: Whether to print the summary as JSON in place of a table.
-    """
-    if as_json:
-        tables.print_json({"folder": str(folder.path), **summary})
-        return
-    tables.make_console().print(
-        f"{config['dataset']['name']}, partition {config['partition']['name']}, "
-        f"model {config['model']}, {len(config['seeds'])} seeds, means +- std:",
-        highlight=False,
-    )
-    tables.print_results(curves, summary)
-    spent = summary["seconds"]
-    seconds = f"{spent['compile']:.1f} s compiling, {spent['run']:.1f} s running"
-    tables.print_sentence(f"Written to {folder.path} ({seconds})")
-
-
 def _show_rates(
     arguments: argparse.Namespace, defaults: Defaults, curves: Mapping[str, xr.Dataset]
 ) -> None:
     """Name the tuned settings, if they were used."""
-    tuned = {name: settings for name, settings in defaults.tuned.items() if name in curves}
+    tuned = [
+        f"{name} {', '.join(f'{key} {value:g}' for key, value in settings.items())}"
+        for name, settings in defaults.tuned.items()
+        if name in curves
+    ]
     if tuned and not arguments.json and not {"lr", "server_lr"} & {*texts.read_settings(arguments)}:
-        listed = "; ".join(
-            f"{name} {', '.join(f'{key} {value:g}' for key, value in settings.items())}"
-            for name, settings in tuned.items()
-        )
         tables.print_sentence(
-            f"Settings chosen on validation images (experiments/baselines): {listed}."
+            f"Settings chosen on validation images (experiments/baselines): {'; '.join(tuned)}."
         )
 
 
@@ -295,7 +248,6 @@ def _join(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: If they are not found, or if something was asked for that does not work there.
     """
-    num, number = arguments.num_processes, arguments.process_id
     if not arguments.distributed:
         for name in ("coordinator", "num_processes", "process_id"):
             if (value := getattr(arguments, name)) is not None:
@@ -305,7 +257,7 @@ def _join(arguments: argparse.Namespace) -> None:
         raise ConfigError("resume", True, "left out with --distributed, which has no checkpoints")
     processes.join_processes(
         arguments.coordinator,
-        None if num is None else texts.read_whole("num_processes", num, 1),
-        None if number is None else texts.read_whole("process_id", number, 0, least=0),
+        texts.read_value("num_processes", arguments.num_processes, None, Count),
+        texts.read_value("process_id", arguments.process_id, None, Whole),
     )
     compiling.use_cores()

@@ -18,7 +18,7 @@ process for each GPU, or for each group of cores:
 
 A part that failed is named with its last line and with the command that runs it again alone;
 `--resume` runs all that are unfinished, while the others check that nothing has changed. A run that
-is asked to end (SIGTERM, SIGUSR1) saves, ends with exit code 75, and is started again by
+is asked to end (SIGTERM, SIGUSR1, SIGUSR2) saves, ends with exit code 75, and is started again by
 its launcher. On Linux parts are killed together with the process that started them, if that is
 killed; elsewhere they go on, and `--resume` is refused with a sentence until they have ended.
 
@@ -69,7 +69,7 @@ the parts look for them, as on a cluster with a shared file system.
 """
 
 from fedjax_sim.core.lifecycle import PartError as PartError
-from fedjax_sim.launch.local import Local as Local
-from fedjax_sim.launch.ray import Ray as Ray
-from fedjax_sim.launch.slurm import Slurm as Slurm
+from fedjax_sim.launch.launchers import Local as Local
+from fedjax_sim.launch.launchers import Ray as Ray
+from fedjax_sim.launch.launchers import Slurm as Slurm
 from fedjax_sim.launch.sweeps import sweep as sweep

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import PartError
+from fedjax_sim.engine.shares import check_num_parts
 
 RESUME = "--resume"
 PAUSE = 0.2
@@ -143,6 +144,27 @@ class Launcher:
         """Return a fitting number of parts if the user names none; clusters know of none."""
         return 4
 
+    def count_parts(self, asked: int | None, within: Path, num_lanes: int, *, resume: bool) -> int:
+        """Choose the number of parts: the one asked for, the earlier one, or a fitting one.
+
+        Args:
+          asked: The number that is asked for, if any.
+          within: The folder that holds the parts' folders.
+          num_lanes: Lanes of the study, the largest number of parts.
+          resume: Whether an earlier attempt is resumed.
+
+        Raises:
+          ConfigError: If more parts are asked for than there are lanes.
+        """
+        earlier = [
+            path.name.removeprefix("0-of-") for path in within.glob("0-of-*") if path.is_dir()
+        ]
+        if asked is None and resume and len(earlier) == 1:
+            asked = int(earlier[0])
+        num_parts = asked or min(self.count(), num_lanes)
+        check_num_parts(num_parts, num_lanes)
+        return num_parts
+
     def start(self, jobs: Sequence[Job], folder: Path) -> Started:
         """Start jobs.
 
@@ -170,14 +192,18 @@ def finish_jobs(
         line on the error stream when a job ends.
 
     Raises:
-      PartError: If a job failed, or if this process was asked to end (SIGTERM, SIGUSR1): then the
+      PartError: If a job failed, or if a signal asked this process to end (SIGTERM, ...): then the
         jobs were asked to save and end first.
     """
     launcher.check()
     for job in jobs:
         job.folder.mkdir(parents=True, exist_ok=True)
-    on_terminal, is_quiet = lifecycle.is_terminal(sys.stderr), not show or sys.stderr is None
-    console = Console(file=sys.stderr, quiet=is_quiet, force_terminal=on_terminal, soft_wrap=True)
+    console = Console(
+        file=sys.stderr,
+        quiet=not show or sys.stderr is None,
+        force_terminal=lifecycle.is_terminal(sys.stderr),
+        soft_wrap=True,
+    )
     endings: dict[str, tuple[int, str]] = {}
     began = time.monotonic()
     with lifecycle.listening(), lifecycle.deferring_stops():
@@ -185,9 +211,9 @@ def finish_jobs(
         try:
             with console.status("") as lines:
                 while len(endings) < len(jobs) and not lifecycle.asked_to_stop():
-                    at_work = [each for each in jobs if each.name not in endings]
+                    at_work = [job for job in jobs if job.name not in endings]
                     shown = [
-                        f"{each.name}  waits or runs  {_text_of(each.progress)}" for each in at_work
+                        f"{job.name}  waits or runs  {_text_of(job.progress)}" for job in at_work
                     ]
                     lines.update(Text("\n".join(map(str.strip, shown))))
                     time.sleep(PAUSE)
@@ -205,16 +231,16 @@ def finish_jobs(
         name = signal.Signals(received).name
         sentence = f"{name} received; the parts have saved, --resume goes on."
         raise PartError(sentence, lifecycle.STOPPED)
-    failed = [job for job in jobs if endings[job.name][0]]
+    failed = [(job, *endings[job.name]) for job in jobs if endings[job.name][0]]
     if failed:
         sentences = [
-            f"{name} failed with exit code {code} ({said or 'it printed nothing'})"
-            for name, (code, said) in endings.items()
-            if code
+            f"{job.name} failed with exit code {code} ({words or 'it printed nothing'})"
+            for job, code, words in failed
         ]
-        again = f"{failed[0].name}: {shlex.join(failed[0].words())}"
+        first, code, _ = failed[0]
+        again = f"{first.name}: {shlex.join(first.words())}"
         sentences.append(f"{RESUME} runs all that is unfinished, {again}")
-        raise PartError("; ".join(sentences), max(endings[failed[0].name][0], 1))
+        raise PartError("; ".join(sentences), max(code, 1))
 
 
 def _ending(job: Job, code: Future[int]) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Parts of a study: how they are named, which lanes they have, and how they are put together.
+"""Parts of a study: how they are named, and how they are put together.
 
 A part's folder is a results folder (`fedjax_sim.results.reports`) with these differences: its
 `config.json` has an entry `part`, its curves have the dimension `lane` in place of settings and
@@ -12,8 +12,7 @@ from typing import Any
 
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.engine.shares import Part, Unit, check_num_parts
-from fedjax_sim.launch.jobs import Launcher
+from fedjax_sim.engine.shares import Part
 from fedjax_sim.results import reports
 from fedjax_sim.results.runs import Run, join_runs, load_runs
 
@@ -42,53 +41,6 @@ def read_part(text: Any) -> Part | None:
     except (ValueError, TypeError, AttributeError, ConfigError):  # No text, as it may be in a file.
         allowed = "i/n with whole numbers i from 0 to n - 1, such as 0/4"
         raise ConfigError("part", text, allowed) from None
-
-
-def find_lanes(part: Part, units: Mapping[str, Sequence[Unit[int]]]) -> dict[str, list[int]]:
-    """Find the lanes of a part of a study of one or several sweeps.
-
-    Args:
-      part: The part.
-      units: The units of each sweep, by its name.
-
-    Returns:
-      Numbers of lanes by name of the sweep, for sweeps of which the part has any.
-
-    Raises:
-      ConfigError: If there are more parts than lanes.
-    """
-    found: dict[str, list[int]] = {}
-    named = [
-        Unit(tuple((name, lane) for lane in unit.lanes), unit.work)
-        for name, of_sweep in units.items()
-        for unit in of_sweep
-    ]
-    for name, lane in part.choose(named):
-        found.setdefault(name, []).append(lane)
-    return found
-
-
-def count_parts(
-    launcher: Launcher, asked: int | None, within: Path, num_lanes: int, *, resume: bool
-) -> int:
-    """Choose the number of parts: the one asked for, the earlier one, or the launcher's.
-
-    Args:
-      launcher: What starts the parts.
-      asked: The number that is asked for, if any.
-      within: The folder that holds the parts' folders.
-      num_lanes: Lanes of the study, the largest number of parts.
-      resume: Whether an earlier attempt is resumed.
-
-    Raises:
-      ConfigError: If more parts are asked for than there are lanes.
-    """
-    earlier = {each.name.rpartition("-of-")[2] for each in within.glob("*-of-*") if each.is_dir()}
-    if asked is None and resume and len(earlier) == 1 and (text := earlier.pop()).isdecimal():
-        asked = int(text)
-    num_parts = asked or min(launcher.count(), num_lanes)
-    check_num_parts(num_parts, num_lanes)
-    return num_parts
 
 
 def read_parts(

@@ -24,9 +24,8 @@ from experiments.harness.command import main as experiments
 from fedjax_sim import privacy
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.arguments import read_seeds, read_settings
-from fedjax_sim.cli.commands import main
+from fedjax_sim.cli.commands import main, make_parser
 from fedjax_sim.cli.defaults import defaults_of
-from fedjax_sim.cli.parser import make_parser
 from fedjax_sim.cli.tables import print_table
 from fedjax_sim.core.lifecycle import BAD_INPUT, EXIT_CODES, read_json
 from fedjax_sim.core.settings import ConfigError, check, fields, idle_of

@@ -16,7 +16,7 @@ import xarray as xr
 import fedjax_sim
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli.commands import main
-from fedjax_sim.cli.samples import calibration_figures
+from fedjax_sim.cli.plotting import calibration_figures
 from fedjax_sim.results import plots
 from fedjax_sim.results.diagnostics import average_predictions, reliability, to_arviz
 

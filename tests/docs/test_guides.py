@@ -11,7 +11,7 @@ import matplotlib
 import pytest
 
 from fedjax_sim.cli.arguments import read_settings
-from fedjax_sim.cli.parser import make_parser
+from fedjax_sim.cli.commands import make_parser
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))

@@ -20,7 +20,7 @@ import pytest
 from fedjax_sim.core.lifecycle import STOPPED
 from fedjax_sim.launch import Local, PartError, Ray, Slurm
 from fedjax_sim.launch.jobs import Job, Launcher, Started, finish_jobs
-from fedjax_sim.launch.local import Place, _places
+from fedjax_sim.launch.launchers import _places
 from tests.launch import slurm_here
 from tests.launch.conftest import WITHOUT
 
@@ -111,15 +111,14 @@ def test_the_machine_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """By GPUs if there are any, otherwise by cores; every core is in one share."""
     cores = sorted(os.sched_getaffinity(0))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    places = _places(None, len(cores))
-    assert [place.cores for place in places] == [frozenset([core]) for core in cores]
-    assert all(not place.environment for place in places)
-    assert [place.cores for place in _places(None, 1)] == [frozenset(cores)]
-    assert _places(len(cores) + 1, 99)[0] == Place(frozenset(cores))
+    assert _places(None, len(cores)) == [([core], {}) for core in cores]
+    assert _places(None, 1) == [(cores, {})]
+    assert _places(len(cores) + 1, 99)[0] == (cores, {})
     monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5a")
-    shown = [place.environment["CUDA_VISIBLE_DEVICES"] for place in _places(None, 8)]
+    shown = [variables["CUDA_VISIBLE_DEVICES"] for _, variables in _places(None, 8)]
     assert shown == ["3", "GPU-5a"] and Local().count() == 2
+    assert len(_places(3, 8)) == 3
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert Local().count() == len(cores)
 

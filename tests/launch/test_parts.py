@@ -6,8 +6,13 @@ ways must write the same results folder, bit for bit.
 
 import dataclasses
 import json
+import os
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +24,7 @@ import xarray as xr
 import fedjax_sim
 from fedjax_sim.cli import launching, training
 from fedjax_sim.cli.commands import main
-from fedjax_sim.core.lifecycle import PartError, Stopped, read_json, seal_json
+from fedjax_sim.core.lifecycle import STOPPED, PartError, Stopped, read_json, seal_json
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.shares import Part
 from fedjax_sim.launch.jobs import Job, Launcher, Started
@@ -262,6 +267,44 @@ def test_parts_that_failed_are_named_and_run_again(
     assert "favano lr=0.3" in printed.out
     assert "part 1/2 is done" in printed.err and "of 2 have ended)" in printed.err
     assert_equal_folders(tmp_path / "out", whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2], ids=["SIGTERM", "SIGUSR2"])
+def test_a_signal_stops_a_launched_study_which_is_resumed(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """The launcher ends with the code of a stop once its parts have; no bit is lost.
+
+    SIGUSR2 goes to all processes, as Slurm sends it.
+    """
+    command, out = ["run", *STUDY, "--parts", "2", "--out", "out"], tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedjax_sim", *command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    begun = [out / "checkpoint" / "parts" / f"{i}-of-2" / "checkpoint" / "run.json" for i in (0, 1)]
+    while not all(path.exists() for path in begun):
+        assert process.poll() is None
+        time.sleep(0.05)
+    if number == signal.SIGTERM:
+        process.terminate()
+    else:
+        os.killpg(process.pid, number)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == STOPPED, error
+    said = f"fedjax-sim: {number.name} received; the parts have saved, --resume goes on."
+    assert error.splitlines()[-1] == said
+    for path in begun:
+        log = path.parents[1].with_suffix(".log").read_text()
+        assert "stopped by SIG" in log and not (path.parents[1] / "summary.json").exists()
+    monkeypatch.setitem(launching.LAUNCHERS, "local", Here)
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--resume"]) == 0
+    assert_equal_folders(out, whole)
 
 
 def test_a_study_is_resumed_as_it_was_started(

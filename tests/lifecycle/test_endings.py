@@ -11,6 +11,7 @@ import jax
 import pytest
 from jax.experimental import multihost_utils
 
+from fedjax_sim.cli import main, plotting, training
 from fedjax_sim.core.lifecycle import (
     BAD_INPUT,
     EXIT_CODES,
@@ -57,6 +58,23 @@ def test_an_error_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str])
     assert code in EXIT_CODES
 
 
+def test_a_command_that_cannot_be_resumed_advises_no_resume(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fedjax-sim merge` that a signal stops; `run` that it stops is resumed."""
+
+    def stopped(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(plotting.parts, "read_parts", lambda *_, **__: stopped())
+    monkeypatch.setattr(training, "read_metrics", stopped)
+    words = "stopped by SIGTERM while no lane was running; run it again"
+    assert main(["merge", "a", "b"]) == STOPPED
+    assert capsys.readouterr().err == f"fedjax-sim: {words}.\n"
+    assert main(["run", "fedavg", "--seeds", "1"]) == STOPPED
+    assert capsys.readouterr().err == f"fedjax-sim: {words} with --resume.\n"
+
+
 def test_all_processes_end_if_the_first_finds_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a folder to which another run writes. They wait to hear how the first fared."""
     told: list[bool] = []
@@ -101,8 +119,13 @@ def at_once(number: int) -> None:
 @pytest.mark.parametrize("receive", [at_once, Collected], ids=["anywhere", "while finalising"])
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, STOPPED), (signal.SIGUSR1, STOPPED), (signal.SIGINT, INTERRUPTED)],
-    ids=["SIGTERM", "SIGUSR1", "SIGINT"],
+    [
+        (signal.SIGTERM, STOPPED),
+        (signal.SIGUSR1, STOPPED),
+        (signal.SIGUSR2, STOPPED),
+        (signal.SIGINT, INTERRUPTED),
+    ],
+    ids=["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"],
 )
 def test_a_signal_ends_what_is_not_replaying(
     number: signal.Signals,

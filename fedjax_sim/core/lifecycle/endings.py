@@ -28,12 +28,12 @@ EXIT_CODES = {
     FAULT: "a fault of the program, with a traceback",
     BAD_INPUT: "bad input, or a folder or checkpoint that cannot be used",
     STORAGE: "the disk or a folder failed (full, removed, not writable); --resume goes on",
-    STOPPED: "stopped by SIGTERM or SIGUSR1 after saving; run it again with --resume",
+    STOPPED: "stopped by SIGTERM, SIGUSR1 or SIGUSR2 after saving; run it again with --resume",
     INTERRUPTED: "interrupted by Ctrl-C; --resume goes on from the last checkpoint",
 }
 """Every exit code and its meaning. 74 and 75 are `EX_IOERR` and `EX_TEMPFAIL` of `sysexits.h`."""
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask a run to save and stop: queues send them before they kill."""
 OF_STORAGE = frozenset(
     getattr(errno, name)
@@ -173,27 +173,28 @@ class PartError(Exception):
         self.code = code
 
 
-def exit_code_of(program: str, work: Callable[[], object]) -> int:
+def exit_code_of(program: str, work: Callable[[], object], *, resumes: bool = True) -> int:
     """Run a command, and turn the way in which it ends into an exit code.
 
-    Ctrl-C, SIGTERM, SIGUSR1, bad input, and disks and folders that fail each print one sentence.
-    If nobody reads the output to its end, as in `| head`, the command ends in silence. A standard
+    Ctrl-C, the `SIGNALS`, bad input, and disks and folders that fail each print one sentence. If
+    nobody reads the output to its end, as in `| head`, the command ends in silence. A standard
     stream that was closed beforehand, as by `>&-`, is the null device for the command. Any other
     error is a fault of the program and is raised.
 
     Args:
       program: Name of the program, with which sentences begin.
       work: The command. What it returns is ignored.
+      resumes: Whether the command has a flag `--resume`.
 
     Returns:
       One of `EXIT_CODES`, or the exit code of a part that failed.
     """
     _end_with_parent()
     with _usable_streams():
-        return _exit_code_of(program, work)
+        return _exit_code_of(program, work, resumes)
 
 
-def _exit_code_of(program: str, work: Callable[[], object]) -> int:
+def _exit_code_of(program: str, work: Callable[[], object], resumes: bool) -> int:
     """Run a command with streams that can be written to; see `exit_code_of`."""
     try:
         with listening():
@@ -207,7 +208,8 @@ def _exit_code_of(program: str, work: Callable[[], object]) -> int:
     except PartError as error:
         return _complain(program, str(error), error.code)
     except Stopped as stop:
-        return _complain(program, f"{stop}; run it again with --resume.", STOPPED)
+        again = "run it again with --resume" if resumes else "run it again"
+        return _complain(program, f"{stop}; {again}.", STOPPED)
     except KeyboardInterrupt:
         sentence = "interrupted; --resume continues a run from its last checkpoint."
         return _complain(program, sentence, INTERRUPTED)
