@@ -61,7 +61,7 @@ from fedjax_sim.clients import ClientTraining, Training, local_steps
 from fedjax_sim.core import batching, settings, streams, types
 from fedjax_sim.core.checking import Above0, AtLeast0, Count, Portion, Probability
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
-from fedjax_sim.core.types import Algorithm, Problem
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty, mean_of
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.compression.messages import count_message_bits
@@ -185,14 +185,14 @@ class State(NamedTuple):
       square: The preconditioner's V.
     """
 
-    server: types.Params
-    velocity: types.Params = ()
-    memory: types.Params = ()
+    server: Params
+    velocity: Params = ()
+    memory: Params = ()
     anchor: Anchor = Anchor()
     square: Square = Square()
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
@@ -200,7 +200,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
     variates = control_variates.ControlVariates(problem, hyper, plan, factor)
     scaling = preconditioning.Preconditioner(problem, hyper, plan, factor, is_exact=is_exact)
 
-    def init(key: types.Key) -> State:
+    def init(key: Key) -> State:
         server = problem.init(key)
         zero, memory = optax.tree.zeros_like(server), ()
         if not settings.is_known(hyper.messages.memory, 0):
@@ -208,7 +208,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         velocity = zero if has_momentum else ()
         return State(server, velocity, memory, variates.first(server), scaling.first(server))
 
-    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
+    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         # Before the steps: the anchor and the preconditioner of this round, and the
         # noise of all clients.
         first = event.tick * jnp.asarray(hyper.local_steps, "int32")  # k of the round's first step
@@ -221,9 +221,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         shared = shared_noise(hyper, streams.lane_stream(key, "shared noise"), first)
         most_steps = event.facts.most_steps
 
-        def training(
-            start: types.Params, client: types.Array, offset: types.Array, *whole: types.Params
-        ) -> Training:
+        def training(start: Params, client: Array, offset: Array, *whole: Params) -> Training:
             client_key = jax.random.fold_in(streams.lane_stream(key, "local"), client)
             if is_exact:
                 noise = streams.lane_stream(client_key, "noise")
@@ -262,7 +260,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
 
 
 def langevin_steps(
-    hyper: Hyper, first: types.Array, root: types.Params, noises: list[optax.GradientTransformation]
+    hyper: Hyper, first: Array, root: Params, noises: list[optax.GradientTransformation]
 ) -> optax.GradientTransformation:
     """Make the steps of one client from its noises: preconditioned and with momentum, if set."""
     drift = optax.scale_by_schedule(lambda q: -eta(hyper, first + q))
@@ -273,14 +271,12 @@ def langevin_steps(
     return clients.add_momentum(moves, hyper.dynamics.friction) if hyper.has_momentum else moves
 
 
-def eta(hyper: Hyper, k: types.Array) -> types.Array:
+def eta(hyper: Hyper, k: Array) -> Array:
     """Compute the size of step k."""
     return hyper.step_size / (1 + hyper.step_size * hyper.step_decay * k)
 
 
-def shared_noise(
-    hyper: Hyper, key: types.Key, first: types.Array
-) -> list[optax.GradientTransformation]:
+def shared_noise(hyper: Hyper, key: Key, first: Array) -> list[optax.GradientTransformation]:
     """Make sqrt(2 eta tau rho^2) xi; no transformation if it is known to be 0."""
     if settings.is_known(hyper.temperature, 0) or settings.is_known(hyper.rho, 0):
         return []
@@ -289,7 +285,7 @@ def shared_noise(
 
 
 def private_noise(
-    hyper: Hyper, key: types.Key, first: types.Array, share: types.Array
+    hyper: Hyper, key: Key, first: Array, share: Array
 ) -> list[optax.GradientTransformation]:
     """Make sqrt(2 eta tau (1 - rho^2) / p_c) xi^c; no transformation if it is known to be 0."""
     if settings.is_known(hyper.temperature, 0) or settings.is_known(hyper.rho, 1):
@@ -299,7 +295,7 @@ def private_noise(
     return [clients.add_langevin_noise(key, lambda k: eta(hyper, k), private, first=first)]
 
 
-def temperature(hyper: Hyper) -> types.Array | float:
+def temperature(hyper: Hyper) -> Array | float:
     """Compute the temperature of a step's noise, a tau with momentum."""
     return hyper.temperature * (hyper.dynamics.friction if hyper.has_momentum else 1)
 
@@ -353,11 +349,11 @@ def bits_by_client(problem: Problem, hyper: Hyper, timeline: types.Timeline) -> 
 
 
 @jax.jit
-def _first_model(problem: Problem) -> types.Params:
+def _first_model(problem: Problem) -> Params:
     return problem.init(jax.random.key(0))
 
 
-def message_bits(params: types.Params, hyper: Hyper) -> tuple[int, int]:
+def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:
     """Count the bits of a model, with its velocity if there is one, up and down."""
     sent = (params, params) if hyper.has_momentum else params
     return count_message_bits(hyper.messages.compression, sent), types.full_precision_bits(sent)
