@@ -6,6 +6,7 @@ Dimension letters: `N` clients, `B` examples of a mini-batch, `n` training and `
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -217,11 +218,11 @@ def make_classifications(
     prior = None if prior_precision is None else trees.as_array(prior_precision, "float32")
     classes = [("class_accuracy", accuracy_of_classes(dataset.num_classes))] if per_class else []
     # Every problem below holds the same arrays, so the images lie on the device once.
-    problem = Classification(
+    tests = None if test_partition is None else [test_partition]
+    make = partial(
+        Classification,
         data=(on_device("train_images", dataset.train_images), _labels(dataset.train_labels)),
         test_data=(on_device("test_images", dataset.test_images), _labels(dataset.test_labels)),
-        index=trees.as_array([[0]], "int32"),
-        counts=trees.as_array([1], "int32"),
         model=model,
         loss_of=cross_entropy,
         metrics=(("accuracy", Metric(is_right)), *classes),
@@ -230,11 +231,9 @@ def make_classifications(
         prior_precision=prior,
         per_client=per_client,
     )
-    tests = None if test_partition is None else [test_partition]
-    problem = building.with_start(problem, start, frozen)
-    made = building.assign_examples(problem, partitions, tests)
+    made = building.build(make, partitions, tests, start, frozen)
     for name in ("train_labels", "test_labels"):
-        building.check_classes(problem, name, np.asarray(getattr(dataset, name)))
+        building.check_classes(made[0], name, np.asarray(getattr(dataset, name)))
     return made
 
 

@@ -250,7 +250,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
     """
     data: Params
     if isinstance(problem, Logistic):
-        data = (problem.inputs, problem.labels.astype("int32"))
+        data = (problem.data[0], problem.data[1].astype("int32"))
 
         def logits(params: Params, inputs: Array) -> Array:
             return trees.in_32_bits(jnp.stack([jnp.zeros((), inputs.dtype), inputs @ params]))
