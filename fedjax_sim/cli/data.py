@@ -20,7 +20,7 @@ from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.partition import Partition, parts
 from fedjax_sim.problems import latent
-from fedjax_sim.problems.augmentation import AUGMENTATIONS
+from fedjax_sim.problems.classification import AUGMENTATIONS
 
 GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")
 """Flags of `run` that only systems of gradient steps use."""

@@ -23,7 +23,7 @@ from fedjax_sim.core.checking import AtLeast0, Count, FloatType, Limit, Seed, ch
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import in_32_bits
 from fedjax_sim.core.types import Array, Key
-from fedjax_sim.problems.client_losses import ClientLosses
+from fedjax_sim.problems.client_data import ClientLosses
 from fedjax_sim.results.diagnostics.gaussians import Gaussian
 
 MOST = 2**31 - 1

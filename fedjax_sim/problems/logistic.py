@@ -5,6 +5,7 @@ Dimension letters: `N` clients, `n` training and `m` test examples, `P` coeffici
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +30,7 @@ class _Linear:
         return jnp.zeros(x.shape[1:], x.dtype)
 
     def apply(self, params: Array, x: Array, /) -> Array:
+        chex.assert_shape(params, x.shape[1:])
         return x @ params
 
 

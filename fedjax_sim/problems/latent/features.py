@@ -11,10 +11,10 @@ import numpy as np
 
 from fedjax_sim.core.checking import Count
 from fedjax_sim.core.settings import ConfigError, Named
-from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture
 from fedjax_sim.problems.latent.estimation import LatentModel
 from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis
 from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture
+from fedjax_sim.problems.latent.mixtures import BernoulliMixture
 
 
 def principal_components(images: np.ndarray, dimensions: Count) -> np.ndarray:

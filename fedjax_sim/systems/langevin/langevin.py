@@ -39,13 +39,13 @@ Methods that share the kernel. Each is a setting, off by default, and they can b
   data would reach, so that shared noise, which the server knows, costs nothing. With K = 1, rho = 1
   and h = 0 this is QLSD (Vono, Plassier, Durmus, Dieuleveut and Moulines 2022, arXiv 2106.00797),
   whose noise is the server's. `memory` alpha is the step size of the memories h_c, which follow the
-  clients' progress (`model_memories`); with `anchor="client"` this is QLSD++.
+  clients' progress (`methods`); with `anchor="client"` this is QLSD++.
 - `anchor`: mini-batch gradients are corrected by whole gradients at an anchor
-  (`control_variates`): variance reduction, or the conducive gradients of FSGLD.
+  (`methods`): variance reduction, or the conducive gradients of FSGLD.
 - `friction` a < 1: SGHMC (Chen, Fox and Guestrin 2014, arXiv 1402.4102, eq. 15),
   v <- (1 - a) v - eta grad f^c + noise of temperature a tau, theta <- theta + v. Velocities are
   sent and averaged like models. a = 1 is FA-LD.
-- `preconditioner="rmsprop"`: pSGLD (`preconditioning`, with its deviation).
+- `preconditioner="rmsprop"`: pSGLD (`methods`, with its deviation).
 """
 
 from collections.abc import Callable
@@ -65,10 +65,8 @@ from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Pr
 from fedjax_sim.server import keep_if_empty, mean_of
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.compression.messages import count_message_bits
-from fedjax_sim.systems.langevin import control_variates, preconditioning
-from fedjax_sim.systems.langevin.control_variates import Anchor, Controls
-from fedjax_sim.systems.langevin.model_memories import ModelMemories, decode_mean
-from fedjax_sim.systems.langevin.preconditioning import Preconditioning, Square
+from fedjax_sim.systems.langevin import methods
+from fedjax_sim.systems.langevin.methods import Anchor, Controls, ModelMemories, Square
 from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds
 
 
@@ -132,8 +130,8 @@ class Hyper(WeightedRounds):
     control_variates: Controls = settings.group(
         Controls(), "anchors that lessen the gradients' noise"
     )
-    preconditioning: Preconditioning = settings.group(
-        Preconditioning(), "steps scaled by the gradients' size"
+    preconditioning: methods.Preconditioning = settings.group(
+        methods.Preconditioning(), "steps scaled by the gradients' size"
     )
     messages: ModelMemories = settings.group(
         ModelMemories(), "compression of messages, and its memories"
@@ -197,8 +195,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
     is_exact, has_momentum = hyper.gradient == "exact", hyper.has_momentum
-    variates = control_variates.ControlVariates(problem, hyper, plan, factor)
-    scaling = preconditioning.Preconditioner(problem, hyper, plan, factor, is_exact=is_exact)
+    counts, whole_at = problem.counts, clients.gradients_at(problem, hyper, plan, is_exact=True)
+    slopes_at = clients.gradients_at(problem, hyper, plan, is_exact=is_exact)
+    variates = methods.ControlVariates(hyper.control_variates, counts, factor, whole_at)
+    scaling = methods.Preconditioner(hyper.preconditioning, counts, factor, slopes_at)
 
     def init(key: Key) -> State:
         server = problem.init(key)
@@ -248,7 +248,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
                 raise ConfigError("messages.compression", str(hyper.messages.compression), allowed)
             known = langevin_steps(hyper, first, root, shared)
             known = clients.without_gradients(known, start, hyper.local_steps)
-            mean, memory = decode_mean(hyper, key, event, share, memory, known, local)
+            sent = hyper.messages, key, event, share, memory, known, local
+            mean, memory = methods.decode_mean(*sent, is_full=hyper.participants == "full")
         # The round's state; an empty round changes nothing.
         server, velocity = mean if has_momentum else (mean, ())
         after = State(server, velocity, memory, anchor, square)
@@ -323,7 +324,7 @@ def traffic(
     both_ways = senders * size * (hyper.preconditioning.preconditioner != "none")
     # Anchors go to all clients, of whom participants receive the server's model anyway. Global
     # control variates need a gradient of every client and go back to all.
-    moves = control_variates.anchor_moves(hyper, senders)
+    moves = methods.anchor_moves(hyper.control_variates, senders)
     slopes = size * hyper.num_clients * moves * (hyper.control_variates.anchor == "global")
     anchors = size * (hyper.num_clients - senders) * moves
     return senders * up + both_ways + slopes, senders * down + both_ways + slopes + anchors
@@ -344,7 +345,7 @@ def bits_by_client(problem: Problem, hyper: Hyper, timeline: types.Timeline) -> 
     is_scaled = hyper.preconditioning.preconditioner != "none"
     own = sum(message_bits(model, hyper)) + 2 * size * is_scaled
     slopes = 2 * size * (hyper.control_variates.anchor == "global")
-    moves = control_variates.anchor_moves(hyper, senders)[:, None]
+    moves = methods.anchor_moves(hyper.control_variates, senders)[:, None]
     return takes_part * own + moves * (slopes + size * ~takes_part)
 
 
