@@ -51,10 +51,6 @@ class Augmentation:
     pad: Whole = 4
     flip: bool = True
 
-    def __post_init__(self) -> None:
-        if self.pad < 0:
-            raise ConfigError("pad", self.pad, "at least 0")
-
     def __call__(self, key: Key, images: Array) -> Array:
         """Crop and mirror each image at random.
 

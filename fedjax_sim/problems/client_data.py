@@ -10,6 +10,7 @@ Dimension letters: `N` clients, `M` places for examples of a client (the rest is
 """
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -28,6 +29,21 @@ LOOKED_AT = 10**8
 """Bytes from which on an array is compared with the memory that is free."""
 
 
+def check_range(name: str, values: Array, least: float, most: float = math.inf) -> None:
+    """Check limits of numbers; those of a program that is being traced are not known.
+
+    Raises:
+      ConfigError: If a number is below `least` or above `most`.
+    """
+    if isinstance(values, jax.core.Tracer) or not values.size:
+        return
+    if (smallest := values.min().item()) < least:
+        raise ConfigError(f"smallest number in {name}", smallest, f"at least {least}")
+    if (largest := values.max().item()) > most:
+        raise ConfigError(f"largest number in {name}", largest, f"at most {most}")
+
+
+@checked
 def check_partition(partition: Partition, num_examples: Count) -> None:
     """Check that every client has an example and that every position exists.
 
@@ -76,6 +92,7 @@ def check_tests(partitions: Sequence[Partition], tests: Sequence[Partition]) -> 
             raise ConfigError("clients of test_partition", found, allowed)
 
 
+@checked
 def pad_partitions(
     partitions: Sequence[Partition], num_examples: Count
 ) -> list[tuple[Array, Array]]:

@@ -135,6 +135,7 @@ class Fitted(NamedTuple):
             return np.asarray(function(self.params, jnp.asarray(examples, dtype)))
 
 
+@checked
 def fitted(
     run: Any,
     problem: Estimation | Sequence[Estimation],

@@ -32,6 +32,7 @@ from flax import struct
 
 from fedjax_sim.core.checking import Above0, Count, checked
 from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.problems.client_data import check_range
 
 
 class OfComponents:
@@ -168,6 +169,7 @@ class BernoulliMixture(OfComponents):
         """Check the shapes of the examples `f[B, D]` and return the model as it is."""
         chex.assert_rank(examples, 2)
         chex.assert_shape(weight, examples.shape[:1])
+        check_range("data", examples, 0, 1)
         return self
 
     def initial(self, key: Key, examples: Array, weight: Array) -> Array:

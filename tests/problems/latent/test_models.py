@@ -493,7 +493,7 @@ MODELS = [
 def test_32_bits_stay_so_where_64_are_on(model: Any) -> None:
     examples: Any = np.random.default_rng(0).random((4, 2))
     if isinstance(model, latent.MissingValues):
-        examples = cells("gaussian")
+        examples = cells(model.family)
     elif isinstance(model, latent.NoisyMean):
         examples = Seen(examples, examples[:, 0])
     examples = jax.tree.map(np.float32, examples)
