@@ -93,7 +93,7 @@ def at_mode(problem: Logistic) -> Logistic:
     ridge = LogisticRegression(
         C=1 / float(problem.prior_precision), fit_intercept=False, tol=1e-8, max_iter=10_000
     )
-    fitted = ridge.fit(np.asarray(problem.inputs, float), np.asarray(problem.labels, int))
+    fitted = ridge.fit(np.asarray(problem.data[0], float), np.asarray(problem.data[1], int))
     return replace(problem, start=jnp.asarray(fitted.coef_[0], problem.start.dtype))
 
 

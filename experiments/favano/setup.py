@@ -29,7 +29,7 @@ from fedjax_sim import models, partition, problems
 from fedjax_sim.core.settings import ConfigError, fields, names_of, value_of
 from fedjax_sim.core.types import Problem, System
 from fedjax_sim.models.quantized import LowBit
-from fedjax_sim.problems.augmentation import Augmentation
+from fedjax_sim.problems.classification import Augmentation
 from fedjax_sim.results import plots
 from fedjax_sim.results.plots.style import label_of_axis
 from fedjax_sim.results.reports import load as load_results

@@ -22,7 +22,7 @@ from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.partition import Partition, parts
 from fedjax_sim.problems import latent
-from fedjax_sim.problems.augmentation import AUGMENTATIONS
+from fedjax_sim.problems.classification import AUGMENTATIONS
 
 Facts = dict[str, Any]
 """Further choices on which a problem depends, as config.json has them."""

@@ -2,18 +2,18 @@
 
 `supervised` (in `building`) builds a problem from any network, loss and data, which `examples`
 reads and `checking` checks; `supervision` has the problem itself, `losses` the usual losses and
-metrics, `evaluation` their means over test examples. Images (`classification`, with the random
-changes of `augmentation`) and texts (`next_character`) are cases of it. Problems with a known
+metrics, `evaluation` their means over test examples. Images (`classification`, with random
+changes) and texts (`next_character`) are cases of it. Problems with a known
 answer are in `quadratic` (known optimum) and `gaussian` (known posterior), Bayesian regression in
 `logistic`, any posterior given by its log-density in `log_density`. `poisoning` changes the
 examples of malicious clients. `latent` has latent-variable models for expectation maximisation.
-`client_data` checks and pads partitions for all of them, and `client_losses` measures clients one
-by one where they have no test examples.
+`client_data` checks and pads partitions for all of them, and measures clients one by one where they
+have no test examples.
 """
 
-from fedjax_sim.problems.augmentation import AUGMENTATIONS as AUGMENTATIONS
-from fedjax_sim.problems.augmentation import Augmentation as Augmentation
 from fedjax_sim.problems.building import supervised as supervised
+from fedjax_sim.problems.classification import AUGMENTATIONS as AUGMENTATIONS
+from fedjax_sim.problems.classification import Augmentation as Augmentation
 from fedjax_sim.problems.classification import Classification as Classification
 from fedjax_sim.problems.classification import make_classification as make_classification
 from fedjax_sim.problems.classification import make_classifications as make_classifications

@@ -5,7 +5,8 @@ Dimension letters: those of `supervision`.
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, overload
+from functools import partial
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -21,6 +22,8 @@ from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.examples import Examples
 from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
 from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supervised
+
+SupervisedT = TypeVar("SupervisedT", bound=Supervised)
 
 
 @checked
@@ -126,11 +129,10 @@ def supervised(
         if test_clients is not None:
             owned = [examples.owners_of_tests(names, test_clients, num_tests)]
     prior = None if prior_precision is None else trees.as_array(prior_precision, "float32")
-    problem = Supervised(
+    make = partial(
+        Supervised,
         data=data,
         test_data=test_data,
-        index=trees.as_array([[0]], "int32"),
-        counts=trees.as_array([1], "int32"),
         model=model,
         loss_of=loss,
         metrics=tuple((name, _metric(each)) for name, each in (metrics or {}).items()),
@@ -142,23 +144,28 @@ def supervised(
         client_ids=names,
         test_block=test_block,
     )
-    problem = with_start(problem, start, frozen)
-    made = assign_examples(problem, partitions, owned)
-    _check_targets(problem)
+    made = build(make, partitions, owned, start, frozen)
+    _check_targets(made[0])
     if isinstance(test, float | int):
         made = _test_on_held_out(made, owned or [])
     return made[0] if split is None or isinstance(split, Partition) else made
 
 
-def assign_examples(
-    problem: Any, partitions: Sequence[Partition], tests: Sequence[Partition] | None = None
-) -> list[Any]:
-    """Build one problem per partition, all with the data of one problem, and check them.
+def build(
+    make: Callable[..., SupervisedT],
+    partitions: Sequence[Partition],
+    tests: Sequence[Partition] | None,
+    start: Params | None = None,
+    frozen: str | Callable[[str], bool] | None = None,
+) -> list[SupervisedT]:
+    """Build one problem per partition, all with the same data, and check them.
 
     Args:
-      problem: A `Supervised` problem whose `index` and `counts` do not matter.
-      partitions: Partitions of its training examples.
-      tests: Partitions of its test examples, one or as many; None if these are nobody's own.
+      make: The class of the problems with the fields that all share.
+      partitions: Partitions of the training examples.
+      tests: Partitions of the test examples, one or as many; None if these are nobody's own.
+      start: As in `supervised`.
+      frozen: As in `supervised`.
 
     Returns:
       One problem per partition, in the same order.
@@ -168,12 +175,14 @@ def assign_examples(
         without test examples are to be evaluated one by one, or if a shape is wrong, see
         `check_shapes`.
     """
+    nobody = {"index": trees.as_array([[0]], "int32"), "counts": trees.as_array([1], "int32")}
+    problem = _with_start(make(**nobody), start, frozen)
     check_shapes(problem)
     num, num_tests = (
         jax.tree.leaves(data)[0].shape[0] for data in (problem.data, problem.test_data)
     )
     made = [
-        problem.replace(index=index, counts=counts)
+        dataclasses.replace(problem, index=index, counts=counts)
         for index, counts in client_data.pad_partitions(partitions, num)
     ]
     if tests is None:
@@ -192,7 +201,7 @@ def assign_examples(
         return made
     own = client_data.pad_partitions(list(tests), num_tests) * (len(made) if len(tests) == 1 else 1)
     return [
-        each.replace(test_index=index, test_counts=counts)
+        dataclasses.replace(each, test_index=index, test_counts=counts)
         for each, (index, counts) in zip(made, own, strict=True)
     ]
 
@@ -238,7 +247,9 @@ def check_classes(problem: Supervised, name: str, classes: np.ndarray) -> None:
         raise ConfigError(f"largest class in {name}", most, allowed)
 
 
-def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
+def _with_start(
+    problem: SupervisedT, start: Params | None, frozen: str | Callable[[str], bool] | None
+) -> SupervisedT:
     """Give a `Supervised` problem parameters to start from, some of which may be frozen.
 
     `start` and `frozen` are those of `supervised`.
@@ -277,7 +288,8 @@ def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
         ]
         return jax.tree.unflatten(jax.tree.structure(drawn), chosen)
 
-    return problem.replace(start=part(False), frozen=part(True) if frozen is not None else None)
+    kept = None if frozen is None else part(True)
+    return dataclasses.replace(problem, start=part(False), frozen=kept)
 
 
 def _check_model(model: Any) -> None:

@@ -1,30 +1,96 @@
 """Image classification by any model with logits, a case of `fedjax_sim.problems.Supervised`.
 
+Training images may be cropped and mirrored at random. Each mini-batch is changed anew inside the
+compiled program, so no changed image is ever stored.
+
 Dimension letters: `N` clients, `B` examples of a mini-batch, `n` training and `m` test examples,
 `K` classes, `H`, `W`, `C` height, width and channels of an image.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core import targets, trees
-from fedjax_sim.core.checking import Above0, AtLeast0, Finite, checked
+from fedjax_sim.core import streams, targets, trees
+from fedjax_sim.core.checking import Above0, AtLeast0, Finite, Whole, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.models.calls import Model, outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import building
-from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised, inf_for_nan
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Augmentation:
+    """Random crop of a padded image, then mirroring left to right with probability 1/2.
+
+        images = jnp.full((2, 4, 4, 1), 7, "uint8")
+        assert (Augmentation(pad=0, flip=True)(key, images) == images).all()  # mirrored, all alike
+        clients = iid(data.train_labels, num_clients=5, seed=0)
+        crops = Augmentation(pad=1)
+        problem = make_classification(MLP((16,), 10), data, clients, augmentation=crops)
+
+    Attributes:
+      pad: Number of black rows and columns added on each side before a crop of the image's size is
+        taken, at least 0; 0 means no crop.
+      flip: Whether images are mirrored.
+    """
+
+    pad: Whole = 4
+    flip: bool = True
+
+    def __call__(self, key: Key, images: Array) -> Array:
+        """Crop and mirror each image at random.
+
+        Args:
+          key: Random key of the mini-batch.
+          images: `u8[B, H, W, C]` or `f[B, H, W, C]`, before normalisation: black is 0.
+
+        Returns:
+          Images of the same shape and dtype.
+        """
+        chex.assert_rank(images, 4)
+        if self.pad:
+            images = _crop(streams.stream(key, "crop"), images, self.pad)
+        if self.flip:
+            half = jnp.float32(0.5)
+            mirrored = jax.random.bernoulli(streams.stream(key, "flip"), half, images.shape[:1])
+            images = jnp.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
+        return images
+
+
+def _crop(key: Key, images: Array, pad: int) -> Array:
+    """Shift every image by up to `pad` pixels in each direction and fill the border with 0."""
+    num, *shape = images.shape
+    corners = jax.random.randint(key, (num, 2), -pad, pad + 1, "int32") + pad
+    bordered = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+
+    def cut(image: Array, corner: Array) -> Array:
+        return jax.lax.dynamic_slice(image, (*corner, 0), shape)
+
+    return jax.vmap(cut)(bordered, corners)
+
+
+AUGMENTATIONS: dict[str, Augmentation | None] = {
+    "none": None,
+    "flip": Augmentation(pad=0),
+    "crop": Augmentation(flip=False),
+    "crop_flip": Augmentation(),
+}
+"""Augmentations by the name that the command line uses."""
+
 
 CLIENT_TESTS = 200
 """Test examples on which each client's own model is evaluated."""
@@ -217,11 +283,11 @@ def make_classifications(
     prior = None if prior_precision is None else trees.as_array(prior_precision, "float32")
     classes = [("class_accuracy", accuracy_of_classes(dataset.num_classes))] if per_class else []
     # Every problem below holds the same arrays, so the images lie on the device once.
-    problem = Classification(
+    tests = None if test_partition is None else [test_partition]
+    make = partial(
+        Classification,
         data=(on_device("train_images", dataset.train_images), _labels(dataset.train_labels)),
         test_data=(on_device("test_images", dataset.test_images), _labels(dataset.test_labels)),
-        index=trees.as_array([[0]], "int32"),
-        counts=trees.as_array([1], "int32"),
         model=model,
         loss_of=cross_entropy,
         metrics=(("accuracy", Metric(is_right)), *classes),
@@ -230,11 +296,9 @@ def make_classifications(
         prior_precision=prior,
         per_client=per_client,
     )
-    tests = None if test_partition is None else [test_partition]
-    problem = building.with_start(problem, start, frozen)
-    made = building.assign_examples(problem, partitions, tests)
+    made = building.build(make, partitions, tests, start, frozen)
     for name in ("train_labels", "test_labels"):
-        building.check_classes(problem, name, np.asarray(getattr(dataset, name)))
+        building.check_classes(made[0], name, np.asarray(getattr(dataset, name)))
     return made
 
 

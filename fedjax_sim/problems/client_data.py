@@ -4,27 +4,46 @@ Examples lie on the device once, whatever the number of clients, seeds and probl
 examples are positions in them, padded so that all clients, and all partitions of a sweep, have the
 same number of places.
 
+Problems that are given by their losses may measure one loss for every client (`ClientLosses`).
+
 Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding).
 """
 
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.checking import Count, Seed, checked
 from fedjax_sim.core.lifecycle import free_on_host, write_bytes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import as_array
-from fedjax_sim.core.types import Array
+from fedjax_sim.core.types import Array, Params
 from fedjax_sim.partition import Partition, parts
 
 LOOKED_AT = 10**8
 """Bytes from which on an array is compared with the memory that is free."""
 
 
+def check_range(name: str, values: Array, least: float, most: float = math.inf) -> None:
+    """Check limits of numbers; those of a program that is being traced are not known.
+
+    Raises:
+      ConfigError: If a number is below `least` or above `most`.
+    """
+    if isinstance(values, jax.core.Tracer) or not values.size:
+        return
+    if (smallest := values.min().item()) < least:
+        raise ConfigError(f"smallest number in {name}", smallest, f"at least {least}")
+    if (largest := values.max().item()) > most:
+        raise ConfigError(f"largest number in {name}", largest, f"at most {most}")
+
+
+@checked
 def check_partition(partition: Partition, num_examples: Count) -> None:
     """Check that every client has an example and that every position exists.
 
@@ -73,6 +92,7 @@ def check_tests(partitions: Sequence[Partition], tests: Sequence[Partition]) -> 
             raise ConfigError("clients of test_partition", found, allowed)
 
 
+@checked
 def pad_partitions(
     partitions: Sequence[Partition], num_examples: Count
 ) -> list[tuple[Array, Array]]:
@@ -216,3 +236,43 @@ def on_device(name: str, array: Any) -> Array:
         if device.platform == "cpu":
             allowed += f", {write_bytes(free_on_host())}"
         raise ConfigError(f"size of {name}", write_bytes(needed), allowed) from error
+
+
+CLIENTS_AT_ONCE = 50
+"""Number of clients for which losses are computed together."""
+
+
+class ClientLosses:
+    """Shared by problems with the method `client_loss` and the option `per_client`.
+
+    Their clients have no test examples, so that a client's loss is that of its training data.
+    """
+
+    per_client: bool
+    client_loss: Callable[..., Array]
+    less_is_better: ClassVar[Sequence[str]] = ("loss", "client_loss")
+
+    @property
+    def metric_labels(self) -> Mapping[str, Sequence[Hashable]]:
+        """Names of the clients, if they have some."""
+        names = getattr(self, "client_ids", None)
+        return {} if names is None else {"client": names}
+
+    def losses_of_clients(self, params: Params, num_clients: int) -> dict[str, Array]:
+        """Compute the loss of every client, if `per_client` asks for it.
+
+        Args:
+          params: The model, which is the same for all.
+          num_clients: N.
+
+        Returns:
+          "client_loss[client]": `f[N]`, `client_loss` of each client; otherwise nothing.
+        """
+        if not self.per_client:
+            return {}
+        losses = jax.lax.map(
+            lambda client: self.client_loss(params, client, jax.random.key(0)),
+            jnp.arange(num_clients),
+            batch_size=CLIENTS_AT_ONCE,
+        )
+        return {"client_loss[client]": losses}

@@ -22,7 +22,12 @@ from fedjax_sim.core.types import Array, Params
 from fedjax_sim.partition import Partition
 from fedjax_sim.partition.parts import gather_by_owner
 from fedjax_sim.problems.checking import first_line, form_of
-from fedjax_sim.problems.client_data import check_partition, on_device, partition_by_ids
+from fedjax_sim.problems.client_data import (
+    check_partition,
+    check_range,
+    on_device,
+    partition_by_ids,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,19 +94,14 @@ def from_dataframe(
     kind = np.int32 if values.dtype.kind in "biu" else np.float32
     if kind is np.int32:
         for name, column in zip(targets, values.T, strict=True):
-            _check_range(f"column {name}", column, kind)
+            _check_fits(f"column {name}", column, kind)
     found = values.astype(kind) if not isinstance(target, str) else values[:, 0].astype(kind)
     return Examples(inputs, found, None if client is None else table[client].tolist())
 
 
-def _check_range(name: str, values: npt.ArrayLike, kind: npt.DTypeLike) -> None:
+def _check_fits(name: str, values: npt.ArrayLike, kind: npt.DTypeLike) -> None:
     """Check that whole numbers fit a type of whole numbers; others would be cut to its bits."""
-    limits, values = np.iinfo(kind), np.asarray(values)
-    least, most = int(values.min(initial=0)), int(values.max(initial=0))
-    if least < limits.min:
-        raise ConfigError(f"smallest number in {name}", least, f"at least {limits.min}")
-    if most > limits.max:
-        raise ConfigError(f"largest number in {name}", most, f"at most {limits.max}")
+    check_range(name, np.asarray(values), np.iinfo(kind).min, np.iinfo(kind).max)
 
 
 def _numbers(table: Any, name: str) -> np.ndarray:
@@ -146,7 +146,7 @@ def read_arrays(name: str, data: Any) -> tuple[Params, int]:
     arrays = [on_device(place, leaf) for place, leaf in zip(names, leaves, strict=True)]
     for place, leaf, found in zip(names, leaves, arrays, strict=True):
         if found.dtype != leaf.dtype and jnp.issubdtype(found.dtype, jnp.integer):
-            _check_range(place, leaf, found.dtype)
+            _check_fits(place, leaf, found.dtype)
         if jnp.issubdtype(found.dtype, jnp.floating) and not bool(_is_finite(found)):
             raise ConfigError(place, "an array with nan or inf", "finite")
     return jax.tree.unflatten(structure, arrays), lengths.pop()

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from flax import struct
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.core.checking import AtLeast0, Count, FloatType, Limit, Seed, checked, shape
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, FloatType, Limit, Seed, checked, shape
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import in_32_bits
 from fedjax_sim.core.types import Array, Key
-from fedjax_sim.problems.client_losses import ClientLosses
+from fedjax_sim.problems.client_data import ClientLosses
 from fedjax_sim.results.diagnostics.gaussians import Gaussian
 
 MOST = 2**31 - 1
@@ -276,7 +276,8 @@ class GaussianClients(ClientLosses):
         loss = self.counts @ losses / self.counts.sum()
         return {"loss": loss, **self.losses_of_clients(params, self.counts.shape[0])}
 
-    def posterior(self, temperature: float = 1.0) -> Gaussian:
+    @checked
+    def posterior(self, temperature: Above0 = 1.0) -> Gaussian:
         """Compute the law N(w_*, tau H^-1) that a sampler should reach, on the host in float64.
 
         Args:

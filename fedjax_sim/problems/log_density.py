@@ -34,8 +34,7 @@ from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.classification import Classification
-from fedjax_sim.problems.client_data import pad_partitions
-from fedjax_sim.problems.client_losses import ClientLosses
+from fedjax_sim.problems.client_data import ClientLosses, pad_partitions
 from fedjax_sim.problems.examples import read_arrays, read_owners
 from fedjax_sim.problems.logistic import Logistic
 
@@ -250,7 +249,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
     """
     data: Params
     if isinstance(problem, Logistic):
-        data = (problem.inputs, problem.labels.astype("int32"))
+        data = (problem.data[0], problem.data[1].astype("int32"))
 
         def logits(params: Params, inputs: Array) -> Array:
             return trees.in_32_bits(jnp.stack([jnp.zeros((), inputs.dtype), inputs @ params]))

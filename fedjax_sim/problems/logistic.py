@@ -1,10 +1,9 @@
 """Bayesian logistic regression of two classes, with a Gaussian prior.
 
-Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding), `B`
-examples of a mini-batch, `n` training and `m` test examples, `P` coefficients.
+Dimension letters: `N` clients, `n` training and `m` test examples, `P` coefficients.
 """
 
-from collections.abc import Mapping
+from functools import partial
 
 import chex
 import jax
@@ -14,16 +13,40 @@ from flax import struct
 
 from fedjax_sim.core.checking import AtLeast0, FloatType, checked
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.trees import as_array, in_32_bits
+from fedjax_sim.core.trees import as_array
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.partition import Partition
+from fedjax_sim.problems import building
 from fedjax_sim.problems.classification import check_data
-from fedjax_sim.problems.client_data import check_tests, pad_partitions
+from fedjax_sim.problems.losses import Metric
+from fedjax_sim.problems.supervision import Supervised
 
 
-@struct.dataclass
-class Logistic:
+class _Linear:
+    """The network: logits `f[B]` of inputs `f[B, P]`, from coefficients that begin at 0."""
+
+    def init(self, key: Key, x: Array, /) -> Array:
+        return jnp.zeros(x.shape[1:], x.dtype)
+
+    def apply(self, params: Array, x: Array, /) -> Array:
+        chex.assert_shape(params, x.shape[1:])
+        return x @ params
+
+
+def _cross_entropy(logits: Array, labels: Array) -> Array:
+    return jax.nn.softplus(logits) - labels * logits
+
+
+def _is_right(logits: Array, labels: Array) -> Array:
+    return (logits > 0) == (labels == 1)
+
+
+_LINEAR = _Linear()
+
+
+@struct.dataclass(repr=False)
+class Logistic(Supervised):
     """A logistic regression on examples that clients hold.
 
     The last of the P coefficients w is the intercept; it has the same prior as the others. The
@@ -31,66 +54,13 @@ class Logistic:
     prior's term is divided evenly among the examples, so a client's part of it is proportional to
     its number of examples.
 
-    Attributes:
-      inputs: `f[n, P]`, training examples; the last column is 1.
-      labels: `f[n]`, 0 or 1.
-      test_inputs: `f[m, P]`, like `inputs`.
-      test_labels: `i32[m]`, 0 or 1.
-      index: `i32[N, M]`, positions of the clients' examples in `inputs`, padded.
-      counts: `i32[N]`, number of examples of each client, without padding.
-      prior_precision: `f[]`, precision of the Gaussian prior.
-      start: `f[P]`, the initial model.
-      test_index: `i32[N, U]`, positions in `test_inputs` of each client's own test examples,
-        padded; None if clients have none.
-      test_counts: `i32[N]`, numbers of these.
+    The data are inputs `f[n, P]`, whose last column is 1, and labels `f[n]`, 0 or 1.
     """
 
-    inputs: Array
-    labels: Array
-    test_inputs: Array
-    test_labels: Array
-    index: Array
-    counts: Array
-    prior_precision: Array
-    start: Array
-    test_index: Array | None = None
-    test_counts: Array | None = None
-
-    def init(self, key: Key) -> Array:
-        """Return `start`, `f[P]`; the key is ignored."""
-        return self.start
-
-    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
-        """Compute the mean loss of some of a client's examples, in nats.
-
-        Args:
-          params: `f[P]`, the coefficients.
-          client: `i32[]`, the client's number.
-          examples: `i32[B]`, positions below `counts[client]`.
-          key: Ignored.
-
-        Returns:
-          `f[]`, mean cross-entropy plus the prior's part of one example.
-        """
-        chex.assert_rank([client, examples], [0, 1])
-        return self._losses(params, self.index[client, examples]).mean() + self._penalty(params)
-
-    def client_loss(self, params: Array, client: Array, key: Key | None) -> Array:
-        """Compute the mean loss of all of a client's examples, in nats.
-
-        Args:
-          params: `f[P]`, the coefficients.
-          client: `i32[]`, the client's number.
-          key: Ignored.
-
-        Returns:
-          `f[]`, as `loss` gives it for all examples of the client.
-        """
-        chex.assert_rank(client, 0)
-        places = jnp.arange(self.index.shape[1])
-        rows = self.index[client, jnp.minimum(places, self.counts[client] - 1)]
-        total = jnp.where(places < self.counts[client], self._losses(params, rows), 0).sum()
-        return total / self.counts[client] + self._penalty(params)
+    @property
+    def test_labels(self) -> Array:
+        """Classes of the test examples: `i32[m]`."""
+        return self.test_data[1].astype("int32")
 
     def energy(self, params: Array) -> Array:
         """Compute minus the logarithm of the posterior density, up to a constant.
@@ -101,55 +71,15 @@ class Logistic:
         Returns:
           `f[]`, in nats.
         """
-        losses = jax.vmap(lambda client: self.client_loss(params, client, None))(
+        losses = jax.vmap(lambda client: self.client_loss(params, client, jax.random.key(0)))(
             jnp.arange(self.counts.shape[0])
         )
         return self.counts @ losses
 
     def predict(self, params: Array) -> Array:
         """Compute the class probabilities of all test examples: `f[m, 2]`."""
-        chex.assert_shape(params, self.inputs.shape[1:])
-        one = jax.nn.sigmoid(self.test_inputs @ params)
+        one = jax.nn.sigmoid(self.outputs(params))
         return jnp.stack([1 - one, one], axis=-1)
-
-    def evaluate(self, params: Array) -> Mapping[str, Array]:
-        """Measure a model on the test set.
-
-        Args:
-          params: `f[P]`, the coefficients.
-
-        Returns:
-          "accuracy" (a share, 0 to 1) and "loss" (mean cross-entropy in nats, without the prior);
-          if every client has test examples, also "client_accuracy[client]" and
-          "client_loss[client]": `f[N]`.
-        """
-        chex.assert_shape(params, self.inputs.shape[1:])
-        logits = in_32_bits(self.test_inputs @ params)
-        is_right = (logits > 0) == (self.test_labels == 1)
-        values = {
-            "accuracy": is_right.astype(logits.dtype),
-            "loss": jax.nn.softplus(logits) - self.test_labels * logits,
-        }
-        metrics = {name: jnp.mean(value) for name, value in values.items()}
-        if self.test_index is None or self.test_counts is None:
-            return metrics
-        is_there = jnp.arange(self.test_index.shape[1])[None] < self.test_counts[:, None]
-        return metrics | {
-            f"client_{name}[client]": jnp.where(is_there, value[self.test_index], 0).sum(axis=1)
-            / self.test_counts
-            for name, value in values.items()
-        }
-
-    def _losses(self, params: Array, rows: Array) -> Array:
-        """Compute the cross-entropy of training examples `i32[B]`: `f[B]`."""
-        chex.assert_shape(params, self.inputs.shape[1:])
-        logits = in_32_bits(self.inputs[rows] @ params)
-        return jax.nn.softplus(logits) - self.labels[rows] * logits
-
-    def _penalty(self, params: Array) -> Array:
-        """Compute the prior's part of one example's loss."""
-        per_example = in_32_bits(self.prior_precision) / (2 * self.counts.sum())
-        return per_example * jnp.sum(jnp.square(in_32_bits(params)))
 
 
 @checked
@@ -190,29 +120,26 @@ def make_logistic(
     for name in ("train_labels", "test_labels"):
         if (largest := int(np.max(getattr(dataset, name), initial=0))) > 1:
             raise ConfigError(f"largest of {name}", largest, "at most 1")
-    [(index, counts)] = pad_partitions([partition], len(dataset.train_labels))
-    test_index = test_counts = None
-    if test_partition is not None:
-        check_tests([partition], [test_partition])
-        [(test_index, test_counts)] = pad_partitions([test_partition], len(dataset.test_labels))
 
-    def with_intercept(images: np.ndarray) -> Array:
+    def examples(images: np.ndarray, labels: np.ndarray) -> tuple[Array, Array]:
         scale = 255 if np.asarray(images).dtype == np.uint8 else 1
         flat = np.asarray(images, dtype).reshape(len(images), -1) / scale
-        return as_array(np.concatenate([flat, np.ones((len(flat), 1))], axis=1), dtype)
+        inputs = as_array(np.concatenate([flat, np.ones((len(flat), 1))], axis=1), dtype)
+        return inputs, as_array(labels, dtype)
 
-    inputs, test_inputs = with_intercept(dataset.train_images), with_intercept(dataset.test_images)
-    labels = as_array(dataset.train_labels, dtype)
-    test_labels = as_array(dataset.test_labels, "int32")
-    return Logistic(
-        inputs=inputs,
-        labels=labels,
-        test_inputs=test_inputs,
-        test_labels=test_labels,
-        index=index,
-        counts=counts,
+    data = examples(dataset.train_images, dataset.train_labels)
+    tests = None if test_partition is None else [test_partition]
+    make = partial(
+        Logistic,
+        data=data,
+        test_data=examples(dataset.test_images, dataset.test_labels),
+        model=_LINEAR,
+        loss_of=_cross_entropy,
+        metrics=(("accuracy", Metric(_is_right)),),
         prior_precision=as_array(prior_precision, dtype),
-        start=jnp.zeros(inputs.shape[1], dtype),
-        test_index=test_index,
-        test_counts=test_counts,
+        start=jnp.zeros(data[0].shape[1], dtype),
+        per_client=test_partition is not None,
+        test_block=len(dataset.test_labels),
     )
+    [problem] = building.build(make, [partition], tests)
+    return problem

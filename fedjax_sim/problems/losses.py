@@ -18,6 +18,7 @@ import optax
 from fedjax_sim.core.checking import Count, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Params
+from fedjax_sim.problems.client_data import check_range
 
 PerExample = Callable[[Params, Params], Array]
 """From outputs and targets of B examples to one number for each, `[B]` or `[B, ...]`."""
@@ -92,6 +93,7 @@ def is_right(logits: Array, labels: Array) -> Array:
     return jnp.argmax(logits, axis=-1) == labels
 
 
+@checked
 @functools.cache
 def accuracy_of_classes(num_classes: Count) -> Metric:
     """Make a metric of the accuracy on the examples of each class.
@@ -169,20 +171,21 @@ def binary_cross_entropy(logits: Array, labels: Array) -> Array:
       ConfigError: If the shapes do not match.
     """
     if logits.shape != labels.shape:
-        raise ConfigError(
-            "shape of the outputs", logits.shape, f"that of the targets, {labels.shape}"
-        )
+        allowed = f"that of the targets, {labels.shape}"
+        raise ConfigError("shape of the outputs", logits.shape, allowed)
+    check_range("the targets", labels, 0, 1)
     return _mean_of_example(optax.sigmoid_binary_cross_entropy(logits, labels))
 
 
 def _check_classes(logits: Array, labels: Array) -> None:
-    """Check that there are logits for each label, and that labels are classes."""
+    """Check that there are logits for each label, and that labels are classes of theirs."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         allowed = "whole numbers, the classes from 0"
         raise ConfigError("dtype of the targets", str(labels.dtype), allowed)
     if logits.shape[:-1] != labels.shape:
         allowed = f"({', '.join(map(str, labels.shape))}, K), K logits for each of the targets"
         raise ConfigError("shape of the outputs", logits.shape, allowed)
+    check_range("the targets", labels, 0, logits.shape[-1] - 1)
 
 
 def _difference(outputs: Array, targets: Array) -> Array:

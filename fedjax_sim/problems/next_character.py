@@ -7,20 +7,20 @@ Dimension letters: `N` clients, `B` sequences of a mini-batch, `n` training and 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from flax import struct
 
 from fedjax_sim.core.checking import checked
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.trees import as_array
 from fedjax_sim.core.types import Array, Params
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import building, losses
 from fedjax_sim.problems.checking import check_shapes
-from fedjax_sim.problems.client_data import check_partition, on_device
+from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, cross_entropy
 from fedjax_sim.problems.supervision import Preparation, Supervised
 
@@ -105,14 +105,11 @@ def make_next_characters(
       ConfigError: If a partition does not fit the data set, or the model's logits have the wrong
         shape.
     """
-    for partition in partitions:
-        check_partition(partition, len(dataset.train_sequences))
-    length = dataset.train_sequences.shape[1] - 1
-    problem = NextCharacter(
+    tests = [test_partition] if isinstance(test_partition, Partition) else test_partition
+    make = partial(
+        NextCharacter,
         data=on_device("train_sequences", dataset.train_sequences),
         test_data=on_device("test_sequences", dataset.test_sequences),
-        index=as_array([[0]], "int32"),
-        counts=as_array([1], "int32"),
         model=model,
         loss_of=cross_entropy,
         metrics=(("accuracy", Metric(is_right)),),
@@ -121,10 +118,9 @@ def make_next_characters(
         per_client=per_client,
         test_block=EVALUATED_AT_ONCE,
     )
-    problem = building.with_start(problem, start, frozen)
-    found = check_shapes(problem)
-    if found[1:] != (length, dataset.num_classes):
+    made = building.build(make, partitions, tests, start, frozen)
+    length = dataset.train_sequences.shape[1] - 1
+    if check_shapes(made[0])[1:] != (length, dataset.num_classes):
         allowed = f"one with {dataset.num_classes} logits for each character, as many as codes"
         raise ConfigError("model", type(model).__name__, allowed)
-    tests = [test_partition] if isinstance(test_partition, Partition) else test_partition
-    return building.assign_examples(problem, partitions, tests)
+    return made

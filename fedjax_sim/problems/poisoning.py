@@ -21,6 +21,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Params
 from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.classification import Classification
+from fedjax_sim.problems.client_data import check_range
 from fedjax_sim.problems.losses import Metric
 from fedjax_sim.problems.supervision import Supervised
 
@@ -53,6 +54,7 @@ class LabelFlip:
         if self.source is not None and self.source == self.target:
             raise ConfigError("target", self.target, "another class than source")
 
+    @checked
     def labels(self, labels: np.ndarray, num_classes: Count) -> np.ndarray:
         """Flip labels.
 
@@ -66,6 +68,7 @@ class LabelFlip:
         Raises:
           ConfigError: If there is no such class.
         """
+        check_range("labels", labels, 0, num_classes - 1)
         if self.source is None or self.target is None:
             return num_classes - 1 - labels
         check_class("source", self.source, num_classes)

@@ -15,7 +15,7 @@ from flax import struct
 from fedjax_sim.core.checking import Limit, checked, shape
 from fedjax_sim.core.trees import in_32_bits
 from fedjax_sim.core.types import Array, Key
-from fedjax_sim.problems.client_losses import ClientLosses
+from fedjax_sim.problems.client_data import ClientLosses
 
 
 @struct.dataclass

@@ -375,7 +375,7 @@ class Supervised:
         """Compute the prior's part of one example's loss; 0 without a prior."""
         if self.prior_precision is None:
             return 0.0
-        per_example = self.prior_precision / (2 * self.counts.sum())
+        per_example = trees.in_32_bits(self.prior_precision) / (2 * self.counts.sum())
         return per_example * optax.tree.norm(trees.in_32_bits(params), squared=True)
 
 

@@ -31,29 +31,16 @@ from fedjax_sim import timelines
 from fedjax_sim.core import trees, types
 from fedjax_sim.core.checking import Above0
 from fedjax_sim.core.settings import ConfigError, group, setting, struct
-from fedjax_sim.core.types import Algorithm, Problem
-from fedjax_sim.server import (
-    EdgeTraining,
-    StalenessWeights,
-    Versioned,
-    check_edges,
-    count_client_bits,
-    count_downlink,
-    edge_training,
-    edge_wire,
-    first_memo,
-    iteration_examples,
-    member_bits,
-    stale_models,
-    staleness_weights,
-)
+from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Timeline, Work
+from fedjax_sim.server import check_edges, edges, report_settings
 from fedjax_sim.server.compression import Identity
-from fedjax_sim.server.report_settings import RELIED_ON
+from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
+from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import GroupArrivals, presets
 
 
 @struct
-class Hyper(GroupArrivals, EdgeTraining):
+class Hyper(GroupArrivals, edges.EdgeTraining):
     """Settings of asynchronous groups: clock, local training, discount, server learning rate."""
 
     staleness: StalenessWeights = group(
@@ -77,7 +64,7 @@ class Hyper(GroupArrivals, EdgeTraining):
             raise ConfigError("messages.error_feedback", True, allowed)
 
 
-def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
+def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     """Schedule reports of groups; the weight of a slot is c_i."""
     schedule = timelines.schedule_group_arrivals(key, hyper, num_ticks)  # M w_i / Z
     staleness = jnp.arange(num_ticks)[:, None] - schedule.version
@@ -90,17 +77,17 @@ def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
     return schedule._replace(weight=total * rule)
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Versioned, types.Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind asynchronous hierarchical learning to a problem."""
-    train = edge_training(problem, hyper, plan)
-    wire = edge_wire(problem, hyper, plan, can_repeat=True)
+    train = edges.edge_training(problem, hyper, plan)
+    wire = edges.edge_wire(problem, hyper, plan, can_repeat=True)
 
-    def init(key: types.Key) -> Versioned:
+    def init(key: Key) -> Versioned:
         server = problem.init(key)
-        memo = first_memo(problem, hyper, plan, server)
+        memo = edges.first_memo(problem, hyper, plan, server)
         return wire.first_version(server)._replace(memo=memo)
 
-    def step(key: types.Key, state: Versioned, event: types.Event) -> tuple[Versioned, types.Work]:
+    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)  # x^v
         # A group's iterations before a round number its rounds.
         groups, memo, work = train(key, event, state.memo, starts=start, draws=event.offset)
@@ -113,14 +100,12 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Ver
     return wire.algorithm(init, step)
 
 
-def count_bits(
-    problem: Problem, hyper: Hyper, timeline: types.Timeline
-) -> tuple[types.Leaf, types.Leaf]:
+def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[types.Leaf, types.Leaf]:
     """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
     model = trees.shapes_of_model(problem)
     reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
     up = hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
-    return reports * up, count_downlink(hyper, timeline, model)
+    return reports * up, report_settings.count_downlink(hyper, timeline, model)
 
 
 paper = presets.preset(Hyper, presets.GROUPS)
@@ -132,14 +117,14 @@ system = types.System(
     "groups with local servers that report one by one; the global server mixes what has arrived",
     can_repeat=True,
     messages=types.Messages(
-        member_bits,
+        edges.member_bits,
         count_bits,
-        further=count_client_bits,
+        further=edges.count_client_bits,
         num_senders=lambda hyper: hyper.num_groups,
-        relies_on=RELIED_ON,
+        relies_on=report_settings.RELIED_ON,
         check=check_edges,
     ),
-    hints=types.Hints(timelines.group_arrivals_within, iteration_examples),
+    hints=types.Hints(timelines.group_arrivals_within, edges.iteration_examples),
     fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,
 )

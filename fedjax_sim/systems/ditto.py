@@ -73,11 +73,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
 
 
-system = cohort_system(
-    "ditto",
-    Hyper,
-    algorithm,
-    "federated averaging, and a personal model of every client that is pulled to the global one",
-    messages=report_messages(),
+SUMMARY = (
+    "federated averaging, and a personal model of every client that is pulled to the global one"
 )
+system = cohort_system("ditto", Hyper, algorithm, SUMMARY, messages=report_messages())
 paper = system.paper

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_sim.clients import Expectation, local_expectation
 from fedjax_sim.core import trees, types
 from fedjax_sim.core.settings import fixed, redefault, struct
-from fedjax_sim.core.types import Algorithm
+from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Work
 from fedjax_sim.server import broadcast_bits, keep_if_empty, weighted_sum
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
 
@@ -38,13 +38,11 @@ class State(NamedTuple):
     server: types.Array
 
 
-def algorithm(
-    problem: types.LatentProblem, hyper: Hyper, plan: types.Plan
-) -> Algorithm[State, types.Work]:
+def algorithm(problem: types.LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind EM to a problem; the arguments are those of `System.algorithm`."""
     expect = local_expectation(problem, hyper, plan)
 
-    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
+    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         is_present = event.clients >= 0
         natural = problem.natural(problem.maximise(state.server))
         means, work = expect(key, event, natural, is_full=True, works=is_present)

@@ -37,22 +37,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.core import batching, streams
+from fedjax_sim.core import batching, streams, types
 from fedjax_sim.core.checking import AtLeast0, Count
 from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.targets import put
-from fedjax_sim.core.types import (
-    EMPTY,
-    Algorithm,
-    Array,
-    Event,
-    Hints,
-    Key,
-    Params,
-    Plan,
-    Problem,
-    Work,
-)
+from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
@@ -232,15 +221,16 @@ def sizes(hyper: Hyper) -> Sizes:
     return Sizes(hyper.num_selected, hyper.local_steps, hyper.num_tiers, is_even=True)
 
 
+SUMMARY = "tiers of equally fast clients: rounds within each, asynchronous between them"
 system = live.with_clock(
     fedbuff.system,
     Live(sizes, clock),
     name="fedat",
     Hyper=Hyper,
     algorithm=algorithm,
-    summary="tiers of equally fast clients: rounds within each, asynchronous between them",
+    summary=SUMMARY,
     can_repeat=False,
-    hints=Hints(
+    hints=types.Hints(
         lambda hyper, time: hyper.ticks_within(time, hyper.num_tiers, used=hyper.num_selected)
     ),
 )

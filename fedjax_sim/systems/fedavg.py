@@ -61,11 +61,6 @@ def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState,
     return wire.algorithm(init, step)
 
 
-system = cohort_system(
-    "fedavg",
-    Hyper,
-    algorithm,
-    "synchronous federated averaging: the server waits for the slowest client of its cohort",
-    messages=report_messages(),
-)
+SUMMARY = "synchronous federated averaging: the server waits for the slowest client of its cohort"
+system = cohort_system("fedavg", Hyper, algorithm, SUMMARY, messages=report_messages())
 paper = system.paper

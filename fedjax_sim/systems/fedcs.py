@@ -192,12 +192,11 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     return bind(problem, hyper, plan)
 
 
+SUMMARY = "as many clients as are expected before a deadline that follows what was observed"
+LIVE = live.Live(
+    lambda hyper: live.Sizes(hyper.num_selected, hyper.local_steps, is_even=True), clock
+)
 system = live.with_clock(
-    fedavg.system,
-    live.Live(lambda hyper: live.Sizes(hyper.num_selected, hyper.local_steps, is_even=True), clock),
-    name="fedcs",
-    Hyper=Hyper,
-    algorithm=algorithm,
-    summary="as many clients as are expected before a deadline that follows what was observed",
+    fedavg.system, LIVE, name="fedcs", Hyper=Hyper, algorithm=algorithm, summary=SUMMARY
 )
 paper = system.paper

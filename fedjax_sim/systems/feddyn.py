@@ -70,11 +70,6 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     return wire.algorithm(init, step)
 
 
-system = cohort_system(
-    "feddyn",
-    Hyper,
-    algorithm,
-    "federated averaging whose local losses are regularised so that their minima agree",
-    messages=report_messages(),
-)
+SUMMARY = "federated averaging whose local losses are regularised so that their minima agree"
+system = cohort_system("feddyn", Hyper, algorithm, SUMMARY, messages=report_messages())
 paper = system.paper

@@ -24,17 +24,9 @@ import jax.numpy as jnp
 from fedjax_sim.clients import Expectation, check_batch_size, local_expectation
 from fedjax_sim.core import types
 from fedjax_sim.core.settings import group, setting, struct
-from fedjax_sim.core.types import Algorithm
-from fedjax_sim.server import (
-    Approximation,
-    Memories,
-    Memory,
-    exchange,
-    first_memory,
-    keep_if_empty,
-    keep_random,
-    memory_messages,
-)
+from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Work
+from fedjax_sim.server import Approximation, keep_if_empty, keep_random
+from fedjax_sim.server.memories import Memories, Memory, exchange, first_memory, memory_messages
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
 
 
@@ -70,9 +62,7 @@ class State(NamedTuple):
     batches: types.Array
 
 
-def algorithm(
-    problem: types.LatentProblem, hyper: Hyper, plan: types.Plan
-) -> Algorithm[State, types.Work]:
+def algorithm(problem: types.LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FedEM to a problem."""
     expect = local_expectation(problem, hyper, plan)
     is_full = hyper.batches == "full"
@@ -82,13 +72,13 @@ def algorithm(
         natural = problem.natural(problem.maximise(server))
         return problem.client_statistics(natural) - server[None]
 
-    def init(key: types.Key) -> State:
+    def init(key: Key) -> State:
         server = problem.init(key)
         memory = first_memory(hyper.memories, fields(server))
         passes = jnp.asarray(hyper.memories.starts_known, "int32")
         return State(server, memory, memory.server, server, passes, jnp.asarray(0, "int32"))
 
-    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
+    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         # E-steps at the server's statistics.
         active = event.weight > 0  # B_{k+1,i}
         natural = problem.natural(problem.maximise(state.server))  # theta_k = T(S_k)

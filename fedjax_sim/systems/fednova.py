@@ -91,11 +91,6 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     return wire.algorithm(init, step)
 
 
-system = cohort_system(
-    "fednova",
-    Hyper,
-    algorithm,
-    "federated averaging of progress per local step: right also if clients' steps differ",
-    messages=report_messages(),
-)
+SUMMARY = "federated averaging of progress per local step: right also if clients' steps differ"
+system = cohort_system("fednova", Hyper, algorithm, SUMMARY, messages=report_messages())
 paper = system.paper

@@ -25,25 +25,24 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.core import types
 from fedjax_sim.core.checking import Above0, Limit
 from fedjax_sim.core.settings import fixed, redefault, setting, struct
-from fedjax_sim.core.types import Algorithm, Problem
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
 from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire, report_messages
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
-def adagrad(v: types.Array, square: types.Array, decay: types.Array | float) -> types.Array:
+def adagrad(v: Array, square: Array, decay: Array | float) -> Array:
     """Add up the squares, without any decay."""
     return v + square
 
 
-def adam(v: types.Array, square: types.Array, decay: types.Array | float) -> types.Array:
+def adam(v: Array, square: Array, decay: Array | float) -> Array:
     """Average the squares, older ones less."""
     return decay * v + (1 - decay) * square
 
 
-def yogi(v: types.Array, square: types.Array, decay: types.Array | float) -> types.Array:
+def yogi(v: Array, square: Array, decay: Array | float) -> Array:
     """Move towards the square by an amount that does not depend on the distance to it."""
     return v - (1 - decay) * square * jnp.sign(v - square)
 
@@ -82,13 +81,11 @@ class AdaptiveStep(ServerStep):
     def server_transformation(self) -> optax.GradientTransformation:
         """Make the server's optimizer, with the state m and v."""
 
-        def init(model: types.Params) -> tuple[types.Params, types.Params]:
+        def init(model: Params) -> tuple[Params, Params]:
             first = jax.tree.map(lambda w: jnp.full_like(w, self.adaptivity**2), model)
             return optax.tree.zeros_like(model), first
 
-        def update(
-            slope: types.Params, state: Any, model: types.Params = None
-        ) -> tuple[types.Params, Any]:
+        def update(slope: Params, state: Any, model: Params = None) -> tuple[Params, Any]:
             beta, tau = self.first_decay, self.adaptivity
             m = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state[0], slope)
             v = jax.tree.map(lambda v, g: self.rule(v, g * g, self.second_decay), state[1], slope)
@@ -132,7 +129,7 @@ class Yogi(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
     rule: Any = fixed(yogi)
 
 
-def algorithm(problem: Problem, hyper: Any, plan: types.Plan) -> Algorithm[RoundState, types.Work]:
+def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedOpt to a problem; the arguments are those of `System.algorithm`.
 
     The server's memory is the state of its optimizer.
@@ -140,12 +137,10 @@ def algorithm(problem: Problem, hyper: Any, plan: types.Plan) -> Algorithm[Round
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan, train=local_training)
 
-    def init(key: types.Key) -> RoundState:
+    def init(key: Key) -> RoundState:
         return wire.first_step(problem.init(key))
 
-    def step(
-        key: types.Key, state: RoundState, event: types.Event
-    ) -> tuple[RoundState, types.Work]:
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         total = wire.total(event, of_progress=True)
         local, work = train(key, event, start=wire.received(state), total=total)
         progress, memo = wire.progress(key, event, state, local, total=total)  # Delta_t
@@ -154,7 +149,7 @@ def algorithm(problem: Problem, hyper: Any, plan: types.Plan) -> Algorithm[Round
     return wire.algorithm(init, step)
 
 
-def _named(name: str, settings: type, optimizer: str) -> types.System:
+def _named(name: str, settings: type, optimizer: str) -> System:
     summary = f"federated averaging whose server follows the mean progress by {optimizer}"
     return cohort_system(name, settings, algorithm, summary, messages=report_messages())
 

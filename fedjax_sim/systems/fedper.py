@@ -79,11 +79,12 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     return wire.algorithm(init, step, model=model, metrics=metrics, client_models=client_models)
 
 
+SUMMARY = "federated averaging of a shared body; every client keeps a head of its own"
 system = cohort_system(
     "fedper",
     Hyper,
     algorithm,
-    "federated averaging of a shared body; every client keeps a head of its own",
+    SUMMARY,
     messages=report_messages(lambda params, hyper: hyper.split(params)[0]),
 )
 paper = system.paper

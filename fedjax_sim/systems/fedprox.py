@@ -31,11 +31,6 @@ class Hyper(CohortRounds, LastingTraining, PrivateReports):
     proximal: AtLeast0 = setting(0.01, "Strength of the pull to where local training started, mu.")
 
 
-system = cohort_system(
-    "fedprox",
-    Hyper,
-    fedavg.algorithm,
-    "federated averaging with a pull of local models to the server's",
-    messages=report_messages(),
-)
+SUMMARY = "federated averaging with a pull of local models to the server's"
+system = cohort_system("fedprox", Hyper, fedavg.algorithm, SUMMARY, messages=report_messages())
 paper = system.paper

@@ -28,17 +28,12 @@ clients and U(8, 12) for the last five. In one point the code is not followed: t
 share memory, here each version keeps its values.
 """
 
-from fedjax_sim import server
 from fedjax_sim.clients import LocalTraining
 from fedjax_sim.core.checking import Above0
 from fedjax_sim.core.settings import redefault, setting, struct
-from fedjax_sim.core.types import Hints, System
-from fedjax_sim.server import (
-    Reports,
-    WeightedArrivals,
-)
+from fedjax_sim.server import Reports, WeightedArrivals
 from fedjax_sim.systems import fedbuff
-from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
+from fedjax_sim.timelines import ArrivalClock, presets
 
 
 @struct
@@ -50,15 +45,5 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
 
 
 paper = presets.preset(Hyper, presets.STALENESS)
-system = System(
-    "fedstaleweight",
-    Hyper,
-    server.schedule_stale_arrivals,
-    fedbuff.algorithm,
-    "buffered asynchronous aggregation; weights from staleness give slow clients their share",
-    can_repeat=True,
-    messages=server.report_messages(),
-    hints=Hints(arrivals_within),
-    weigh=server.weigh_arrivals,
-    paper=paper,
-)
+SUMMARY = "buffered asynchronous aggregation; weights from staleness give slow clients their share"
+system = fedbuff.system._replace(name="fedstaleweight", Hyper=Hyper, summary=SUMMARY, paper=paper)

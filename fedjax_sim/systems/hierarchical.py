@@ -70,24 +70,14 @@ from fedjax_sim import clients, timelines
 from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.types import Algorithm, Problem
-from fedjax_sim.server import (
-    EdgeTraining,
-    Memo,
-    check_edges,
-    count_client_bits,
-    edge_training,
-    edge_wire,
-    first_memo,
-    iteration_examples,
-    member_bits,
-)
+from fedjax_sim.server import Memo, check_edges, edges
 from fedjax_sim.server.compression.messages import count_message_bits
 from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.timelines import list_members, presets
 
 
 @struct
-class Hyper(EdgeTraining):
+class Hyper(edges.EdgeTraining):
     """Settings of hierarchical learning: groups, clock, local training, weights within a group."""
 
     group_metrics: bool = setting(
@@ -125,12 +115,12 @@ class State(NamedTuple):
 
 def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
     """Bind hierarchical learning to a problem."""
-    train = edge_training(problem, hyper, plan)
-    wire = edge_wire(problem, hyper, plan)
+    train = edges.edge_training(problem, hyper, plan)
+    wire = edges.edge_wire(problem, hyper, plan)
 
     def init(key: types.Key) -> State:
         server = problem.init(key)
-        memo = first_memo(problem, hyper, plan, server)
+        memo = edges.first_memo(problem, hyper, plan, server)
         return State(server, batching.replicate(server, hyper.num_groups), memo)
 
     def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
@@ -192,14 +182,14 @@ system = types.System(
     algorithm,
     "groups with local servers iterate until a sync time; their scaled progress is averaged",
     messages=types.Messages(
-        member_bits,
+        edges.member_bits,
         count_bits,
-        further=count_client_bits,
+        further=edges.count_client_bits,
         num_senders=lambda hyper: hyper.num_groups,
         relies_on=RELIED_ON,
         check=check_edges,
     ),
-    hints=types.Hints(timelines.group_rounds_within, iteration_examples),
+    hints=types.Hints(timelines.group_rounds_within, edges.iteration_examples),
     fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,
 )

@@ -87,11 +87,12 @@ def message(params: Params, hyper: Hyper) -> Params:
     return params, jax.eval_shape(hyper.local_optimizer().init, params)
 
 
+SUMMARY = "federated averaging whose local steps use the server's momentum and do not change it"
 system = cohort_system(
     "mimelite",
     Hyper,
     algorithm,
-    "federated averaging whose local steps use the server's momentum and do not change it",
+    SUMMARY,
     messages=report_messages(lambda params, hyper: (params, params), down=message),
 )
 paper = system.paper

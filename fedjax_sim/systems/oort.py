@@ -193,12 +193,14 @@ def sizes(hyper: Hyper) -> Sizes:
     return Sizes(hyper.num_selected, hyper.local_steps, is_full=hyper.misses_nobody, is_even=True)
 
 
+SUMMARY = "guided choice of clients: useful and fast ones, in rounds that follow from it"
+algorithm = seeing_losses(fedavg.algorithm)
 system = live.with_clock(
     fedavg.system,
     Live(sizes, clock),
     name="oort",
     Hyper=Hyper,
-    algorithm=seeing_losses(fedavg.algorithm),
-    summary="guided choice of clients: useful and fast ones, in rounds that follow from it",
+    algorithm=algorithm,
+    summary=SUMMARY,
 )
 paper = system.paper

@@ -27,20 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.clients import LastingTraining, losses_of
-from fedjax_sim.core import settings, trees
+from fedjax_sim.core import settings, trees, types
 from fedjax_sim.core.checking import AtLeast0, Count
 from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.core.types import (
-    EMPTY,
-    Array,
-    Key,
-    Leaf,
-    Plan,
-    Problem,
-    Timeline,
-    full_precision_bits,
-)
+from fedjax_sim.core.types import EMPTY, Array, Key, Leaf, Plan, Problem, Timeline
 from fedjax_sim.server import Reports, check_numbers
 from fedjax_sim.server.report_settings import downlink_of_slots, report_messages
 from fedjax_sim.systems import fedavg
@@ -126,7 +117,7 @@ def count_bits_of_clients(
     num_others = np.where(is_short, 0, hyper.num_selected - num_chosen)
     loss = 8 * jnp.result_type(*jax.tree.leaves(model)).itemsize
     up = loss + hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
-    each = np.array([loss, full_precision_bits(model)])
+    each = np.array([loss, types.full_precision_bits(model)])
     return is_chosen * up, downlink_of_slots(hyper, timeline, model), num_others[:, None] * each
 
 
@@ -150,12 +141,13 @@ def bits_by_client(problem: Problem, hyper: Hyper, timeline: Timeline) -> np.nda
     return np.where(np.isnan(found), share[:, None], found)
 
 
+SUMMARY = "federated averaging of the candidates with the largest losses"
 system = live.with_clock(
     fedavg.system,
     Live(lambda hyper: Sizes(hyper.num_chosen, hyper.local_steps, is_even=True), clock),
     name="powerofchoice",
     Hyper=Hyper,
-    summary="federated averaging of the candidates with the largest losses",
+    summary=SUMMARY,
     messages=report_messages()._replace(
         per_tick=count_bits,
         by_client=bits_by_client,

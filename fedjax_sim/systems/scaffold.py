@@ -93,11 +93,12 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     return wire.algorithm(init, step, received=received)
 
 
+SUMMARY = "federated averaging whose control variates correct the drift of local steps"
 system = cohort_system(
     "scaffold",
     Hyper,
     algorithm,
-    "federated averaging whose control variates correct the drift of local steps",
+    SUMMARY,
     messages=report_messages(lambda params, hyper: (params, params)),
 )
 paper = system.paper

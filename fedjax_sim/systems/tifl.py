@@ -271,11 +271,8 @@ def sizes(hyper: Hyper) -> live.Sizes:
     return live.Sizes(hyper.num_selected, hyper.local_steps, is_full=is_full, is_even=True)
 
 
+SUMMARY = "rounds of clients that are equally fast, from tiers chosen by their accuracy"
 system = live.with_clock(
-    fedavg.system,
-    live.Live(sizes, clock),
-    name="tifl",
-    Hyper=Hyper,
-    summary="rounds of clients that are equally fast, from tiers chosen by their accuracy",
+    fedavg.system, live.Live(sizes, clock), name="tifl", Hyper=Hyper, summary=SUMMARY
 )
 paper = system.paper

@@ -24,27 +24,13 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.clients import (
-    Expectation,
-    check_batch_size,
-    local_expectation,
-    read_rows,
-    write_clients,
-)
+from fedjax_sim.clients import Expectation, e_steps, read_rows, write_clients
 from fedjax_sim.core import batching, types
 from fedjax_sim.core.checking import Count
 from fedjax_sim.core.settings import ConfigError, group, setting, struct
-from fedjax_sim.core.types import Algorithm
-from fedjax_sim.server import (
-    Approximation,
-    Memories,
-    Memory,
-    exchange,
-    first_memory,
-    keep_if_empty,
-    keep_random,
-    memory_messages,
-)
+from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Work
+from fedjax_sim.server import Approximation, keep_if_empty, keep_random
+from fedjax_sim.server.memories import Memories, Memory, exchange, first_memory, memory_messages
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
 
 
@@ -91,7 +77,7 @@ class State(NamedTuple):
     batches: types.Array
 
 
-def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
+def timeline(key: Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
     """Schedule rounds of all clients.
 
     Clients that do not take part have weight 0. They have no steps only if they freeze.
@@ -102,18 +88,16 @@ def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
     return schedule._replace(steps=jnp.ones_like(schedule.steps))
 
 
-def algorithm(
-    problem: types.LatentProblem, hyper: Hyper, plan: types.Plan
-) -> Algorithm[State, types.Work]:
+def algorithm(problem: types.LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind VR-FedEM to a problem."""
-    expect = local_expectation(problem, hyper, plan)
+    expect = e_steps.local_expectation(problem, hyper, plan)
     num_clients = problem.counts.shape[0]
     freezes = hyper.offline == "freeze"
 
     def natural(server: types.Array) -> types.Array:
         return problem.natural(problem.maximise(server))
 
-    def init(key: types.Key) -> State:
+    def init(key: Key) -> State:
         server = problem.init(key)
         oracle = problem.client_statistics(natural(server))
         memory = first_memory(hyper.memories, oracle - server[None])
@@ -121,7 +105,7 @@ def algorithm(
         passes, batches = jnp.asarray(1, "int32"), jnp.asarray(0, "int32")
         return State(server, memory, oracle, seen, memory.server, server, passes, batches)
 
-    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
+    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         # Outer steps (k = 0) pass over all examples, except the first, which the
         # initial oracle made.
         is_present, active = event.clients >= 0, event.weight > 0
@@ -178,6 +162,6 @@ system = types.System(
     overshoot=False,
     messages=memory_messages,
     hints=types.Hints(lambda hyper, time: time / hyper.round_length),
-    fit=types.Fit(types.LatentProblem, check_batch_size),
+    fit=types.Fit(types.LatentProblem, e_steps.check_batch_size),
     paper=paper,
 )

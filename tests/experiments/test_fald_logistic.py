@@ -129,7 +129,7 @@ def test_the_problem_is_split_unevenly_and_starts_at_its_mode() -> None:
     problem = fald_logistic.split_problem()
     assert sorted(np.asarray(problem.counts).tolist()) == [54, 62, 76, 117, 117]
     labels = [
-        np.asarray(problem.labels)[row[:count]].mean()
+        np.asarray(problem.data[1])[row[:count]].mean()
         for row, count in zip(problem.index, problem.counts, strict=True)
     ]
     np.testing.assert_allclose((min(labels), max(labels)), (0.13, 0.98), atol=0.005)

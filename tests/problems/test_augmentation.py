@@ -8,7 +8,7 @@ import pytest
 from fedjax_sim import ConfigError, datasets, partition, problems
 from fedjax_sim.core.streams import stream
 from fedjax_sim.models import LogisticRegression
-from fedjax_sim.problems.augmentation import AUGMENTATIONS, Augmentation
+from fedjax_sim.problems.classification import AUGMENTATIONS, Augmentation
 
 IMAGES = jax.random.randint(jax.random.key(0), (4000, 5, 6, 2), 1, 256).astype("uint8")
 

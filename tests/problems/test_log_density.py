@@ -155,7 +155,7 @@ def test_parameters_of_few_bits_have_priors_and_likelihoods_of_32() -> None:
     w = jnp.array([1.7, -3.1, 0.33], "bfloat16")
     squares = np.square(np.asarray(w, float)).sum()
     np.testing.assert_allclose(log_density_of(usual).log_prior(w), -2 * squares, rtol=1e-6)
-    logits = np.asarray(usual.inputs @ w, float)
+    logits = np.asarray(usual.data[0] @ w, float)
     losses = np.logaddexp(0, logits) - Y * logits
     energy = losses.sum() + 2 * squares
     np.testing.assert_allclose(usual.energy(w), energy, rtol=1e-5)

@@ -48,15 +48,15 @@ def test_logistic_regression_agrees_with_scikit_learn(cancer: datasets.Dataset) 
             prior_precision=2.0,
             dtype="float64",
         )
-        inputs, labels = np.asarray(problem.inputs), cancer.train_labels
+        inputs, labels = np.asarray(problem.data[0]), cancer.train_labels
         fitted = Fitted(C=0.5, fit_intercept=False, tol=1e-12, max_iter=10_000).fit(inputs, labels)
         best = jnp.asarray(fitted.coef_[0])
         np.testing.assert_allclose(jax.jit(jax.grad(problem.energy))(best), 0, atol=1e-4)
         np.testing.assert_allclose(
-            problem.predict(best), fitted.predict_proba(np.asarray(problem.test_inputs)), rtol=1e-6
+            problem.predict(best), fitted.predict_proba(np.asarray(problem.test_data[0])), rtol=1e-6
         )
         assert float(jax.jit(problem.evaluate)(best)["accuracy"]) == fitted.score(
-            np.asarray(problem.test_inputs), cancer.test_labels
+            np.asarray(problem.test_data[0]), cancer.test_labels
         )
         w = jnp.linspace(-1, 1, 31)
         odds = np.where(labels == 1, 1, -1) * (inputs @ np.asarray(w))

@@ -8,11 +8,10 @@ of expected statistics, the loss and the penalty.
 `estimation` joins a model and data to a problem; `estimates` predicts with a fitted model, scores,
 saves and loads it; `features` turns images into examples of mixtures;
 `cells` is the compressor with which FedEM becomes FedMissEM (arXiv 2111.02083), the algorithm for
-matrices with missing cells. To add a model, write a file like `bernoulli_mixture.py` and, to offer
+matrices with missing cells. To add a model, write a file like `factor_analysis.py` and, to offer
 it on the command line, add an entry to `features.MODELS`.
 """
 
-from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture as BernoulliMixture
 from fedjax_sim.problems.latent.cells import CellSampling as CellSampling
 from fedjax_sim.problems.latent.estimates import Fitted as Fitted
 from fedjax_sim.problems.latent.estimates import fitted as fitted
@@ -29,5 +28,6 @@ from fedjax_sim.problems.latent.missing_values import LowRank as LowRank
 from fedjax_sim.problems.latent.missing_values import Matrix as Matrix
 from fedjax_sim.problems.latent.missing_values import MissingValues as MissingValues
 from fedjax_sim.problems.latent.missing_values import make_matrices as make_matrices
+from fedjax_sim.problems.latent.mixtures import BernoulliMixture as BernoulliMixture
 from fedjax_sim.problems.latent.noisy_mean import NoisyMean as NoisyMean
 from fedjax_sim.problems.latent.noisy_mean import Seen as Seen

@@ -27,12 +27,12 @@ from fedjax_sim.core.checking import AtLeast0, Whole, checked
 from fedjax_sim.core.lifecycle import InputError, read_arrays, write_arrays
 from fedjax_sim.core.settings import ConfigError, check_file
 from fedjax_sim.core.types import Params
-from fedjax_sim.problems.latent import bernoulli_mixture, factor_analysis, gaussian_mixture
+from fedjax_sim.problems.latent import factor_analysis, gaussian_mixture, mixtures
 from fedjax_sim.problems.latent.estimation import Estimation
 
 KINDS: dict[str, tuple[type, type]] = {
     "GaussianMixture": (gaussian_mixture.GaussianMixture, gaussian_mixture.Mixture),
-    "BernoulliMixture": (bernoulli_mixture.BernoulliMixture, bernoulli_mixture.Mixture),
+    "BernoulliMixture": (mixtures.BernoulliMixture, mixtures.Mixture),
     "FactorAnalysis": (factor_analysis.FactorAnalysis, factor_analysis.Factors),
 }
 """Models that can be scored, with the types of their parameters."""
@@ -135,6 +135,7 @@ class Fitted(NamedTuple):
             return np.asarray(function(self.params, jnp.asarray(examples, dtype)))
 
 
+@checked
 def fitted(
     run: Any,
     problem: Estimation | Sequence[Estimation],

@@ -5,19 +5,22 @@ Dimension letters: `n` images, `D` features.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.core.checking import Count
+from fedjax_sim.core.checking import Count, Limit, checked
 from fedjax_sim.core.settings import ConfigError, Named
-from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture
 from fedjax_sim.problems.latent.estimation import LatentModel
 from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis
 from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture
+from fedjax_sim.problems.latent.mixtures import BernoulliMixture
+
+Images = Annotated[np.ndarray, Limit()]
 
 
-def principal_components(images: np.ndarray, dimensions: Count) -> np.ndarray:
+@checked
+def principal_components(images: Images, dimensions: Count) -> np.ndarray:
     """Project images on their first principal components.
 
     Images are centred but not scaled; bytes are divided by 255 first.
@@ -44,7 +47,8 @@ def principal_components(images: np.ndarray, dimensions: Count) -> np.ndarray:
     return PCA(dimensions, svd_solver="full").fit_transform(used / scale)
 
 
-def binary(images: np.ndarray) -> np.ndarray:
+@checked
+def binary(images: Images) -> np.ndarray:
     """Turn images into black and white at the middle of the range of all their values.
 
     Args:

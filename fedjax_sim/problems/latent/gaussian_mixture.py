@@ -44,7 +44,7 @@ numbers of a statistic. Examples `f[B]` are taken as having one coordinate.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import chex
 import jax
@@ -53,7 +53,7 @@ import numpy as np
 from flax import struct
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from fedjax_sim.core.checking import AtLeast0, Count, checked
+from fedjax_sim.core.checking import AtLeast0, Count, OneOf, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Key, Leaf
 from fedjax_sim.problems.latent import mixtures
@@ -61,6 +61,7 @@ from fedjax_sim.problems.latent.mixtures import OfComponents
 
 COVARIANCE_TYPES = ("tied", "full", "diag", "spherical")
 """Kinds of covariances, by scikit-learn's names."""
+CovarianceType = Annotated[str, OneOf(COVARIANCE_TYPES)]
 STARTS = ("random", "k-means++")
 """How the first means are drawn among the examples."""
 LEAST_WEIGHT = 1e-8
@@ -103,22 +104,12 @@ class GaussianMixture(OfComponents):
     covariance: Array | None = None
     guard: bool = struct.field(pytree_node=False, default=False)
     second_moment: Leaf = None
-    covariance_type: str = struct.field(pytree_node=False, default="tied")
+    covariance_type: CovarianceType = struct.field(pytree_node=False, default="tied")
     prior: AtLeast0 = struct.field(pytree_node=False, default=0.0)
-    starts: str = struct.field(pytree_node=False, default="random")
+    starts: Annotated[str, OneOf(STARTS)] = struct.field(pytree_node=False, default="random")
     mean: Leaf = None
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: If one is not allowed.
-        """
-        for name, known in (("covariance_type", COVARIANCE_TYPES), ("starts", STARTS)):
-            if getattr(self, name) not in known:
-                raise ConfigError(name, getattr(self, name), "one of " + ", ".join(known))
-        if not (np.isfinite(self.prior) and self.prior >= 0):
-            raise ConfigError("prior", self.prior, "a finite number of at least 0")
         if self.covariance is not None and (self.covariance_type != "tied" or self.prior):
             raise ConfigError("covariance", "given", "None, unless it is tied and has no prior")
 

@@ -33,8 +33,9 @@ Dimension letters: `N` clients, `B` examples, `J` rows (sites) and `L` columns (
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import chex
 import jax
@@ -42,9 +43,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core.checking import AtLeast0, Count, Whole, checked
+from fedjax_sim.core.checking import AtLeast0, Count, OneOf, Whole, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Key, Leaf
+from fedjax_sim.problems.client_data import check_range
 
 FAMILIES = ("gaussian", "poisson", "bernoulli")
 """Exponential families of the cells."""
@@ -97,14 +99,12 @@ class MissingValues:
 
     shape: tuple[int, int] = struct.field(pytree_node=False)
     rank: Count = struct.field(pytree_node=False)
-    family: str = struct.field(pytree_node=False, default="gaussian")
+    family: Annotated[str, OneOf(FAMILIES)] = struct.field(pytree_node=False, default="gaussian")
     method: str = struct.field(pytree_node=False, default="svd")
     iterations: Whole = struct.field(pytree_node=False, default=30)
     ridge: AtLeast0 = 0.0
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
-            raise ConfigError("family", self.family, "one of " + ", ".join(FAMILIES))
         closed_forms = ("svd", "gram") if self.family == "gaussian" else ()
         methods = (*closed_forms, "alternating")
         if self.method not in methods:
@@ -116,6 +116,10 @@ class MissingValues:
     def with_data(self, examples: Matrix, weight: Array) -> Self:
         """Check the shapes of the examples and return the model as it is."""
         chex.assert_shape([examples.values, examples.seen], (*weight.shape, *self.shape))
+        check_range("seen", examples.seen, 0, 1)
+        if self.family != "gaussian":
+            most = 1 if self.family == "bernoulli" else math.inf
+            check_range("values", self._filled(examples, 0.0), 0, most)
         return self
 
     def initial(self, key: Key, examples: Matrix, weight: Array) -> Array:

@@ -23,6 +23,7 @@ from flax import struct
 
 from fedjax_sim.core.checking import AtLeast0, checked
 from fedjax_sim.core.types import Array, Key
+from fedjax_sim.problems.client_data import check_range
 
 
 class Seen(NamedTuple):
@@ -52,6 +53,7 @@ class NoisyMean:
         """Check the shapes of the examples and return the model as it is."""
         chex.assert_rank(examples.y, 2)
         chex.assert_shape([examples.kappa, weight], examples.y.shape[:1])
+        check_range("kappa", examples.kappa, 0, 1)
         return self
 
     def initial(self, key: Key, examples: Seen, weight: Array) -> Array:

@@ -31,15 +31,9 @@ from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.core import types
 from fedjax_sim.core.checking import OneOf
 from fedjax_sim.core.settings import ConfigError, is_known, setting, struct
-from fedjax_sim.core.types import Algorithm, Problem
-from fedjax_sim.server import (
-    Reports,
-    Versioned,
-    Wire,
-    report_messages,
-    scaled_progress,
-    stale_models,
-)
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Plan, Problem, Work
+from fedjax_sim.server import Reports, Wire, report_messages, scaled_progress
+from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import Contacts, cohorts, presets
 
@@ -87,7 +81,7 @@ class Hyper(Contacts, LocalTraining, Reports):
             raise ConfigError("server_wait + server_interact", float(period.ravel()[0]), allowed)
 
 
-def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
+def timeline(key: Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
     """Schedule periodic contacts; the arguments are those of `System.timeline`.
 
     The weight of a slot is 1 / alpha.
@@ -97,15 +91,15 @@ def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
     return schedule._replace(weight=weight)
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Versioned, types.Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind FAVANO to a problem; the arguments are those of `System.algorithm`."""
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan)
 
-    def init(key: types.Key) -> Versioned:
+    def init(key: Key) -> Versioned:
         return wire.first_version(problem.init(key))
 
-    def step(key: types.Key, state: Versioned, event: types.Event) -> tuple[Versioned, types.Work]:
+    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
         local, memo = wire.receive(key, event, state.memo, start, local)
@@ -118,7 +112,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Ver
     return wire.algorithm(init, step)
 
 
-def inverse_alpha(schedule: types.Timeline, rate: types.Array, hyper: Hyper) -> types.Array:
+def inverse_alpha(schedule: types.Timeline, rate: Array, hyper: Hyper) -> Array:
     """Compute 1 / alpha of every slot, 0 where no step was done.
 
     Args:
@@ -139,9 +133,7 @@ def inverse_alpha(schedule: types.Timeline, rate: types.Array, hyper: Hyper) -> 
     return jnp.where(schedule.steps > 0, 1 / jnp.where(schedule.steps > 0, alpha, 1.0), 0.0)
 
 
-def _expectations(
-    schedule: types.Timeline, rate: types.Array, hyper: Hyper
-) -> tuple[types.Array, types.Array]:
+def _expectations(schedule: types.Timeline, rate: Array, hyper: Hyper) -> tuple[Array, Array]:
     """Compute P(E > 0) and E[E ^ K] from the law of the step count: `f64[T, S]` each."""
     clients, num_ticks = schedule.clients, schedule.clients.shape[0]
     speeds, speed = rate, clients
@@ -159,7 +151,7 @@ def _expectations(
     return any_step[tick, speed], mean[tick, speed]
 
 
-def _estimates(schedule: types.Timeline) -> tuple[types.Array, types.Array]:
+def _estimates(schedule: types.Timeline) -> tuple[Array, Array]:
     """Estimate the same by means over the client's contacts so far, this one included."""
     shape, dtype = schedule.clients.shape, schedule.weight.dtype
     steps = schedule.steps.ravel()
@@ -167,7 +159,7 @@ def _estimates(schedule: types.Timeline) -> tuple[types.Array, types.Array]:
     order = jnp.argsort(schedule.clients.ravel(), stable=True)
     back, visits = jnp.argsort(order), visits[order]
 
-    def running_mean(value: types.Array) -> types.Array:
+    def running_mean(value: Array) -> Array:
         total = jnp.cumsum(value[order])
         before = (total - value[order])[jnp.arange(total.size) - visits]
         return ((total - before) / (visits + 1))[back].reshape(shape)

@@ -1,16 +1,16 @@
 """FA-LD (arXiv 2112.05120), and the methods that share its kernel.
 
 - `langevin`: Algorithms 1 to 4 and the settings of all methods.
-- `control_variates`: corrects clients' gradients by whole gradients at an anchor.
-- `model_memories`: compressed models, with the clients' memories that messages are relative to.
-- `preconditioning`: scales steps and noise by a diagonal that all clients share for a round.
+- `methods`: control variates, which correct clients' gradients by whole gradients at an anchor;
+  compressed models, with the clients' memories that messages are relative to; and a diagonal that
+  scales steps and noise, which all clients share for a round.
 """
 
-from fedjax_sim.systems.langevin.control_variates import Controls as Controls
 from fedjax_sim.systems.langevin.langevin import Dynamics as Dynamics
 from fedjax_sim.systems.langevin.langevin import Hyper as Hyper
 from fedjax_sim.systems.langevin.langevin import algorithm as algorithm
 from fedjax_sim.systems.langevin.langevin import paper as paper
 from fedjax_sim.systems.langevin.langevin import system as system
-from fedjax_sim.systems.langevin.model_memories import ModelMemories as ModelMemories
-from fedjax_sim.systems.langevin.preconditioning import Preconditioning as Preconditioning
+from fedjax_sim.systems.langevin.methods import Controls as Controls
+from fedjax_sim.systems.langevin.methods import ModelMemories as ModelMemories
+from fedjax_sim.systems.langevin.methods import Preconditioning as Preconditioning

@@ -39,13 +39,13 @@ Methods that share the kernel. Each is a setting, off by default, and they can b
   data would reach, so that shared noise, which the server knows, costs nothing. With K = 1, rho = 1
   and h = 0 this is QLSD (Vono, Plassier, Durmus, Dieuleveut and Moulines 2022, arXiv 2106.00797),
   whose noise is the server's. `memory` alpha is the step size of the memories h_c, which follow the
-  clients' progress (`model_memories`); with `anchor="client"` this is QLSD++.
+  clients' progress (`methods`); with `anchor="client"` this is QLSD++.
 - `anchor`: mini-batch gradients are corrected by whole gradients at an anchor
-  (`control_variates`): variance reduction, or the conducive gradients of FSGLD.
+  (`methods`): variance reduction, or the conducive gradients of FSGLD.
 - `friction` a < 1: SGHMC (Chen, Fox and Guestrin 2014, arXiv 1402.4102, eq. 15),
   v <- (1 - a) v - eta grad f^c + noise of temperature a tau, theta <- theta + v. Velocities are
   sent and averaged like models. a = 1 is FA-LD.
-- `preconditioner="rmsprop"`: pSGLD (`preconditioning`, with its deviation).
+- `preconditioner="rmsprop"`: pSGLD (`methods`, with its deviation).
 """
 
 from collections.abc import Callable
@@ -61,14 +61,12 @@ from fedjax_sim.clients import ClientTraining, Training, local_steps
 from fedjax_sim.core import batching, settings, streams, types
 from fedjax_sim.core.checking import Above0, AtLeast0, Count, Portion, Probability
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
-from fedjax_sim.core.types import Algorithm, Problem
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty, mean_of
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.compression.messages import count_message_bits
-from fedjax_sim.systems.langevin import control_variates, preconditioning
-from fedjax_sim.systems.langevin.control_variates import Anchor, Controls
-from fedjax_sim.systems.langevin.model_memories import ModelMemories, decode_mean
-from fedjax_sim.systems.langevin.preconditioning import Preconditioning, Square
+from fedjax_sim.systems.langevin import methods
+from fedjax_sim.systems.langevin.methods import Anchor, Controls, ModelMemories, Square
 from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds
 
 
@@ -132,8 +130,8 @@ class Hyper(WeightedRounds):
     control_variates: Controls = settings.group(
         Controls(), "anchors that lessen the gradients' noise"
     )
-    preconditioning: Preconditioning = settings.group(
-        Preconditioning(), "steps scaled by the gradients' size"
+    preconditioning: methods.Preconditioning = settings.group(
+        methods.Preconditioning(), "steps scaled by the gradients' size"
     )
     messages: ModelMemories = settings.group(
         ModelMemories(), "compression of messages, and its memories"
@@ -185,22 +183,24 @@ class State(NamedTuple):
       square: The preconditioner's V.
     """
 
-    server: types.Params
-    velocity: types.Params = ()
-    memory: types.Params = ()
+    server: Params
+    velocity: Params = ()
+    memory: Params = ()
     anchor: Anchor = Anchor()
     square: Square = Square()
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
     is_exact, has_momentum = hyper.gradient == "exact", hyper.has_momentum
-    variates = control_variates.ControlVariates(problem, hyper, plan, factor)
-    scaling = preconditioning.Preconditioner(problem, hyper, plan, factor, is_exact=is_exact)
+    counts, whole_at = problem.counts, clients.gradients_at(problem, hyper, plan, is_exact=True)
+    slopes_at = clients.gradients_at(problem, hyper, plan, is_exact=is_exact)
+    variates = methods.ControlVariates(hyper.control_variates, counts, factor, whole_at)
+    scaling = methods.Preconditioner(hyper.preconditioning, counts, factor, slopes_at)
 
-    def init(key: types.Key) -> State:
+    def init(key: Key) -> State:
         server = problem.init(key)
         zero, memory = optax.tree.zeros_like(server), ()
         if not settings.is_known(hyper.messages.memory, 0):
@@ -208,7 +208,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         velocity = zero if has_momentum else ()
         return State(server, velocity, memory, variates.first(server), scaling.first(server))
 
-    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
+    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         # Before the steps: the anchor and the preconditioner of this round, and the
         # noise of all clients.
         first = event.tick * jnp.asarray(hyper.local_steps, "int32")  # k of the round's first step
@@ -221,9 +221,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         shared = shared_noise(hyper, streams.lane_stream(key, "shared noise"), first)
         most_steps = event.facts.most_steps
 
-        def training(
-            start: types.Params, client: types.Array, offset: types.Array, *whole: types.Params
-        ) -> Training:
+        def training(start: Params, client: Array, offset: Array, *whole: Params) -> Training:
             client_key = jax.random.fold_in(streams.lane_stream(key, "local"), client)
             if is_exact:
                 noise = streams.lane_stream(client_key, "noise")
@@ -250,7 +248,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
                 raise ConfigError("messages.compression", str(hyper.messages.compression), allowed)
             known = langevin_steps(hyper, first, root, shared)
             known = clients.without_gradients(known, start, hyper.local_steps)
-            mean, memory = decode_mean(hyper, key, event, share, memory, known, local)
+            sent = hyper.messages, key, event, share, memory, known, local
+            mean, memory = methods.decode_mean(*sent, is_full=hyper.participants == "full")
         # The round's state; an empty round changes nothing.
         server, velocity = mean if has_momentum else (mean, ())
         after = State(server, velocity, memory, anchor, square)
@@ -262,7 +261,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
 
 
 def langevin_steps(
-    hyper: Hyper, first: types.Array, root: types.Params, noises: list[optax.GradientTransformation]
+    hyper: Hyper, first: Array, root: Params, noises: list[optax.GradientTransformation]
 ) -> optax.GradientTransformation:
     """Make the steps of one client from its noises: preconditioned and with momentum, if set."""
     drift = optax.scale_by_schedule(lambda q: -eta(hyper, first + q))
@@ -273,14 +272,12 @@ def langevin_steps(
     return clients.add_momentum(moves, hyper.dynamics.friction) if hyper.has_momentum else moves
 
 
-def eta(hyper: Hyper, k: types.Array) -> types.Array:
+def eta(hyper: Hyper, k: Array) -> Array:
     """Compute the size of step k."""
     return hyper.step_size / (1 + hyper.step_size * hyper.step_decay * k)
 
 
-def shared_noise(
-    hyper: Hyper, key: types.Key, first: types.Array
-) -> list[optax.GradientTransformation]:
+def shared_noise(hyper: Hyper, key: Key, first: Array) -> list[optax.GradientTransformation]:
     """Make sqrt(2 eta tau rho^2) xi; no transformation if it is known to be 0."""
     if settings.is_known(hyper.temperature, 0) or settings.is_known(hyper.rho, 0):
         return []
@@ -289,7 +286,7 @@ def shared_noise(
 
 
 def private_noise(
-    hyper: Hyper, key: types.Key, first: types.Array, share: types.Array
+    hyper: Hyper, key: Key, first: Array, share: Array
 ) -> list[optax.GradientTransformation]:
     """Make sqrt(2 eta tau (1 - rho^2) / p_c) xi^c; no transformation if it is known to be 0."""
     if settings.is_known(hyper.temperature, 0) or settings.is_known(hyper.rho, 1):
@@ -299,7 +296,7 @@ def private_noise(
     return [clients.add_langevin_noise(key, lambda k: eta(hyper, k), private, first=first)]
 
 
-def temperature(hyper: Hyper) -> types.Array | float:
+def temperature(hyper: Hyper) -> Array | float:
     """Compute the temperature of a step's noise, a tau with momentum."""
     return hyper.temperature * (hyper.dynamics.friction if hyper.has_momentum else 1)
 
@@ -327,7 +324,7 @@ def traffic(
     both_ways = senders * size * (hyper.preconditioning.preconditioner != "none")
     # Anchors go to all clients, of whom participants receive the server's model anyway. Global
     # control variates need a gradient of every client and go back to all.
-    moves = control_variates.anchor_moves(hyper, senders)
+    moves = methods.anchor_moves(hyper.control_variates, senders)
     slopes = size * hyper.num_clients * moves * (hyper.control_variates.anchor == "global")
     anchors = size * (hyper.num_clients - senders) * moves
     return senders * up + both_ways + slopes, senders * down + both_ways + slopes + anchors
@@ -348,16 +345,16 @@ def bits_by_client(problem: Problem, hyper: Hyper, timeline: types.Timeline) -> 
     is_scaled = hyper.preconditioning.preconditioner != "none"
     own = sum(message_bits(model, hyper)) + 2 * size * is_scaled
     slopes = 2 * size * (hyper.control_variates.anchor == "global")
-    moves = control_variates.anchor_moves(hyper, senders)[:, None]
+    moves = methods.anchor_moves(hyper.control_variates, senders)[:, None]
     return takes_part * own + moves * (slopes + size * ~takes_part)
 
 
 @jax.jit
-def _first_model(problem: Problem) -> types.Params:
+def _first_model(problem: Problem) -> Params:
     return problem.init(jax.random.key(0))
 
 
-def message_bits(params: types.Params, hyper: Hyper) -> tuple[int, int]:
+def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:
     """Count the bits of a model, with its velocity if there is one, up and down."""
     sent = (params, params) if hyper.has_momentum else params
     return count_message_bits(hyper.messages.compression, sent), types.full_precision_bits(sent)

@@ -290,7 +290,7 @@ def test_bernoulli_mixture_by_enumeration() -> None:
     weights, means = np.array([0.4, 0.6]), random.uniform(0.1, 0.9, (2, 3))
     y = (random.random((6, 3)) < 0.5).astype(float)
     model = latent.BernoulliMixture(2, smoothing=0.05)
-    params = latent.bernoulli_mixture.Mixture(jnp.asarray(weights), jnp.asarray(means))
+    params = latent.mixtures.Mixture(jnp.asarray(weights), jnp.asarray(means))
     joint = weights * np.prod(np.where(y[:, None, :] == 1, means, 1 - means), axis=2)
     share = joint / joint.sum(axis=1, keepdims=True)
     expected = np.concatenate([share.mean(axis=0), (share.T @ y / 6).ravel()])
@@ -299,7 +299,7 @@ def test_bernoulli_mixture_by_enumeration() -> None:
     np.testing.assert_allclose(model.loss(params, y), -np.log(joint.sum(axis=1)), rtol=1e-12)
 
     def surrogate(free: jax.Array) -> jax.Array:
-        theta = latent.bernoulli_mixture.Mixture(
+        theta = latent.mixtures.Mixture(
             jax.nn.softmax(free[:2]), jax.nn.sigmoid(free[2:].reshape(2, 3))
         )
         return model.penalty(theta) - statistics @ model.natural(theta)
@@ -493,7 +493,7 @@ MODELS = [
 def test_32_bits_stay_so_where_64_are_on(model: Any) -> None:
     examples: Any = np.random.default_rng(0).random((4, 2))
     if isinstance(model, latent.MissingValues):
-        examples = cells("gaussian")
+        examples = cells(model.family)
     elif isinstance(model, latent.NoisyMean):
         examples = Seen(examples, examples[:, 0])
     examples = jax.tree.map(np.float32, examples)
