@@ -1,7 +1,8 @@
 """Check the arguments of public calls against the types that their signatures declare.
 
-`calls` has the decorator `checked`, for the functions and constructors that users call, and
-`unchecked`, by which one checked function calls another. `kinds` has annotations that say more than
+`calls` has the decorator `checked`, for the functions and constructors that users call,
+`checked_all`, for all public functions of a module, and `unchecked`, by which one checked function
+calls another. `kinds` has annotations that say more than
 a type: ranges of numbers and shapes of arrays. Settings are declared with the same types. A
 signature such as
 
@@ -17,6 +18,7 @@ are made. This room loads neither JAX nor NumPy before a call is checked.
 
 from fedjax_sim.core.checking.calls import CHECK as CHECK
 from fedjax_sim.core.checking.calls import checked as checked
+from fedjax_sim.core.checking.calls import checked_all as checked_all
 from fedjax_sim.core.checking.calls import hints_of as hints_of
 from fedjax_sim.core.checking.calls import kind_of as kind_of
 from fedjax_sim.core.checking.calls import unchecked as unchecked

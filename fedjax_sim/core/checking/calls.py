@@ -84,6 +84,19 @@ def checked(target: TargetT) -> TargetT:
     return target
 
 
+def checked_all(module: str) -> None:
+    """Check the arguments of every call of a module's public functions, from here on.
+
+    Args:
+      module: The module's `__name__`. This is called after the last of its functions.
+    """
+    held = vars(sys.modules[module])
+    for name, value in list(held.items()):
+        is_public = inspect.isfunction(value) and not name.startswith("_")
+        if is_public and value.__module__ == module:
+            held[name] = checked(value)
+
+
 def unchecked(function: TargetT) -> TargetT:
     """Return a checked function without its checks, for arguments that were checked before.
 
