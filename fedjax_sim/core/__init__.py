@@ -1,6 +1,7 @@
 """The common ground of all rooms; it imports nothing of theirs.
 
-- `types`: the words used here (tick, slot, lane), and the contract between the rooms.
+- `types`: the words used here (tick, slot, lane), and the contract between the rooms; it hands on
+  `problem`, the contract of problems, and `options`, the options of a run.
 - `events`: the event of one tick, and the facts that are known of it beforehand.
 - `settings`: typed, documented and checked settings of systems.
 - `checking`: declared types of arguments, checked at public calls.

@@ -331,7 +331,7 @@ def _kind_of_union(args: Sequence[Any]) -> Kind:
 
 
 def _kind_of_mapping(key: Any, value: Any) -> Kind:
-    """Describe a mapping whose keys and values have kinds."""
+    """Describe a mapping by the kinds of its keys and values."""
     keys, values = kind_of(key), kind_of(value)
     return Kind(
         lambda given, _: (
@@ -452,7 +452,7 @@ def _shape_of_keys(value: Any) -> tuple[int, ...] | None:
 
 
 def _accepts_tree(value: Any, _: Lengths) -> bool:
-    """Tell whether a value is one model or more: a pytree whose leaves are arrays."""
+    """Tell whether a value is one model or more: a pytree of arrays."""
     import jax
 
     return value is not None and all(

@@ -1,4 +1,4 @@
-"""Settings structs whose fields know their meaning and what values are allowed.
+"""Settings structs: each field knows its meaning and its allowed values.
 
 A system's `Hyper` is a frozen pytree built by `struct`. A field made by `setting` allows what its
 declared type does, in the words of `fedjax_sim.core.checking`, as arguments of calls do:

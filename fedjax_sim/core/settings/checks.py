@@ -173,7 +173,7 @@ def check_kind(owner: dataclasses.Field, value: Any) -> None:
 
 
 def _check_group(owner: dataclasses.Field, value: Any, seen: Seen) -> None:
-    """Check a group, whose settings are then named with it."""
+    """Check a group; errors name its settings in full."""
     try:
         _check_values(value, seen)
         for name in owner.metadata["without"]:

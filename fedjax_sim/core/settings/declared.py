@@ -1,4 +1,4 @@
-"""Declare the fields of settings structs: what each means, beyond the values that its type allows.
+"""Declare the fields of settings structs: meanings, and conditions beyond those of their types.
 
 lr: Above0 = setting(0.1, "Learning rate.")
 num_groups: Count = setting(2, "Number of groups.")
@@ -30,7 +30,7 @@ def setting(
     of_time: bool = False,
     begins: str = "",
 ) -> Any:
-    """Declare a setting. What it allows, and how text is read, follows from its type.
+    """Declare a setting. Allowed values and the reader of text follow from its type.
 
     Args:
       default: Default value.
@@ -63,7 +63,7 @@ def setting(
 
 
 def completed(annotation: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add to a setting's metadata what follows from its declared type.
+    """Complete a setting's metadata from its declared type.
 
     Args:
       annotation: The type.
@@ -141,7 +141,7 @@ def clients_named(meaning: str, *, only_with: Uses = names.NO_CONDITION) -> Any:
 
 
 def group(default: Any, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
-    """Declare a group: a settings struct whose settings belong to those of the owner.
+    """Declare a group: a settings struct within the owner's settings.
 
     Args:
       default: The group with the owner's defaults. Other values must be of its class.

@@ -1,4 +1,4 @@
-"""What the settings of a struct are: names, full and short, meanings, defaults, and their use."""
+"""The settings of a struct: full and short names, meanings, defaults, and conditions of use."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ class Checked:
         """Check combinations of settings; there are none here."""
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place; there are none here.
+        """Name the settings without effect, and their substitutes; there are none here.
 
         Returns:
           Words for what takes the place of each setting, by its full name.

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 from fedjax_sim.core.checking import OneOf
-from fedjax_sim.core.types import Tracker
 from fedjax_sim.results.trackers import csv_file, labels
 from fedjax_sim.results.trackers.mlflow_runs import MLflow
 from fedjax_sim.results.trackers.tensorboard_events import TensorBoard
@@ -27,7 +26,9 @@ def check_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))]) -> None:
     labels.load_extra(name, TRACKERS[name])
 
 
-def make_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))], folder: str | Path) -> Tracker:
+def make_tracker(
+    name: Annotated[str, OneOf(tuple(TRACKERS))], folder: str | Path
+) -> labels.Tracker:
     """Make a tracker that writes into a results folder, and remove its older log there.
 
     MLflow writes to where MLFLOW_TRACKING_URI says instead, if that is set.
@@ -46,7 +47,7 @@ def make_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))], folder: str | Pat
     if name == "csv":
         return csv_file.CSV(within.with_name("log.csv"))
     if name == "tensorboard":
-        made: Tracker = TensorBoard(within)
+        made: labels.Tracker = TensorBoard(within)
         for path in within.glob("*/events.out.tfevents.*"):
             path.unlink()
         return made

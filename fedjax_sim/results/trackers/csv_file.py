@@ -40,7 +40,7 @@ class CSV:
         self._writer.writerow(COLUMNS)
 
     def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
-        """Add the lines of one evaluation; see `fedjax_sim.core.types.Tracker`."""
+        """Add the lines of one evaluation; see `Tracker`."""
         own = ("system", "seed")
         swept = {name: value for name, value in lane.items() if name not in own}
         settings = json.dumps(swept, default=lambda value: getattr(value, "__name__", str(value)))

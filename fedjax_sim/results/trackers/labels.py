@@ -1,10 +1,27 @@
-"""Shared by trackers: the title of a lane, and loading a package that is an extra."""
+"""Shared by trackers: their contract, the title of a lane, and loading an extra's package."""
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from fedjax_sim.core.settings import ConfigError
+
+
+class Tracker(Protocol):
+    """Something that keeps metrics while a run goes on."""
+
+    def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
+        """Keep one evaluation of one lane.
+
+        Args:
+          lane: The system's name, the values of the swept settings and the seed, by name: the same
+            in all calls for one lane.
+          ticks: Server actions before the evaluation.
+          values: The metrics that are single numbers, and `evaluation` and `virtual_time`.
+        """
+
+    def close(self) -> None:
+        """Write everything that is not written yet. The caller of `sweep` closes its trackers."""
 
 
 def title_of(lane: Mapping[str, Any]) -> str:

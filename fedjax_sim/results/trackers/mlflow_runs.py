@@ -33,7 +33,7 @@ class MLflow:
         self._runs: dict[str, str] = {}
 
     def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
-        """Log one evaluation; see `fedjax_sim.core.types.Tracker`."""
+        """Log one evaluation; see `Tracker`."""
         title = title_of(lane)
         if title not in self._runs:
             run = self._client.create_run(self._experiment, run_name=title)

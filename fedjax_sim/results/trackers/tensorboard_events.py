@@ -26,7 +26,7 @@ class TensorBoard:
         self._writers: dict[str, Any] = {}
 
     def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
-        """Write one evaluation; see `fedjax_sim.core.types.Tracker`."""
+        """Write one evaluation; see `Tracker`."""
         title = title_of(lane)
         if title not in self._writers:
             self._writers[title] = self._module.SummaryWriter(

@@ -32,7 +32,7 @@ class WandB:
         self._runs: dict[str, Any] = {}
 
     def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
-        """Log one evaluation; see `fedjax_sim.core.types.Tracker`."""
+        """Log one evaluation; see `Tracker`."""
         title = title_of(lane)
         if title not in self._runs:
             self._runs[title] = self._module.init(
