@@ -18,16 +18,16 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import jax
 
+from fedjax_sim.core.clocks import Clock as Clock
+from fedjax_sim.core.clocks import Instant as Instant
+from fedjax_sim.core.clocks import Live as Live
+from fedjax_sim.core.clocks import Received as Received
+from fedjax_sim.core.clocks import Sizes as Sizes
 from fedjax_sim.core.events import EMPTY as EMPTY
 from fedjax_sim.core.events import Event as Event
 from fedjax_sim.core.events import Facts as Facts
 from fedjax_sim.core.events import Leaf as Leaf
 from fedjax_sim.core.events import PackedRows as PackedRows
-from fedjax_sim.core.events.clocks import Clock as Clock
-from fedjax_sim.core.events.clocks import Instant as Instant
-from fedjax_sim.core.events.clocks import Live as Live
-from fedjax_sim.core.events.clocks import Received as Received
-from fedjax_sim.core.events.clocks import Sizes as Sizes
 from fedjax_sim.core.options import BUDGETS as BUDGETS
 from fedjax_sim.core.options import PRECISIONS as PRECISIONS
 from fedjax_sim.core.options import Budget as Budget

@@ -7,7 +7,7 @@
 - `stopping`: ends a lane once it has learnt enough (`until`).
 - `replay`: a planned schedule, taken through the same steps as a live one.
 
-The contract is in `core.events.clocks`: a clock makes what the server receives next from its
+The contract is in `core.clocks`: a clock makes what the server receives next from its
 own state and that of learning (`Received`), and notes what the tick has shown.
 """
 
