@@ -11,10 +11,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, NoneType
 from typing import Any
 
+import numpy as np
+
 from fedjax_sim.core import checking
 from fedjax_sim.core.checking.errors import Named
-from fedjax_sim.core.settings import checks, names
+from fedjax_sim.core.settings import names
 from fedjax_sim.core.settings.names import Checked, Uses
+
+WHOLE = checking.Limit(is_whole=True)
 
 
 def setting(
@@ -80,7 +84,7 @@ def completed(annotation: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]
     further = metadata["accepts"]
 
     def accepts(value: Any) -> bool:
-        if is_traced and held == [int] and checks.is_number(value) and value == value // 1:
+        if is_traced and held == [int] and np.ndim(value) == 0 and WHOLE.holds(value):
             value = int(value)  # Lanes hold all their numbers as real ones.
         is_right = (further is None or further(value)) and kind.accepts(value, {})
         return is_right and (is_traced or _is_hashable(value))
