@@ -78,7 +78,10 @@ FIGURES = {
 SEED, TICKS = 0, 200
 """Seed and server actions of the schedules on the pages of algorithms."""
 SINGLE_MODULES = (
-    *(f"core.{name}" for name in ("types", "streams", "batching", "trees", "targets")),
+    *(
+        f"core.{name}"
+        for name in ("types", "problem", "options", "streams", "batching", "trees", "targets")
+    ),
     *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
 )
 """Public modules that are no packages."""

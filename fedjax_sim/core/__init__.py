@@ -1,7 +1,9 @@
 """The common ground of all rooms; it imports nothing of theirs.
 
-- `types`: the words used here (tick, slot, lane), and the contract between the rooms.
+- `types`: the words used here (tick, slot, lane), and the contract between the rooms; it hands on
+  `problem`, the contract of problems, and `options`, the options of a run.
 - `events`: the event of one tick, and the facts that are known of it beforehand.
+- `clocks`: the contract of live clocks, which make events from what was learnt.
 - `settings`: typed, documented and checked settings of systems.
 - `checking`: declared types of arguments, checked at public calls.
 - `streams`: named streams of random numbers.
@@ -18,6 +20,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     [
         "batching",
         "checking",
+        "clocks",
         "events",
         "lifecycle",
         "settings",

@@ -59,7 +59,7 @@ def as_array(value: Any, dtype: Any = None) -> Array:
 
 
 def has(value: Any, name: str) -> bool:
-    """Tell whether an object has an attribute. One whose look-up fails, however it does, is none.
+    """Tell whether an object has an attribute; any failure of the look-up counts as no.
 
     Args:
       value: The object, such as a problem that hands on the attributes of another one.
@@ -157,7 +157,7 @@ def leaves_that(chosen: str | Callable[[str], Any], model: Params) -> Any:
 
 
 def split(model: Params, flags: Any) -> tuple[Params, Params]:
-    """Split a model, or models, into the leaves whose flag is False and those whose flag is True.
+    """Split models into two parts: the leaves with the flag False, and those with the flag True.
 
     Args:
       model: Leaves `[...]`.

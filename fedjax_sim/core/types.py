@@ -13,31 +13,38 @@ models, `L` lanes, `P` parameters, `B` examples of a mini-batch, `q` numbers of 
 statistic.
 """
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import jax
 
-from fedjax_sim.core.checking import Above0, Count, checked
+from fedjax_sim.core.clocks import Clock as Clock
+from fedjax_sim.core.clocks import Instant as Instant
+from fedjax_sim.core.clocks import Live as Live
+from fedjax_sim.core.clocks import Received as Received
+from fedjax_sim.core.clocks import Sizes as Sizes
 from fedjax_sim.core.events import EMPTY as EMPTY
 from fedjax_sim.core.events import Event as Event
 from fedjax_sim.core.events import Facts as Facts
 from fedjax_sim.core.events import Leaf as Leaf
 from fedjax_sim.core.events import PackedRows as PackedRows
-from fedjax_sim.core.events.clocks import Clock as Clock
-from fedjax_sim.core.events.clocks import Instant as Instant
-from fedjax_sim.core.events.clocks import Live as Live
-from fedjax_sim.core.events.clocks import Received as Received
-from fedjax_sim.core.events.clocks import Sizes as Sizes
+from fedjax_sim.core.options import BUDGETS as BUDGETS
+from fedjax_sim.core.options import PRECISIONS as PRECISIONS
+from fedjax_sim.core.options import Budget as Budget
+from fedjax_sim.core.options import Energy as Energy
+from fedjax_sim.core.options import Keep as Keep
+from fedjax_sim.core.options import Layout as Layout
+from fedjax_sim.core.options import Ticks as Ticks
+from fedjax_sim.core.options import Time as Time
+from fedjax_sim.core.problem import AnyProblem as AnyProblem
+from fedjax_sim.core.problem import Array as Array
+from fedjax_sim.core.problem import Key as Key
+from fedjax_sim.core.problem import Keys as Keys
+from fedjax_sim.core.problem import LatentProblem as LatentProblem
+from fedjax_sim.core.problem import Losses as Losses
+from fedjax_sim.core.problem import Params as Params
+from fedjax_sim.core.problem import Problem as Problem
 
-Key = Annotated[jax.Array, "a random key"]
-"""One typed JAX random key."""
-Keys = Annotated[jax.Array, "random keys"]
-"""Random keys, one for each of several slots."""
-Array = jax.Array
-Params = Annotated[Any, "a pytree of arrays"]
-"""A pytree of arrays: one model."""
 Settings = Annotated[Any, "settings"]
 """A system's settings, whatever their class."""
 
@@ -76,141 +83,6 @@ class Timeline(NamedTuple):
     version: Leaf
     weight: Leaf
     holds: Leaf
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
-class Ticks:
-    """A run that lasts a number of server actions.
-
-    Attributes:
-      num_ticks: The number.
-    """
-
-    num_ticks: Count
-
-    @property
-    def named(self) -> tuple[str, float]:
-        """Name and value of the length."""
-        return "num_ticks", self.num_ticks
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
-class Time:
-    """A run that lasts a stretch of virtual time.
-
-    Attributes:
-      time_budget: Its length, in the units of the schedule.
-      most_ticks: For live systems, whose ticks cannot be counted before: a lane that has had so
-        many ends before its time is over. None for the system's estimate, four times.
-    """
-
-    time_budget: Above0
-    most_ticks: Count | None = None
-
-    @property
-    def named(self) -> tuple[str, float]:
-        """Name and value of the length."""
-        return "time_budget", self.time_budget
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
-class Energy:
-    """A run that lasts as long as its clients' energy, which their `client_table` counts.
-
-    Attributes:
-      energy_budget: What the work that the server receives may take, with its messages, of all
-        clients together, in the table's unit. A tick that would exceed it does not happen; for live
-        systems, by more than a millionth. A run also ends with its trace.
-      most_ticks: For live systems, and for these only, where it must be given: a lane that has had
-        so many ends before its energy is used. Evaluations are spread over so many.
-    """
-
-    energy_budget: Above0
-    most_ticks: Count | None = None
-
-    @property
-    def named(self) -> tuple[str, float]:
-        """Name and value of the length."""
-        return "energy_budget", self.energy_budget
-
-
-Budget = Ticks | Time | Energy
-"""How long a run lasts."""
-BUDGETS: Mapping[str, type[Ticks | Time | Energy]] = {
-    "num_ticks": Ticks,
-    "time_budget": Time,
-    "energy_budget": Energy,
-}
-"""The kinds of budgets, by the name of the length."""
-
-
-@checked
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Keep:
-    """Results of a run that are only kept on request.
-
-        keep = fedjax_sim.Keep(models=True)
-        budget = fedjax_sim.Ticks(20)
-        run = fedjax_sim.simulate(fedavg.system, problem, hyper, budget=budget, keep=keep)
-        print(run.samples.shape)  # the models of all evaluations, the initial one first
-
-    Attributes:
-      models: Whether the model of every evaluation is kept in host memory (a sampler's samples).
-      client_variance: Whether `client_variance` is measured, the sum of squared distances of the
-        models that clients hold to the server's. Every server version that a client holds at a
-        later evaluation then stays in memory, see `fedjax_sim.engine.planning.store`.
-    """
-
-    models: bool = False
-    client_variance: bool = False
-
-
-PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
-"""Precisions of matrix products on accelerators; CPUs always compute in the type of the arrays."""
-
-
-@checked
-class Layout(NamedTuple):
-    """How lanes and slots are laid out; None leaves a choice to a measured rule.
-
-    With `lanes_at_once` given, lanes that differ only in numeric settings are not batched as
-    families either, so that a lane's bits do not depend on which other lanes run.
-
-        in_turn = fedjax_sim.Layout(slots_at_once=1)  # the model of one client at a time
-        run = fedjax_sim.simulate(
-            fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20), layout=in_turn
-        )
-
-    Attributes:
-      slots_at_once: Slots of a tick that are batched; 1 runs each alone, with its own steps.
-      lanes_at_once: Whether the lanes on a device are batched, or run one after another.
-      lane_devices: Devices over which lanes are split.
-      client_devices: Devices over which the slots of each tick are split.
-      lane_batches: Batches into which a device's lanes are sorted by their work, if they are
-        batched.
-      packed: Whether the slots of a tick, of all lanes that are batched together, are laid end to
-        end in rows of equal steps (`fedjax_sim.clients.packing`); by default on GPUs, if slots
-        differ enough in their steps.
-      max_lanes: Largest number of lanes in memory at one time; by default as many as fit.
-      evals_per_chunk: Evaluations between two returns to the host. By default all, 1 if somebody
-        watches, and with checkpoints stretches of ticks that take five to ten seconds.
-    """
-
-    slots_at_once: Count | None = None
-    lanes_at_once: bool | None = None
-    lane_devices: Count | None = None
-    client_devices: Count | None = None
-    lane_batches: Count | None = None
-    packed: bool | None = None
-    max_lanes: Count | None = None
-    evals_per_chunk: Count | None = None
-
-    def deciding(self) -> dict[str, Any]:
-        """Return the fields that may decide the bits of results, by name: all but `max_lanes`."""
-        return {name: value for name, value in self._asdict().items() if name != "max_lanes"}
 
 
 class Plan(NamedTuple):
@@ -345,132 +217,6 @@ class Work(NamedTuple):
         return Work(executed, needed, self.event)
 
 
-class Losses(Protocol):
-    """The part of a problem that local training needs: see `Problem`."""
-
-    @property
-    def counts(self) -> Array:
-        """Number of examples of each client: `i32[N]`."""
-
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Compute the mean loss of some of a client's examples: `f[]`."""
-
-
-@runtime_checkable
-class Problem(Protocol):
-    """A problem to learn: clients' data and a loss.
-
-    A problem is a frozen struct whose arrays are pytree leaves. It is passed to compiled functions
-    as an argument and never closed over. Some methods and attributes are optional:
-
-    - `client_loss(params, client, key)`: the mean loss of all of a client's examples, `f[]`.
-    - `alone(client)`: the losses of one client, with the methods `loss` and `client_loss`, whose
-      argument `client` is ignored. Its data are then looked up once for many tiny local steps.
-    - `evaluate_clients(model_of)`: metrics of every client's model on examples like the client's
-      own, `f[N]` each; `model_of` gives the model of a client by its number, `i32[]`. nan stands
-      for nothing to measure and is left out of means; a loss that diverged is inf. Systems with
-      personal models report the means, and with a true attribute `per_client` every client's.
-    - `chance()`: by name of metrics of which more is better, the value of the best constant guess.
-      A lane that is no better in all of them has collapsed, or has not learnt; results say so.
-    - `metric_labels`: labels along dimensions of metrics, by the dimension's name; others are
-      numbered. `less_is_better`: names of the metrics of which small values are good ones.
-    """
-
-    @property
-    def counts(self) -> Array:
-        """Number of examples of each client, without padding: `i32[N]`."""
-
-    def init(self, key: Key) -> Params:
-        """Draw initial parameters.
-
-        Args:
-          key: A random key.
-
-        Returns:
-          One model.
-        """
-
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Compute the mean loss of some of a client's examples; local steps differentiate it.
-
-        Args:
-          params: The model.
-          client: `i32[]`, the client's number.
-          examples: `i32[B]`, positions of the examples, below `counts[client]`.
-          key: For noise or augmentation.
-
-        Returns:
-          `f[]`.
-        """
-
-    def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Compute the metrics of a model.
-
-        Returns:
-          Scalars, `f[]`, by name. A metric that has dimensions names them in brackets, such as
-          "error[client]", `f[N]`, or "hits[class, client]"; curves call it "error", with the
-          dimension "client". There nan stands for nothing to measure, and is no failure. Names of
-          settings, and of what curves have besides, such as "time" and "failed", are refused.
-        """
-
-
-@runtime_checkable
-class LatentProblem(Protocol):
-    """A problem of expectation maximisation: clients' data and an exponential-family latent model.
-
-    Expected statistics s and natural parameters phi(theta) are vectors of q numbers, with
-    p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)). The E-step of an example
-    depends on theta only through phi.
-    """
-
-    @property
-    def counts(self) -> Array:
-        """Number of examples of each client, without padding: `i32[N]`."""
-
-    def init(self, key: Key) -> Array:
-        """Draw initial expected statistics: `f[q]`.
-
-        Args:
-          key: A random key.
-        """
-
-    def maximise(self, statistics: Array) -> Params:
-        """Compute the M-step T: parameters that maximise the penalised complete-data likelihood.
-
-        Args:
-          statistics: `f[q]`, expected statistics.
-        """
-
-    def natural(self, params: Params) -> Array:
-        """Compute the natural parameters phi(theta): `f[q]`.
-
-        Args:
-          params: theta.
-        """
-
-    def statistics(self, natural: Array, client: Array, examples: Array, weight: Array) -> Array:
-        """Compute the E-step: the weighted sum of the expected statistics of some examples.
-
-        Args:
-          natural: `f[q]`, phi(theta).
-          client: `i32[]`, the client's number.
-          examples: `i32[B]`, positions of the examples, below `counts[client]`.
-          weight: `f[B]`, weight of each example.
-
-        Returns:
-          `f[q]`.
-        """
-
-    def client_statistics(self, natural: Array) -> Array:
-        """Compute every client's mean expected statistics over all its examples: `f[N, q]`."""
-
-    def evaluate(self, statistics: Array) -> Mapping[str, Array]:
-        """Compute the metrics of a server's statistics `f[q]`, each a scalar."""
-
-
-AnyProblem = Problem | LatentProblem
-
-
 def full_precision_bits(params: Params) -> int:
     """Count the bits of an uncompressed model. Leaves are arrays or `ShapeDtypeStruct`s.
 
@@ -599,20 +345,3 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
     weigh: Callable[[HyperT, Array, Array], Array] | None = None
     paper: Any = None
     live: Live[HyperT] | None = None
-
-
-class Tracker(Protocol):
-    """Something that keeps metrics while a run goes on; see `fedjax_sim.results.trackers`."""
-
-    def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
-        """Keep one evaluation of one lane.
-
-        Args:
-          lane: The system's name, the values of the swept settings and the seed, by name: the same
-            in all calls for one lane.
-          ticks: Server actions before the evaluation.
-          values: The metrics that are single numbers, and `evaluation` and `virtual_time`.
-        """
-
-    def close(self) -> None:
-        """Write everything that is not written yet. The caller of `sweep` closes its trackers."""

@@ -22,9 +22,9 @@ import numpy as np
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.checking import Count, Whole, checked
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import Tracker
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.results.curves import NEVER
+from fedjax_sim.results.trackers.labels import Tracker
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -4,8 +4,8 @@ A partition gives each example to at most one client, and at least one example t
 random numbers come from a stream used for nothing else, so they are independent of all other draws
 from the same seed. Where to look:
 
-- `catalogue`: the names of all partitions, and `make`, which makes one by name.
-- `schemes`: the usual ways to split data (random, Dirichlet, shards, natural clients).
+- `schemes`: the names of all partitions, `make`, which makes one by name, and the usual ways to
+  split data (random, Dirichlet, shards, natural clients).
 - `by_label`: ways that give a client few classes, or groups of clients different classes;
   Pachinko allocation.
 - `parts`: `Partition`, the result of all of them, and what they share.
@@ -18,11 +18,11 @@ from fedjax_sim.partition.by_label import dirichlet_groups as dirichlet_groups
 from fedjax_sim.partition.by_label import disjoint_groups as disjoint_groups
 from fedjax_sim.partition.by_label import label_groups as label_groups
 from fedjax_sim.partition.by_label import pachinko as pachinko
-from fedjax_sim.partition.catalogue import PARTITIONS as PARTITIONS
-from fedjax_sim.partition.catalogue import make as make
 from fedjax_sim.partition.parts import Partition as Partition
 from fedjax_sim.partition.parts import label_histogram as label_histogram
+from fedjax_sim.partition.schemes import PARTITIONS as PARTITIONS
 from fedjax_sim.partition.schemes import dirichlet as dirichlet
 from fedjax_sim.partition.schemes import iid as iid
+from fedjax_sim.partition.schemes import make as make
 from fedjax_sim.partition.schemes import natural as natural
 from fedjax_sim.partition.schemes import shards as shards

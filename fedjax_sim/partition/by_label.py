@@ -6,7 +6,7 @@ in `fedjax_sim.timelines`. Letters: `n` training examples, `N` clients, `C` clas
 
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, Seed, Share, Whole, checked
+from fedjax_sim.core.checking import Above0, Count, Seed, Share, Whole, checked_all
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.partition import parts
 from fedjax_sim.partition.parts import Partition
@@ -21,7 +21,6 @@ CIFAR100_SUPERCLASSES = (
 """Superclass of each class of CIFAR-100, both in alphabetical order."""
 
 
-@checked
 def classes_per_client(
     labels: np.ndarray, *, num_clients: Count, classes: Count = 2, seed: Seed
 ) -> Partition:
@@ -70,7 +69,6 @@ def classes_per_client(
     return parts.pack_equal_rows(index.reshape(num_clients, -1))
 
 
-@checked
 def label_groups(
     labels: np.ndarray,
     *,
@@ -139,7 +137,6 @@ def label_groups(
     return parts.gather_by_owner(np.concatenate(kept), owner, num_clients)
 
 
-@checked
 def dirichlet_groups(
     labels: np.ndarray,
     *,
@@ -192,7 +189,6 @@ def dirichlet_groups(
     return parts.gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
-@checked
 def disjoint_groups(
     labels: np.ndarray,
     *,
@@ -243,7 +239,6 @@ def disjoint_groups(
     return parts.gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
-@checked
 def pachinko(
     labels: np.ndarray,
     *,
@@ -342,3 +337,6 @@ def _swap_until_distinct(slots: np.ndarray, rng: np.random.Generator) -> None:
                 held[client, [duplicate, offered[i]]] += -1, 1
                 held[clients[i], [duplicate, offered[i]]] += 1, -1
                 duplicate = offered[i]
+
+
+checked_all(__name__)

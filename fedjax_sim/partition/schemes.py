@@ -1,20 +1,23 @@
-"""The usual ways to split training examples over clients.
+"""Partitions by name, and the usual ways to split training examples over clients.
 
 Letters: `n` training examples, `N` clients, `C` classes.
 """
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, Seed, checked
-from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.partition import parts
+from fedjax_sim.core.checking import Above0, Count, Seed, checked_all
+from fedjax_sim.core.settings import ConfigError, Named
+from fedjax_sim.partition import by_label, parts
 from fedjax_sim.partition.parts import Partition
 
 TRIES = 100
 """Draws of `dirichlet` with `top_up` before examples are moved to the clients that lack them."""
 
 
-@checked
 def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> Partition:
     """Split the examples at random into equal parts.
 
@@ -42,7 +45,6 @@ def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> Partition:
     )
 
 
-@checked
 def dirichlet(
     labels: np.ndarray,
     *,
@@ -96,7 +98,6 @@ def dirichlet(
     return parts.gather_by_owner(by_class, owner, num_clients)
 
 
-@checked
 def shards(
     labels: np.ndarray, *, num_clients: Count, shards_per_client: Count = 2, seed: Seed
 ) -> Partition:
@@ -129,7 +130,6 @@ def shards(
     return parts.pack_equal_rows(dealt.reshape(num_clients, -1))
 
 
-@checked
 def natural(
     labels: np.ndarray, *, client_ids: np.ndarray, num_clients: Count, seed: Seed
 ) -> Partition:
@@ -187,3 +187,92 @@ def _top_up(per_class: np.ndarray, least: int) -> np.ndarray:
         held[label, [poor, rich]] += given, -given
         total[[poor, rich]] += given, -given
     return held
+
+
+def make(
+    name: str, labels: np.ndarray, *, num_clients: Count, seed: Seed, **options: Any
+) -> Partition:
+    """Make a partition by name.
+
+        labels = data.train_labels
+        clients = make("dirichlet", labels, num_clients=5, alpha=0.5, seed=0)
+        same = dirichlet(labels, num_clients=5, alpha=0.5, seed=0)
+        assert (clients.counts == same.counts).all()
+
+    Args:
+      name: A name in `PARTITIONS`.
+      labels: Class of each training example, integers `[n]` of at least 0.
+      num_clients: Number of clients, N.
+      seed: Whole number of at least 0.
+      **options: Further arguments of the function of that name.
+
+    Returns:
+      The partition.
+
+    Raises:
+      ConfigError: If the name or an option is unknown, if a required option is missing, or if the
+        function refuses a value.
+    """
+    function = PARTITIONS[name][0]
+    known = {
+        option: parameter
+        for option, parameter in inspect.signature(function).parameters.items()
+        if option not in ("labels", "num_clients", "seed")
+    }
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                f"option of partition {name}",
+                option,
+                "one of " + ", ".join(known) if known else "left out, because it has no options",
+            )
+    for option, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and option not in options:
+            raise ConfigError(f"option {option} of partition {name}", None, "given")
+    return function(labels, num_clients=num_clients, seed=seed, **options)
+
+
+checked_all(__name__)
+PARTITIONS: Named[tuple[Callable[..., Partition], str]] = Named(
+    "partition",
+    {
+        "iid": (iid, "random equal parts"),
+        "classes": (
+            by_label.classes_per_client,
+            "equal parts of a few distinct classes each (option classes, 2 by default)",
+        ),
+        "dirichlet": (
+            dirichlet,
+            "each class in Dirichlet proportions over clients (options alpha, min_examples)",
+        ),
+        "shards": (
+            shards,
+            "equal shards of the data sorted by label (option shards_per_client, 2 by default)",
+        ),
+        "label_groups": (
+            by_label.label_groups,
+            "the first few labels for the last clients, all other labels for the first clients "
+            "(options slow_fraction, slow_labels, held_out)",
+        ),
+        "dirichlet_groups": (
+            by_label.dirichlet_groups,
+            "each class in Dirichlet proportions over groups of clients, evenly within a group "
+            "(options group_sizes, alpha, min_examples)",
+        ),
+        "disjoint_groups": (
+            by_label.disjoint_groups,
+            "groups of clients that share no label, a few labels per client "
+            "(options group_sizes, classes)",
+        ),
+        "pachinko": (
+            by_label.pachinko,
+            "a superclass, then a class in it, in Dirichlet proportions of each client, for "
+            "CIFAR-100 (options alpha, 0.1 by default, and in Python beta and superclasses)",
+        ),
+        "natural": (
+            natural,
+            "the clients that the data came with, if any (in Python: option client_ids, an array)",
+        ),
+    },
+)
+"""A function and a description of one line for each name."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedjax_sim.core.events.clocks import ENDINGS
+from fedjax_sim.core.clocks import ENDINGS
 from fedjax_sim.core.settings import ConfigError, OneOfSeveral, plain
 from fedjax_sim.core.types import Params, Timeline
 from fedjax_sim.results.metric_names import COORDINATES, read_name

@@ -50,7 +50,7 @@ class Run(Kept[HyperT]):
         `on_evaluation` also stopped_at, the evaluation at which a lane was stopped, else -1: from
         there on its metrics and coordinates repeat their last values, so that none is NaN and the
         last evaluation is the lane's end. Of live clocks also ended, why a lane did nothing more:
-        one of `fedjax_sim.core.events.clocks.ENDINGS`. Attributes: seconds_compile, seconds_run,
+        one of `fedjax_sim.core.clocks.ENDINGS`. Attributes: seconds_compile, seconds_run,
         programs_compiled.
       models: Final models, leaves `[L, ...]`.
       timelines: Each lane's schedule, cut to its budget, or to where it was stopped.

@@ -24,7 +24,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, OneOf, Probability, checked
+from fedjax_sim.core.checking import (
+    Above0,
+    AtLeast0,
+    Count,
+    OneOf,
+    Probability,
+    checked,
+    checked_all,
+)
 from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import STEP_COUNT_LAWS
 
@@ -98,7 +106,6 @@ class Condition(NamedTuple):
         return self.value <= self.limit
 
 
-@checked
 def step_law(
     rate: npt.ArrayLike,
     *,
@@ -126,7 +133,6 @@ def step_law(
     return -np.diff(tails, axis=-1, prepend=1.0, append=0.0)
 
 
-@checked
 def step_moments(law: Numbers) -> StepMoments:
     """Compute the moments of X from its law.
 
@@ -140,7 +146,6 @@ def step_moments(law: Numbers) -> StepMoments:
     return StepMoments(1 - law[:, 0], law @ steps, law @ steps**2, law[:, 1:] @ (1 / steps[1:]))
 
 
-@checked
 def reweighting_constants(
     moments: StepMoments, *, max_steps: Count, reweighting: Reweighting
 ) -> tuple[Numbers, float]:
@@ -164,7 +169,6 @@ def reweighting_constants(
     return 1 / mean + square / (max_steps**2 * scale), float(np.max(square / scale))
 
 
-@checked
 def kappa_sharp(num_clients: Count, num_contacted: Count) -> float:
     """Compute the larger rate that the paper's own proof gives at (78)-(79). Derived.
 
@@ -178,7 +182,6 @@ def kappa_sharp(num_clients: Count, num_contacted: Count) -> float:
     return num_contacted / (2 * num_clients * (num_contacted + 1))
 
 
-@checked
 def conditions(
     setup: FavanoSetup,
     *,
@@ -211,7 +214,6 @@ def conditions(
     )
 
 
-@checked
 def largest_step_size(
     setup: FavanoSetup, *, contraction: Callable[[int, int], float] = kappa_sharp
 ) -> float:
@@ -239,7 +241,6 @@ def _descent_terms(setup: FavanoSetup) -> tuple[float, float]:
     return L**2 * factor * (16 * K**2 + 2880 * s**2 * b), 4 * L * s * b * factor / (n + 1)
 
 
-@checked
 def fedavg_round_time(
     rate: npt.ArrayLike, *, num_contacted: Count, local_steps: Count, interact_time: AtLeast0
 ) -> float:
@@ -273,7 +274,6 @@ def fedavg_round_time(
     return float(interact_time + np.sum(1 - all_finished[:, -1]))
 
 
-@checked
 def fedbuff_step_time(
     rate: npt.ArrayLike, *, buffer_size: Count, local_steps: Count, interact_time: AtLeast0
 ) -> float:
@@ -293,3 +293,6 @@ def fedbuff_step_time(
     """
     finished_per_time = np.sum(np.asarray(rate, np.float64) / local_steps)
     return float(max(interact_time, buffer_size / finished_per_time))
+
+
+checked_all(__name__)

@@ -12,7 +12,7 @@ Up to these step sizes the paper's bounds are proved. Symbols of the paper and t
 import math
 from typing import NamedTuple
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Probability, checked
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Probability, checked, checked_all
 from fedjax_sim.core.settings import ConfigError
 
 
@@ -63,7 +63,6 @@ class FedEMSetup(NamedTuple):
         return total_omega(self.omega, self.participation)
 
 
-@checked
 def memory_step(omega: AtLeast0) -> float:
     """Compute the theorems' step size of the memories, alpha = 1 / (1 + omega).
 
@@ -77,7 +76,6 @@ def memory_step(omega: AtLeast0) -> float:
     return 1 / (1 + omega)
 
 
-@checked
 def total_omega(omega: AtLeast0, participation: Probability = 1.0) -> float:
     """Compute omega_p = (1 - p) (1 + omega) / p + omega (Sec. 2).
 
@@ -94,7 +92,6 @@ def total_omega(omega: AtLeast0, participation: Probability = 1.0) -> float:
     return (1 + omega) / participation - 1
 
 
-@checked
 def largest_step_size(setup: FedEMSetup) -> float:
     """Compute the largest step size gamma_max of Theorem 3, which is (7) of Theorem 1 for p = 1.
 
@@ -122,7 +119,6 @@ def largest_step_size(setup: FedEMSetup) -> float:
     return min(descent, scale / spread)
 
 
-@checked
 def vr_step_size(constants: Constants, *, num_clients: Above0, omega: AtLeast0) -> float:
     """Compute the step size (10), which does not depend on the number of examples.
 
@@ -140,3 +136,6 @@ def vr_step_size(constants: Constants, *, num_clients: Above0, omega: AtLeast0) 
     spread = constants.smoothness / math.sqrt(num_clients) * (1 + omega) * compressed
     shrinkage = 4 * math.sqrt(2) * constants.most / constants.lyapunov_smoothness * spread
     return constants.least / constants.lyapunov_smoothness / (1 + shrinkage)
+
+
+checked_all(__name__)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from fedjax_sim.core.checking import Count, OneOf, checked
+from fedjax_sim.core.checking import Count, OneOf, checked_all
 
 Numbers = npt.NDArray[np.float64]
 Weighting = Callable[[Numbers], Numbers]
@@ -38,7 +38,6 @@ the other order is derived.
 Pull = Annotated[str, OneOf(tuple(UNCOUNTED_ARRIVALS))]
 
 
-@checked
 def arrival_shares(rate: npt.ArrayLike, *, num_clients: npt.ArrayLike = 1) -> Numbers:
     """Compute p, each client's share of all arrivals, eq. (2).
 
@@ -53,7 +52,6 @@ def arrival_shares(rate: npt.ArrayLike, *, num_clients: npt.ArrayLike = 1) -> Nu
     return rates / np.sum(np.multiply(num_clients, rates))
 
 
-@checked
 def expected_staleness(
     share: npt.ArrayLike, *, buffer_size: Count, pull: Pull = "after_aggregation"
 ) -> Numbers:
@@ -73,7 +71,6 @@ def expected_staleness(
     return (1 / np.asarray(share, np.float64) - UNCOUNTED_ARRIVALS[pull]) / buffer_size
 
 
-@checked
 def share_from_staleness(
     staleness: npt.ArrayLike, *, buffer_size: Count, pull: Pull = "after_aggregation"
 ) -> Numbers:
@@ -92,7 +89,6 @@ def share_from_staleness(
     return 1 / (buffer_size * np.asarray(staleness, np.float64) + UNCOUNTED_ARRIVALS[pull])
 
 
-@checked
 def raw_weight(
     staleness: npt.ArrayLike,
     *,
@@ -121,7 +117,6 @@ def raw_weight(
     return arrivals / num_clients
 
 
-@checked
 def fair_weight(share: npt.ArrayLike) -> Numbers:
     """Compute 1 / (n p), the weight that solves (3).
 
@@ -137,7 +132,6 @@ def fair_weight(share: npt.ArrayLike) -> Numbers:
     return 1 / (len(shares) * shares)
 
 
-@checked
 def expected_influence(
     rate: npt.ArrayLike,
     *,
@@ -171,3 +165,6 @@ def expected_influence(
     chance = np.exp(log_ways + counts @ np.log(np.multiply(num_clients, share)))
     held = counts * (1 / share if weight is None else weight)
     return chance @ (held / np.sum(held, axis=-1, keepdims=True))
+
+
+checked_all(__name__)

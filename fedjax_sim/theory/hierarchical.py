@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammainc, gammaln, ndtr
 
-from fedjax_sim.core.checking import Above0, AtLeast0, checked
+from fedjax_sim.core.checking import Above0, AtLeast0, checked, checked_all
 
 Numbers = npt.NDArray[np.float64]
 
@@ -67,7 +67,6 @@ class RoundTime(NamedTuple):
     std: float
 
 
-@checked
 def max_iterations(sync_time: AtLeast0, shift: AtLeast0) -> float:
     """Bound t_i almost surely, eq. (22).
 
@@ -84,7 +83,6 @@ def max_iterations(sync_time: AtLeast0, shift: AtLeast0) -> float:
     return float(max(1, math.ceil(sync_time / shift - _TIE)))
 
 
-@checked
 def iteration_law(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0) -> Numbers:
     """Compute the probabilities of t_i = 1, 2, ....
 
@@ -99,7 +97,6 @@ def iteration_law(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0) -
     return -np.diff(_tails(sync_time, shift, mean_exp), append=0.0)
 
 
-@checked
 def expected_iterations(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0) -> float:
     """Compute E[t_i].
 
@@ -126,7 +123,6 @@ def _tails(sync_time: float, shift: float, mean_exp: float) -> Numbers:
     return np.concatenate([[1.0], gammainc(n[1:], left)])
 
 
-@checked
 def expected_group_time(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0) -> float:
     """Compute E[Sigma_i] by Wald's identity, E[t_i] times the mean time of an iteration.
 
@@ -141,7 +137,6 @@ def expected_group_time(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLea
     return expected_iterations(sync_time, shift=shift, mean_exp=mean_exp) * (shift + mean_exp)
 
 
-@checked
 def group_time_tail(
     time: npt.ArrayLike, sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0
 ) -> Numbers:
@@ -179,7 +174,6 @@ def group_time_tail(
     return np.where(x < max(sync_time, shift), 1.0, np.minimum(tail, 1.0))
 
 
-@checked
 def round_time(sync_time: AtLeast0, delays: Delays) -> RoundTime:
     """Compute E[max_i Sigma_i], E[D] and the standard deviation of D.
 
@@ -222,7 +216,6 @@ def round_time(sync_time: AtLeast0, delays: Delays) -> RoundTime:
     return RoundTime(longest, mean, math.sqrt(variance))
 
 
-@checked
 def expected_idle(sync_time: AtLeast0, delays: Delays) -> Numbers:
     """Compute E[max_j Sigma_j - Sigma_i], the time that each group waits for the slowest one.
 
@@ -238,7 +231,6 @@ def expected_idle(sync_time: AtLeast0, delays: Delays) -> Numbers:
     return round_time(sync_time, delays).longest - np.array(group_times)
 
 
-@checked
 def expected_rounds(sync_time: AtLeast0, delays: Delays, *, system_time: Above0) -> float:
     """Approximate E[U], the number of rounds until the system time T has passed, eq. (13).
 
@@ -260,3 +252,6 @@ def expected_rounds(sync_time: AtLeast0, delays: Delays, *, system_time: Above0)
     left = system_time - n * mean
     ended = ndtr(left / (std * np.sqrt(n))) if std > _TIE * mean else left > _TIE * mean
     return 1 + float(np.sum(ended))
+
+
+checked_all(__name__)

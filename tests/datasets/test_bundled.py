@@ -6,7 +6,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.model_selection import train_test_split
 
 from fedjax_sim import datasets
-from fedjax_sim.datasets.bundled import split_stratified
+from fedjax_sim.datasets.catalogue import split_stratified
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,10 @@ from tests import exports
 
 ROOT = Path(fedjax_sim.__file__).parent
 SINGLE_MODULES = (
-    *(f"core.{name}" for name in ("types", "streams", "batching", "trees", "targets")),
+    *(
+        f"core.{name}"
+        for name in ("types", "problem", "options", "streams", "batching", "trees", "targets")
+    ),
     *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
 )
 CONVENTIONS = ("hyper", "problem", "system", "key", "event", "plan", "state", "run")

@@ -18,7 +18,7 @@ import pytest
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim.core.events.clocks import Instant
+from fedjax_sim.core.clocks import Instant
 from fedjax_sim.engine.machine import compiling, memory, processes
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.program.replay import Replay

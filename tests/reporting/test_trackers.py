@@ -15,7 +15,6 @@ import xarray as xr
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.core.types import Tracker
 from fedjax_sim.results import trackers
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
@@ -27,7 +26,9 @@ def sweep(regression: Callable, small: Callable) -> Callable[..., fedjax_sim.Run
     """Return a function that runs four lanes with trackers; those of seed 2 are stopped."""
     problem, hyper = regression(), small(FEDAVG)
 
-    def run(given: Sequence[Tracker], checkpoints: fedjax_sim.Checkpoints) -> fedjax_sim.Run:
+    def run(
+        given: Sequence[trackers.Tracker], checkpoints: fedjax_sim.Checkpoints
+    ) -> fedjax_sim.Run:
         return fedjax_sim.sweep(
             FEDAVG,
             problem,
@@ -157,7 +158,7 @@ def test_weights_and_biases_works_offline(
         time.sleep(0.05)
 
 
-def log_again(tracker: Tracker, run: fedjax_sim.Run) -> None:
+def log_again(tracker: trackers.Tracker, run: fedjax_sim.Run) -> None:
     """Log the curves of a run, which spares a sweep."""
     for lr, seed in LANES:
         if "lr" in run.curves.dims:

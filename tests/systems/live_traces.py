@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim
-from fedjax_sim.core.events.clocks import ENDINGS
+from fedjax_sim.core.clocks import ENDINGS
 from fedjax_sim.core.streams import clock_key, stream
 from fedjax_sim.core.types import Instant, System
 from fedjax_sim.engine.program.opened import learning_key

@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike
 from fedjax_sim.core.checking.kinds import Limit, OneOf, Shape
 
 TargetT = TypeVar("TargetT", bound=Callable[..., Any])
-BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 NUMPYS = ("numpy._typing", "<class 'numpy._typing")
 """How the types begin that NumPy's `ArrayLike` is a union of."""
 NAMED_TYPES: Any = getattr(typing, "TypeAliasType", ())
@@ -50,22 +49,6 @@ class Kind(NamedTuple):
     parse: Callable[[str], Any] | None = None
 
 
-class Signature(NamedTuple):
-    """The kinds of a function's parameters.
-
-    Attributes:
-      order: Names of the parameters that may be given by position.
-      kinds: Kinds by name, of the parameters that have one.
-      more: Kind of further arguments that are given by position.
-      named: Kind of further arguments that are given by name; None if there are none.
-    """
-
-    order: tuple[str, ...]
-    kinds: dict[str, Kind]
-    more: Kind
-    named: Kind | None
-
-
 def checked(target: TargetT) -> TargetT:
     """Check the arguments of every call against the types that the signature declares.
 
@@ -84,37 +67,45 @@ def checked(target: TargetT) -> TargetT:
     return target
 
 
-def unchecked(function: TargetT) -> TargetT:
-    """Return a checked function without its checks, for arguments that were checked before.
+def checked_all(module: str) -> None:
+    """Check the arguments of every call of a module's public functions, from here on.
 
     Args:
-      function: A function that `checked` returned.
+      module: The module's `__name__`. This is called after the last of its functions.
     """
-    return function.__wrapped__  # type: ignore[attr-defined]
+    held = vars(sys.modules[module])
+    for name, value in list(held.items()):
+        is_public = inspect.isfunction(value) and not name.startswith("_")
+        if is_public and value.__module__ == module:
+            held[name] = checked(value)
 
 
-def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
+def _guard(function: Callable[..., Any], owner: object) -> Callable[..., Any]:
     """Return a function that checks its arguments and calls `function`."""
-    read = functools.cache(lambda: _signature_of(function, owner))
-    first = 0 if owner is function else 1  # An object that is being made is not looked at.
+    read = functools.cache(lambda: (inspect.signature(function), _kinds_of(function, owner)))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        order, kinds, more, named = read()
+        signature, kinds = read()
+        try:
+            given = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # Python says which argument is too much.
         lengths: Lengths = {}
-        for place, value in enumerate(args[first:], first):
-            if place < len(order):
-                _check(order[place], value, kinds.get(order[place], ANYTHING), lengths)
-            else:
-                _check(f"argument {place + 1}", value, more, lengths)
         # In the order of the declaration, as a limit may be the length of an earlier argument.
-        named_first = {name: kwargs[name] for name in kinds if name in kwargs}
-        for name, value in (named_first | kwargs).items():
-            kind = kinds.get(name, named)
-            if kind is None:
-                sentence = f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
-                raise TypeError(sentence)
-            _check(name, value, kind, lengths)
+        for name, value in given.items():
+            kind = signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                for place, each in enumerate(value, len(args) - len(value) + 1):
+                    _check(f"argument {place}", each, kinds[name], lengths)
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                for further, each in value.items():
+                    if (allowed := kinds.get(further, kinds.get(name))) is None:
+                        words = f"{function.__qualname__}() got an unexpected keyword argument"
+                        raise TypeError(f"{words} {further!r}")
+                    _check(further, each, allowed, lengths)
+            else:
+                _check(name, value, kinds[name], lengths)
         return function(*args, **kwargs)
 
     call.__checked__ = read  # type: ignore[attr-defined]
@@ -143,8 +134,8 @@ def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
         getattr(type(value), CHECK)(value)
 
 
-def _signature_of(function: Callable[..., Any], owner: Any) -> Signature:
-    """Read the declared types of a function, or of the fields of a record's class."""
+def _kinds_of(function: Callable[..., Any], owner: Any) -> dict[str, Kind]:
+    """Read the kinds of a function's arguments; of a record's class those of its fields."""
     is_record = owner is not function and (
         issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
     )
@@ -153,25 +144,16 @@ def _signature_of(function: Callable[..., Any], owner: Any) -> Signature:
     for field in dataclasses.fields(owner) if is_pytree else ():
         if field.metadata.get("pytree_node", True):
             hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
-    parameters = inspect.signature(function).parameters.values()
-    kinds = {name: kind_of(hint) for name, hint in hints.items()}
-    rest = {each.kind: kinds.pop(each.name, ANYTHING) for each in parameters if _is_rest(each)}
-    kinds = {each.name: kinds.get(each.name, ANYTHING) for each in parameters if not _is_rest(each)}
-    named: Kind | None = rest.get(inspect.Parameter.VAR_KEYWORD)
-    for hint in hints.values():
+    names = list(inspect.signature(function).parameters)
+    kinds = {name: kind_of(hints[name]) if name in hints else ANYTHING for name in names}
+    if owner is not function:
+        kinds[names[0]] = OPEN  # An object that is being made is not looked at.
+    for name, hint in hints.items():
         if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
+            del kinds[name]
             listed = hints_of(typing.get_args(hint)[0])
-            kinds, named = kinds | {name: kind_of(each) for name, each in listed.items()}, None
-    return Signature(
-        tuple(each.name for each in parameters if each.kind in BY_POSITION),
-        kinds,
-        rest.get(inspect.Parameter.VAR_POSITIONAL, ANYTHING),
-        named,
-    )
-
-
-def _is_rest(parameter: inspect.Parameter) -> bool:
-    return parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            kinds |= {each: kind_of(of_each) for each, of_each in listed.items()}
+    return kinds
 
 
 def hints_of(source: Any) -> dict[str, Any]:
@@ -318,7 +300,7 @@ def _kind_of_union(args: Sequence[Any]) -> Kind:
 
 
 def _kind_of_mapping(key: Any, value: Any) -> Kind:
-    """Describe a mapping whose keys and values have kinds."""
+    """Describe a mapping by the kinds of its keys and values."""
     keys, values = kind_of(key), kind_of(value)
     return Kind(
         lambda given, _: (
@@ -439,7 +421,7 @@ def _shape_of_keys(value: Any) -> tuple[int, ...] | None:
 
 
 def _accepts_tree(value: Any, _: Lengths) -> bool:
-    """Tell whether a value is one model or more: a pytree whose leaves are arrays."""
+    """Tell whether a value is one model or more: a pytree of arrays."""
     import jax
 
     return value is not None and all(

@@ -19,7 +19,7 @@ LONGEST = 200
 
 
 class ConfigError(InputError):
-    """Bad input, as one sentence that names the field, the value and what is allowed.
+    """Bad input, as one sentence with the field, the value and the allowed values.
 
     If a text was given and the allowed values are a list of names ("one of a, b, c"), the nearest
     of these is suggested. `shown` has what is suggested in the place of names, as `nearest` takes
@@ -54,7 +54,7 @@ class UnknownAttributeError(AttributeError):
     """
 
     def __init__(self, sentence: str, name: str, known: Iterable[str]):
-        """Say what is missing.
+        """Name the missing attribute.
 
         Args:
           sentence: The message up to the suggestion.
@@ -75,7 +75,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Named(dict[str, ValueT]):
-    """A table of what there is by name, such as `SYSTEMS`. A name that it lacks gets the nearest.
+    """Entries by name, such as `SYSTEMS`. A name that is missing gets the nearest one suggested.
 
     Of `Named.of("rule", Mean, Median)["medain"]` a message says that the nearest is "median".
     """
@@ -117,7 +117,7 @@ class Named(dict[str, ValueT]):
 
 @contextlib.contextmanager
 def writing_to(field: str, folder: Path) -> Iterator[None]:
-    """Make a folder, unless there is one, and report what the block cannot write there.
+    """Make a folder, unless it exists, and turn failures to write there into one sentence.
 
     Args:
       field: What error messages call it.

@@ -1,10 +1,10 @@
-"""Annotations that say more about an argument than its type: ranges of numbers, shapes of arrays.
+"""Conditions that annotations add to types: ranges of numbers, shapes of arrays.
 
 They are read by `fedjax_sim.core.checking.checked`; type checkers see the plain types.
 """
 
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 
 class Limit(NamedTuple):
@@ -137,31 +137,3 @@ def shape(*choices: str) -> Shape:
         `Shape`.
     """
     return Shape(tuple(tuple(dims.split()) for dims in choices))
-
-
-Count = Annotated[int, Limit(least=1)]
-"""How many there are of something that must be there."""
-Whole = Annotated[int, Limit(least=0)]
-"""A whole number that may be 0."""
-Seed = Annotated[int, Limit(least=0)]
-"""A seed of random numbers."""
-LaneSeed = Annotated[int, Limit(least=0, most=2**31 - 1)]
-"""A seed of a run, which lanes hold in 32 bits."""
-Above0 = Annotated[float, Limit(above=0)]
-"""A finite number above 0, such as a time, a rate or a scale."""
-AtLeast0 = Annotated[float, Limit(least=0)]
-"""A finite number of at least 0, such as a standard deviation."""
-AtLeast1 = Annotated[float, Limit(least=1)]
-"""A finite number of at least 1, such as a factor that lengthens."""
-Portion = Annotated[float, Limit(above=0, most=1)]
-"""A number above 0 and of at most 1, such as the share that is kept."""
-Probability = Annotated[float, Limit(least=0, most=1)]
-"""A number from 0 to 1."""
-Finite = Annotated[float, Limit()]
-"""A number that is neither infinite nor nan."""
-FloatType = Annotated[str, OneOf(("float16", "bfloat16", "float32", "float64"))]
-"""The name of a type of real numbers."""
-Share = Annotated[float, Limit(least=0, below=1)]
-"""A share of a whole that may be nothing, but not all."""
-Fraction = Annotated[float, Limit(above=0, below=1)]
-"""A share of a whole that is neither nothing nor all."""

@@ -1,4 +1,4 @@
-"""Settings structs whose fields know their meaning and what values are allowed.
+"""Settings structs: each field knows its meaning and its allowed values.
 
 A system's `Hyper` is a frozen pytree built by `struct`. A field made by `setting` allows what its
 declared type does, in the words of `fedjax_sim.core.checking`, as arguments of calls do:
@@ -27,7 +27,6 @@ of its name is enough if no other setting ends in it: `Hyper(rate_fast=1.0)` is
 from fedjax_sim.core.checking.errors import ConfigError as ConfigError
 from fedjax_sim.core.checking.errors import Named as Named
 from fedjax_sim.core.checking.errors import UnknownAttributeError as UnknownAttributeError
-from fedjax_sim.core.checking.errors import UnknownNameError as UnknownNameError
 from fedjax_sim.core.checking.errors import check_file as check_file
 from fedjax_sim.core.checking.errors import plain as plain
 from fedjax_sim.core.checking.errors import writing_to as writing_to
@@ -41,7 +40,6 @@ from fedjax_sim.core.settings.declared import group as group
 from fedjax_sim.core.settings.declared import redefault as redefault
 from fedjax_sim.core.settings.declared import setting as setting
 from fedjax_sim.core.settings.names import ASSUMED as ASSUMED
-from fedjax_sim.core.settings.names import Assumed as Assumed
 from fedjax_sim.core.settings.names import Checked as Checked
 from fedjax_sim.core.settings.names import as_default as as_default
 from fedjax_sim.core.settings.names import default_text as default_text
@@ -57,7 +55,6 @@ from fedjax_sim.core.settings.names import is_traced as is_traced
 from fedjax_sim.core.settings.names import known_values as known_values
 from fedjax_sim.core.settings.names import late_of as late_of
 from fedjax_sim.core.settings.names import names_of as names_of
-from fedjax_sim.core.settings.names import short_name as short_name
 from fedjax_sim.core.settings.names import unknown_name as unknown_name
 from fedjax_sim.core.settings.names import usual_values as usual_values
 from fedjax_sim.core.settings.names import value_of as value_of

@@ -1,7 +1,6 @@
 """Check the values of settings, one by one and together, before anything is compiled."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +43,8 @@ def check_all(hypers: Sequence[Any]) -> None:
     seen: Seen = set()
     for hyper in hypers:
         _check_fields(hyper, seen)
-    _refuse_idle(hypers)
+    if hypers:
+        _refuse_idle(hypers)
     for hyper in hypers:
         _check_together(hyper)
 
@@ -56,8 +56,6 @@ def _check_together(hyper: Any) -> None:
 
 def _refuse_idle(hypers: Sequence[Any]) -> None:
     """Refuse a setting that has no effect in any of several settings, and is not at its default."""
-    if not hypers:
-        return
     kind: type = type(hypers[0])
     for name in names.idle_of(hypers[0]):
         top = name.partition(".")[0]  # Most points of a sweep share a group.
@@ -107,13 +105,9 @@ def check_known(value: Any) -> None:
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         # While something is traced, JAX would trace what a check computes.
         on_host = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf  # noqa: E731
-        _check_values(jax.tree.map(on_host, value), set())
-
-
-def _check_values(hyper: Any, seen: Seen) -> None:
-    """Check settings that may have no effect."""
-    _check_fields(hyper, seen)
-    _check_together(hyper)
+        known = jax.tree.map(on_host, value)
+        _check_fields(known, set())
+        _check_together(known)
 
 
 def _check_fields(hyper: Any, seen: Seen) -> None:
@@ -153,7 +147,7 @@ def _check_setting(name: str, value: Any, about: Mapping[str, Any]) -> None:
             raise error if isinstance(value, tuple) else _inside(name, error) from None
     if about["parse"] is int and value > MOST_WHOLE:
         raise ConfigError(name, value, f"{allowed} and at most {MOST_WHOLE}")
-    if about["pytree_node"] and accepts_numbers(value):
+    if about["pytree_node"]:
         _check_range(name, value, allowed)
 
 
@@ -173,9 +167,10 @@ def check_kind(owner: dataclasses.Field, value: Any) -> None:
 
 
 def _check_group(owner: dataclasses.Field, value: Any, seen: Seen) -> None:
-    """Check a group, whose settings are then named with it."""
+    """Check a group; errors name its settings in full."""
     try:
-        _check_values(value, seen)
+        _check_fields(value, seen)
+        _check_together(value)
         for name in owner.metadata["without"]:
             if getattr(value, name) != getattr(owner.default, name):
                 allowed = f"left at {getattr(owner.default, name)!r}"
@@ -191,36 +186,15 @@ def _inside(owner: str, error: ConfigError) -> ConfigError:
 
 
 def _check_range(name: str, value: Any, allowed: str) -> None:
-    """Check that numbers are neither infinite nor 0 in the type in which lanes compute."""
+    """Check that finite numbers are neither infinite nor 0 in the type in which lanes compute."""
     if isinstance(value, int | float) and (value == 0 or 1e-30 < abs(value) < 1e30):
         return  # In any type.
+    numbers = np.asarray(value)
+    if numbers.dtype.kind not in "iuf" or not np.all(np.isfinite(numbers)):
+        return
     dtype = jax.dtypes.result_type(float)  # 32 bits, unless 64 are enabled.
-    limits, size = np.finfo(dtype), np.abs(np.asarray(value, float))
+    limits, size = np.finfo(dtype), np.abs(numbers.astype(float))
     if np.any((size > 0) & (size < limits.smallest_normal)) or np.any(size > limits.max):
         least, most = float(limits.smallest_normal), float(limits.max)
         allowed += f", and from {least:.2g} to {most:.2g} in size, as a {dtype} can hold it"
         raise ConfigError(name, value, allowed)
-
-
-def is_number(value: Any) -> bool:
-    """Tell whether a value is one finite number.
-
-    Args:
-      value: Any value.
-    """
-    is_single = isinstance(value, int | float) or getattr(value, "ndim", None) == 0
-    return is_single and accepts_numbers(value)
-
-
-def accepts_numbers(value: Any) -> bool:
-    """Tell whether a value is a finite number, or an array of finite numbers.
-
-    Args:
-      value: Any value. Complex numbers are refused.
-    """
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, (str, bytes, bool)) or value is None:
-        return False
-    x = np.asarray(value)
-    return bool(x.dtype.kind in "iuf" and np.all(np.isfinite(x)))

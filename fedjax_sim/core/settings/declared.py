@@ -1,4 +1,4 @@
-"""Declare the fields of settings structs: what each means, beyond the values that its type allows.
+"""Declare the fields of settings structs: meanings, and conditions beyond those of their types.
 
 lr: Above0 = setting(0.1, "Learning rate.")
 num_groups: Count = setting(2, "Number of groups.")
@@ -11,10 +11,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, NoneType
 from typing import Any
 
+import numpy as np
+
 from fedjax_sim.core import checking
 from fedjax_sim.core.checking.errors import Named
-from fedjax_sim.core.settings import checks, names
+from fedjax_sim.core.settings import names
 from fedjax_sim.core.settings.names import Checked, Uses
+
+WHOLE = checking.Limit(is_whole=True)
 
 
 def setting(
@@ -30,7 +34,7 @@ def setting(
     of_time: bool = False,
     begins: str = "",
 ) -> Any:
-    """Declare a setting. What it allows, and how text is read, follows from its type.
+    """Declare a setting. Allowed values and the reader of text follow from its type.
 
     Args:
       default: Default value.
@@ -63,7 +67,7 @@ def setting(
 
 
 def completed(annotation: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add to a setting's metadata what follows from its declared type.
+    """Complete a setting's metadata from its declared type.
 
     Args:
       annotation: The type.
@@ -80,7 +84,7 @@ def completed(annotation: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]
     further = metadata["accepts"]
 
     def accepts(value: Any) -> bool:
-        if is_traced and held == [int] and checks.is_number(value) and value == value // 1:
+        if is_traced and held == [int] and np.ndim(value) == 0 and WHOLE.holds(value):
             value = int(value)  # Lanes hold all their numbers as real ones.
         is_right = (further is None or further(value)) and kind.accepts(value, {})
         return is_right and (is_traced or _is_hashable(value))
@@ -141,7 +145,7 @@ def clients_named(meaning: str, *, only_with: Uses = names.NO_CONDITION) -> Any:
 
 
 def group(default: Any, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
-    """Declare a group: a settings struct whose settings belong to those of the owner.
+    """Declare a group: a settings struct within the owner's settings.
 
     Args:
       default: The group with the owner's defaults. Other values must be of its class.

@@ -1,4 +1,4 @@
-"""What the settings of a struct are: names, full and short, meanings, defaults, and their use."""
+"""The settings of a struct: full and short names, meanings, defaults, and conditions of use."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ class Checked:
         """Check combinations of settings; there are none here."""
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place; there are none here.
+        """Name the settings without effect, and their substitutes; there are none here.
 
         Returns:
           Words for what takes the place of each setting, by its full name.
@@ -187,32 +187,17 @@ def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
     return ConfigError("setting name", name, f"one of {', '.join(known)}", ends)
 
 
+@functools.lru_cache(maxsize=256)
 def names_of(hyper_type: type) -> Mapping[str, str]:
     """Return the full name of every setting by each of its names, short ones and full ones.
 
     Args:
       hyper_type: A settings struct's class.
     """
-    return _names_of(hyper_type)
-
-
-@functools.lru_cache(maxsize=256)
-def _names_of(hyper_type: type) -> Mapping[str, str]:
     known = fields(hyper_type)
-    shorts = {short_name(hyper_type, name): name for name in known}
+    ends = [name.rpartition(".")[2] for name in known]
+    shorts = {end: name for end, name in zip(ends, known, strict=True) if ends.count(end) == 1}
     return MappingProxyType(shorts | {name: name for name in known})
-
-
-def short_name(hyper_type: type, name: str) -> str:
-    """Return the shortest name of a setting.
-
-    Args:
-      hyper_type: A settings struct's class.
-      name: The setting's full name.
-    """
-    end = name.rpartition(".")[2]
-    is_only = sum(each.rpartition(".")[2] == end for each in fields(hyper_type)) == 1
-    return end if is_only else name
 
 
 def known_values(hyper: Any) -> Iterator[tuple[str, float]]:

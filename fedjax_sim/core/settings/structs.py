@@ -76,7 +76,7 @@ def alternatives(values: Sequence[Any]) -> list[tuple[int, tuple[Any, ...]]]:
 
 
 def alternatives_in(hyper: Any) -> list[str]:
-    """List full names of the settings whose values are one of several alternatives."""
+    """List full names of the settings that are one of several alternatives."""
     values = {name: names.value_of(hyper, name) for name in fields(type(hyper))}
     return [
         name

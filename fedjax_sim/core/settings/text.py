@@ -189,7 +189,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 class Kind(Checked):
-    """The common base of what has several kinds, such as attacks, rules or compressors.
+    """The common base of attacks, rules, compressors and other parts of several kinds.
 
     Attributes:
       name: Name on the command line. It is a static field because JAX treats dataclasses with equal

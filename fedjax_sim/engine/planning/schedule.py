@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.events.clocks import RUNS, Instant, Sizes
+from fedjax_sim.core.clocks import RUNS, Instant, Sizes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Array, Event, Facts, Leaf, Timeline
 from fedjax_sim.engine.planning.store import (

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.core.events import HAPPENED
-from fedjax_sim.core.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import clock_key, tick_key
 from fedjax_sim.core.targets import is_for_cpu, put

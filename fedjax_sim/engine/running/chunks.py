@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.events import HAPPENED, clocks
+from fedjax_sim.core import clocks
+from fedjax_sim.core.events import HAPPENED
 from fedjax_sim.core.lifecycle import Stopped, asked_to_stop, deferring_stops, say
 from fedjax_sim.core.types import Array, Params
 from fedjax_sim.engine.machine import memory, processes

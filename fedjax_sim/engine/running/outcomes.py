@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from fedjax_sim.core import trees, types
+from fedjax_sim.core.clocks import ENDINGS, Instant
 from fedjax_sim.core.events import HAPPENED
-from fedjax_sim.core.events.clocks import ENDINGS, Instant
 from fedjax_sim.core.lifecycle import say
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Messages, System, Ticks, Timeline

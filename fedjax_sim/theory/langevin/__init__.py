@@ -8,8 +8,8 @@ The guarantee is built in five steps, each with its (epsilon, delta): the Gaussi
 local step; the mini-batch drawn without replacement; K local steps; the draw of clients; and all
 rounds.
 
-- `setup`: the settings on which privacy depends.
-- `theorem`: the guarantee, stage by stage, and the largest rho within a budget.
+- `theorem`: the settings on which privacy depends, the guarantee, stage by stage, and the largest
+  rho within a budget.
 - `accounts`: `privacy_of` computes this bound for a run, and next to it the epsilon of the package
   dp-accounting, which composes the local steps tightly instead of one stage after the other.
 
@@ -44,11 +44,11 @@ How the paper is read:
 
 from fedjax_sim.theory.langevin.accounts import Accounts as Accounts
 from fedjax_sim.theory.langevin.accounts import privacy_of as privacy_of
-from fedjax_sim.theory.langevin.setup import ADVERSARIES as ADVERSARIES
-from fedjax_sim.theory.langevin.setup import SCHEMES as SCHEMES
-from fedjax_sim.theory.langevin.setup import PrivacySetup as PrivacySetup
+from fedjax_sim.theory.langevin.theorem import ADVERSARIES as ADVERSARIES
+from fedjax_sim.theory.langevin.theorem import SCHEMES as SCHEMES
 from fedjax_sim.theory.langevin.theorem import Guarantee as Guarantee
 from fedjax_sim.theory.langevin.theorem import OutsiderWarning as OutsiderWarning
+from fedjax_sim.theory.langevin.theorem import PrivacySetup as PrivacySetup
 from fedjax_sim.theory.langevin.theorem import guarantee as guarantee
 from fedjax_sim.theory.langevin.theorem import largest_rho as largest_rho
 from fedjax_sim.theory.langevin.theorem import softmax_sensitivity as softmax_sensitivity

@@ -10,8 +10,7 @@ import optax
 from fedjax_sim.core.checking import AtLeast0, Count, Fraction, checked
 from fedjax_sim.core.settings import ConfigError, fields, value_of
 from fedjax_sim.server.privacy.accounting import NoisySteps, epsilon_after
-from fedjax_sim.theory.langevin.setup import PrivacySetup
-from fedjax_sim.theory.langevin.theorem import guarantee
+from fedjax_sim.theory.langevin.theorem import PrivacySetup, guarantee
 
 
 class Accounts(NamedTuple):

@@ -5,7 +5,7 @@
 - `rounds`: synchronous rounds whose clients are chosen as they begin (`live_rounds`).
 - `tasks`: a number of tasks in flight, of which the server waits for some (`live_tasks`).
 
-The contract is in `core.events.clocks`: a clock makes what the server receives next from its
+The contract is in `core.clocks`: a clock makes what the server receives next from its
 own state and that of learning (`Received`), and notes what the tick has shown.
 """
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_sim.core.checking import Count, Whole
-from fedjax_sim.core.events.event import Event
+from fedjax_sim.core.events import Event
 
 TimeT = TypeVar("TimeT")
 """State of a clock: a pytree."""
