@@ -99,7 +99,7 @@ def check_num_parts(num_parts: int, num_lanes: int) -> None:
 
 
 def _halves(unit: Unit[LaneT]) -> list[Unit[LaneT]]:
-    """Halve a unit; a single lane stays what it is."""
+    """Halve a unit; a single lane is kept."""
     middle = (len(unit.lanes) + 1) // 2
     halves = (unit.lanes[:middle], unit.lanes[middle:])
     return [unit._replace(lanes=lanes) for lanes in halves if lanes]
@@ -117,26 +117,20 @@ def _cut(pieces: Sequence[Unit[LaneT]], num_parts: int) -> list[list[Unit[LaneT]
     """
     totals = [piece.total for piece in pieces]
     limits = range(max(totals), sum(totals) + 1)
-    limit = limits[bisect.bisect_left(limits, -num_parts, key=lambda at: -_parts_of(totals, at))]
+    at = bisect.bisect_left(limits, -num_parts, key=lambda most: -len(_filled(pieces, most)))
+    return _filled(pieces, limits[at], num_parts)
+
+
+def _filled(pieces: Sequence[Unit[LaneT]], limit: int, least: int = 1) -> list[list[Unit[LaneT]]]:
+    """Fill parts with consecutive pieces: at most `limit` work in each, and at least some parts."""
     parts: list[list[Unit[LaneT]]] = []
     filled = 0
     for left, piece in zip(itertools.count(len(pieces), -1), pieces, strict=False):
-        is_full = filled + piece.total > limit
-        if not parts or is_full or left == num_parts - len(parts):
-            parts.append([])
-            filled = 0
-        parts[-1].append(piece)
         filled += piece.total
-    return parts
-
-
-def _parts_of(totals: Sequence[int], limit: int) -> int:
-    """Count the parts of at most `limit` work into which consecutive pieces can be put."""
-    parts, filled = 1, 0
-    for total in totals:
-        if filled + total > limit:
-            parts, filled = parts + 1, 0
-        filled += total
+        if not parts or filled > limit or left == least - len(parts):
+            parts.append([])
+            filled = piece.total
+        parts[-1].append(piece)
     return parts
 
 

@@ -20,13 +20,13 @@ from fedjax_sim.core.lifecycle import say
 from fedjax_sim.core.settings import ConfigError, fields, is_traced, names_of, value_of
 from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
-from fedjax_sim.engine.planning.lanes import Lane
+from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.request import Checkpoints, Options, Precision, ProblemT, RunOptions
-from fedjax_sim.engine.running.pieces import locked, run_in_pieces
+from fedjax_sim.engine.running.pieces import Pieces, locked
 from fedjax_sim.engine.shares import Listed, Part, Sharing, check_num_parts
 from fedjax_sim.engine.watching import Watch
 from fedjax_sim.results import metric_names, records
-from fedjax_sim.results.curves import Grid, label_curves, label_lanes
+from fedjax_sim.results.curves import Grid, Returned, label_curves, label_lanes
 from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 
 
@@ -181,7 +181,10 @@ def _run(
     hypers = [lane.hyper for lane in whole if lane.place in chosen]
     _say_what_compiles(system, grid, hypers)
     with CompileMeter() as meter, locked(options.checkpoints):
-        parts = run_in_pieces(system, whole, options, chosen)
+        parts: list[Returned] = []
+        for lanes in groups_of(whole):
+            if group := [lane for lane in lanes if lane.place in chosen]:
+                parts += Pieces(system, group, lanes, options).run(len(parts))
     if places is None:
         curves = label_curves(parts, grid, system.name)
     else:

@@ -24,7 +24,7 @@ from fedjax_sim.core.checking import Count, Whole, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.results.curves import NEVER
-from fedjax_sim.results.trackers.labels import Tracker
+from fedjax_sim.results.trackers import Tracker
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -64,14 +64,14 @@ class Display:
             self._bar = _bar_of(name)
             self._task = self._bar.add_task(name, total=self._num_evals, facts="compiling")
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         """Say that programs are being compiled."""
         if self._bar is not None:
             self._bar.start()
         self._write("compiling")
         self._began = time.perf_counter()
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Take the bar off the terminal."""
         if self._bar is not None:
             self._bar.stop()
@@ -244,7 +244,11 @@ class Watch:
 
 
 class Watcher:
-    """Passes on the progress of lanes that run together, after each of their evaluations."""
+    """Passes on the progress of lanes that run together, after each of their evaluations.
+
+    Attributes:
+      display: Shows it; entered while they run.
+    """
 
     def __init__(
         self,
@@ -268,7 +272,7 @@ class Watcher:
         """
         self._system, self._group, self._ticks, self._time = system, group, ticks, time
         is_first = jax.process_index() == 0
-        self._display = Display(system, ticks, time, shown=watch.shown if is_first else False)
+        self.display = Display(system, ticks, time, shown=watch.shown if is_first else False)
         self._trackers = watch.trackers if is_first else ()
         self._on_evaluation = watch.on_evaluation
         self._is_batched, self._tracked = is_batched, 0
@@ -284,14 +288,6 @@ class Watcher:
         for known, new in ((self._ticks, ticks), (self._time, time)):
             num = min(new.shape[1], known.shape[1])
             known[:, :num], known[:, num:] = new[:, :num], new[:, num - 1 : num]
-
-    def begin(self) -> None:
-        """Begin the display."""
-        self._display.begin()
-
-    def close(self) -> None:
-        """End the display."""
-        self._display.end()
 
     def update(
         self, done: int, metrics: Mapping[str, np.ndarray], stopped_at: np.ndarray
@@ -311,7 +307,7 @@ class Watcher:
         """
         num_evals = self._ticks.shape[1] - 1
         done = min(done, num_evals)
-        self._display.update(done, metrics)
+        self.display.update(done, metrics)
         self.track(done, metrics, stopped_at)
         nobody = np.zeros(len(self._group), bool)
         if self._on_evaluation is None or done == num_evals:

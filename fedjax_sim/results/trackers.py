@@ -4,8 +4,7 @@
     sweep(..., watch=fedjax_sim.Watch(trackers=kept))
     fedjax-sim run favano --tracker csv,tensorboard --out results
 
-A tracker is anything with the methods `log` and `close` of `fedjax_sim.core.types.Tracker`. Each
-evaluation of each lane is logged once. A resumed run logs everything from its beginning again, so
+A tracker is anything with the methods `log` and `close` of `Tracker`. Each evaluation of each lane is logged once. A resumed run logs everything from its beginning again, so
 that its log is whole. The packages behind TensorBoard, Weights & Biases and MLflow are extras, such
 as `pip install "fedjax-sim[tensorboard]"`, and are loaded when such a tracker is made.
 """
@@ -18,15 +17,31 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.checking import OneOf, checked
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import Tracker
 
 TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
 """Names on the command line, and the package behind each."""
+
+
+class Tracker(Protocol):
+    """Something that keeps metrics while a run goes on."""
+
+    def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
+        """Keep one evaluation of one lane.
+
+        Args:
+          lane: The system's name, the values of the swept settings and the seed, by name: the same
+            in all calls for one lane.
+          ticks: Server actions before the evaluation.
+          values: The metrics that are single numbers, and `evaluation` and `virtual_time`.
+        """
+
+    def close(self) -> None:
+        """Write everything that is not written yet. The caller of `sweep` closes its trackers."""
 
 
 def title_of(lane: Mapping[str, object]) -> str:
@@ -88,7 +103,7 @@ class CSV:
         self._writer.writerow(COLUMNS)
 
     def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
-        """Add the lines of one evaluation; see `fedjax_sim.core.types.Tracker`."""
+        """Add the lines of one evaluation; see `Tracker`."""
         own = ("system", "seed")
         swept = {name: value for name, value in lane.items() if name not in own}
         settings = json.dumps(swept, default=lambda value: getattr(value, "__name__", str(value)))
@@ -124,7 +139,7 @@ class TensorBoard:
         self._writers: dict[str, Any] = {}
 
     def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
-        """Write one evaluation; see `fedjax_sim.core.types.Tracker`."""
+        """Write one evaluation; see `Tracker`."""
         title = title_of(lane)
         if title not in self._writers:
             self._writers[title] = self._module.SummaryWriter(
@@ -164,7 +179,7 @@ class WandB:
         self._runs: dict[str, Any] = {}
 
     def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
-        """Log one evaluation; see `fedjax_sim.core.types.Tracker`."""
+        """Log one evaluation; see `Tracker`."""
         title = title_of(lane)
         if title not in self._runs:
             self._runs[title] = self._module.init(
@@ -207,7 +222,7 @@ class MLflow:
         self._runs: dict[str, str] = {}
 
     def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
-        """Log one evaluation; see `fedjax_sim.core.types.Tracker`."""
+        """Log one evaluation; see `Tracker`."""
         title = title_of(lane)
         if title not in self._runs:
             run = self._client.create_run(self._experiment, run_name=title)

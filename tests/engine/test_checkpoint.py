@@ -328,8 +328,8 @@ def test_a_configuration_of_another_form_counts_as_damaged(tmp_path: Path) -> No
         path.write_text(content, encoding="latin-1")
         assert checkpoint.count_lanes(tmp_path) is None
         asked = {"budget": fedjax_sim.Time(1), "versions": {}}
-        known = Checkpoint(tmp_path, asked, resume=True, every=1.0)
-        assert known.decided() == {} and known.check_asked() is None
+        known = Checkpoint(fedjax_sim.Checkpoints(tmp_path, every=1.0, resume=True), asked)
+        assert known.decided == {}
 
 
 def test_slow_writes_are_further_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +344,7 @@ def test_slow_writes_are_further_apart(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
     monkeypatch.setattr(Checkpoint, "_write", write)
     for every, wait in ((1.0, 27.0), (40.0, 40.0), (0.0, 0.0)):
-        known = Checkpoint(tmp_path, {"versions": {}}, resume=False, every=every)
+        known = Checkpoint(fedjax_sim.Checkpoints(tmp_path, every=every), {"versions": {}})
         known.save(1, np.zeros(2), {}, now=True)
         assert known.is_due(within=wait) and not known.is_due(within=wait - 0.5)
 

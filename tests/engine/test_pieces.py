@@ -63,7 +63,7 @@ def needed() -> list[int]:
 @pytest.fixture(scope="module")
 def whole(sweep: Sweep, needed: list[int]) -> fedjax_sim.Run:
     """The eight lanes in one piece."""
-    compare = pieces._Pieces._compare
+    compare = pieces.Pieces._compare
 
     def listen(*given: Any) -> tuple[int, float]:
         found = compare(*given)
@@ -71,7 +71,7 @@ def whole(sweep: Sweep, needed: list[int]) -> fedjax_sim.Run:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces._Pieces, "_compare", listen)
+        patch.setattr(pieces.Pieces, "_compare", listen)
         return sweep()
 
 
@@ -81,9 +81,9 @@ def lanes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     replay_group = groups.replay_group
 
-    def listen(planned: Any, *given: Any) -> Any:
-        numbers.append(len(planned.group))
-        return replay_group(planned, *given)
+    def listen(ready: Any) -> Any:
+        numbers.append(len(ready.planned.group))
+        return replay_group(ready)
 
     monkeypatch.setattr(groups, "replay_group", listen)
     return numbers
@@ -199,10 +199,10 @@ def test_running_out_of_memory_halves_the_lanes(
     assert -(-slow // OPTIONS["num_evals"]) < -(-fast // OPTIONS["num_evals"])
     replay_group = groups.replay_group
 
-    def run_few(planned: Any, *given: Any) -> Any:
-        if len(planned.group) > 4:
+    def run_few(ready: Any) -> Any:
+        if len(ready.planned.group) > 4:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
-        return replay_group(planned, *given)
+        return replay_group(ready)
 
     monkeypatch.setattr(groups, "replay_group", run_few)
     assert_equal(sweep(), whole)
@@ -268,10 +268,10 @@ def test_a_resumed_run_has_the_pieces_it_had(
     """
     replay_group = groups.replay_group
 
-    def run_one(planned: Any, replay: Any, options: Any, *given: Any) -> Any:
-        if options.folder.name == "part_1":
+    def run_one(ready: Any) -> Any:
+        if ready.options.folder.name == "part_1":
             raise KeyboardInterrupt
-        return replay_group(planned, replay, options, *given)
+        return replay_group(ready)
 
     stepwise = OPTIONS["layout"]._replace(evals_per_chunk=5)
     with monkeypatch.context() as patch:
@@ -346,7 +346,7 @@ class Large:
 @pytest.fixture
 def measure(small: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Return a function that measures the bytes of a sweep of four lanes on some devices."""
-    compare, system = pieces._Pieces._compare, fedjax_sim.SYSTEMS["fedavg"]
+    compare, system = pieces.Pieces._compare, fedjax_sim.SYSTEMS["fedavg"]
 
     def needs(inputs: Any, lane_devices: int = 1, unused: Any = None) -> int:
         found: list[int] = []
@@ -359,7 +359,7 @@ def measure(small: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., i
         problem = Large(jnp.full(7, 2, "int32"), inputs, inputs, unused)
         layout = Layout(1, False, lane_devices, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(pieces._Pieces, "_compare", listen)
+            patch.setattr(pieces.Pieces, "_compare", listen)
             fedjax_sim.sweep(
                 system, problem, small(system), seeds=4, budget=fedjax_sim.Ticks(1), layout=layout
             )
@@ -394,9 +394,9 @@ def test_cores_read_one_copy_of_an_array(small: Callable, monkeypatch: pytest.Mo
     """Also of one that belongs to NumPy, which is copied once."""
     system, replays, replay_group = fedjax_sim.SYSTEMS["fedavg"], [], groups.replay_group
 
-    def listen(planned: Any, replay: Any, *given: Any) -> Any:
-        replays.append(replay)
-        return replay_group(planned, replay, *given)
+    def listen(ready: Any) -> Any:
+        replays.append(ready.replay)
+        return replay_group(ready)
 
     monkeypatch.setattr(groups, "replay_group", listen)
     for inputs in (jnp.asarray(INPUTS), INPUTS.copy()):

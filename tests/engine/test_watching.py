@@ -278,10 +278,9 @@ def test_progress_in_a_pipe_is_silent_unless_asked(
 
     def show(shown: bool | None) -> str:
         display = Display("fedavg", ticks, ticks / 4, shown=shown)
-        display.begin()
-        display.update(1, metrics)
-        display.update(2, metrics)
-        display.end()
+        with display:
+            display.update(1, metrics)
+            display.update(2, metrics)
         return capsys.readouterr().err
 
     assert show(None) == show(False) == ""

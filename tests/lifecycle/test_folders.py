@@ -102,7 +102,7 @@ def test_progress_takes_no_name_but_its_own(tmp_path: Path, kept: Path) -> None:
         (tmp_path / name).write_text(CONTENT)
     (tmp_path / "line").symlink_to(kept)
     shown = Display("fedavg", np.zeros((1, 2)), np.zeros((1, 2)), shown=tmp_path / "line")
-    shown.begin()
+    shown.__enter__()
     assert (tmp_path / "line").read_text() == "fedavg: compiling\n"
     files = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert files.pop("line") and set(files) == {"line.tmp", ".line.tmp", kept.name}

@@ -9,7 +9,6 @@ everything that starts processes share them. This room loads neither JAX nor Num
 
 from fedjax_sim.core.lifecycle.endings import BAD_INPUT as BAD_INPUT
 from fedjax_sim.core.lifecycle.endings import EXIT_CODES as EXIT_CODES
-from fedjax_sim.core.lifecycle.endings import FAULT as FAULT
 from fedjax_sim.core.lifecycle.endings import INTERRUPTED as INTERRUPTED
 from fedjax_sim.core.lifecycle.endings import PARENT as PARENT
 from fedjax_sim.core.lifecycle.endings import STOPPED as STOPPED

@@ -190,40 +190,46 @@ def exit_code_of(program: str, work: Callable[[], object], *, resumes: bool = Tr
       One of `EXIT_CODES`, or the exit code of a part that failed.
     """
     _end_with_parent()
+    sentence, code = "", 0
     with _usable_streams():
-        return _exit_code_of(program, work, resumes)
-
-
-def _exit_code_of(program: str, work: Callable[[], object], resumes: bool) -> int:
-    """Run a command with streams that can be written to; see `exit_code_of`."""
-    try:
-        with listening():
-            work()
-            sys.stdout.flush()
-    except BrokenPipeError:
-        if not _is_output_closed():
-            raise
-    except InputError as error:
-        return _complain(program, str(error), BAD_INPUT)
-    except PartError as error:
-        return _complain(program, str(error), error.code)
-    except Stopped as stop:
-        again = "run it again with --resume" if resumes else "run it again"
-        return _complain(program, f"{stop}; {again}.", STOPPED)
-    except KeyboardInterrupt:
-        sentence = "interrupted; --resume continues a run from its last checkpoint."
-        return _complain(program, sentence, INTERRUPTED)
-    except OSError as error:
-        if not isinstance(error, StorageError):
-            # A stream has no name, and its number is bad if it was opened for reading.
-            is_output = error.filename is None and error.errno == errno.EBADF
-            if error.errno not in OF_STORAGE and not is_output:
+        try:
+            with listening():
+                work()
+                sys.stdout.flush()
+        except BrokenPipeError:
+            if not _is_output_closed():
                 raise
-            _let_go_if_it_fails()
-            error = StorageError(error.filename or "the output or a file", error)
-        sentence = f"{error}; --resume continues the run once that is mended."
-        return _complain(program, sentence, STORAGE)
-    return 0
+        except InputError as error:
+            sentence, code = str(error), BAD_INPUT
+        except PartError as error:
+            sentence, code = str(error), error.code
+        except Stopped as stop:
+            again = "run it again with --resume" if resumes else "run it again"
+            sentence, code = f"{stop}; {again}.", STOPPED
+        except KeyboardInterrupt:
+            sentence = "interrupted; --resume continues a run from its last checkpoint."
+            code = INTERRUPTED
+        except OSError as error:
+            sentence = f"{_of_storage(error)}; --resume continues the run once that is mended."
+            code = STORAGE
+        if sentence:
+            say(sentence, program)
+    return code
+
+
+def _of_storage(error: OSError) -> StorageError:
+    """Describe trouble with a disk or a folder; any other error is raised again."""
+    if isinstance(error, StorageError):
+        return error
+    # A stream has no name, and its number is bad if it was opened for reading.
+    is_output = error.filename is None and error.errno == errno.EBADF
+    if error.errno not in OF_STORAGE and not is_output:
+        raise error
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _let_go_of_output()
+    return StorageError(error.filename or "the output or a file", error)
 
 
 def _end_with_parent() -> None:
@@ -284,25 +290,11 @@ def _is_output_closed() -> bool:
     return is_closed
 
 
-def _let_go_if_it_fails() -> None:
-    """Let go of the output if it cannot be written, as on a full disk."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _let_go_of_output()
-
-
 def _let_go_of_output() -> None:
     """Send the output to the null device: Python flushes it once more at its end."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
-
-
-def _complain(program: str, sentence: str, code: int) -> int:
-    """Print one line to the error stream, and return the exit code."""
-    say(sentence, program)
-    return code
 
 
 def say(sentence: str, program: str = "fedjax-sim") -> None:

@@ -104,7 +104,7 @@ def read_arrays(path: Path, *, trust: bool = False) -> dict[str, Any]:
 
 
 def seal_json(content: Mapping[str, Any], write: Callable[[Any], str] = json.dumps) -> bytes:
-    """Write an object as JSON whose last entry is its SHA-256.
+    """Write an object as JSON, with its SHA-256 as the last entry.
 
     Args:
       content: The object, without an entry `sha256`.
@@ -158,11 +158,19 @@ def check_seal(path: Path, *, trust: bool = False) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: Path, *, trust: bool = False) -> dict[str, Any]:
+def _refuse(constant: str) -> None:
+    """Refuse NaN and the infinities, which are no JSON."""
+    raise ValueError(constant)
+
+
+def read_json(
+    path: Path, *, trust: bool = False, parse_constant: Callable[[str], Any] | None = _refuse
+) -> dict[str, Any]:
     """Read a sealed JSON file.
 
     Args:
       trust: Whether a file that carries no SHA-256 is taken as it is.
+      parse_constant: As in `json.loads`, for NaN and the infinities.
 
     Returns:
       The object in it, without its SHA-256.
@@ -171,14 +179,10 @@ def read_json(path: Path, *, trust: bool = False) -> dict[str, Any]:
       InputError: If it is damaged, or holds anything else, such as NaN or an entry twice.
       OSError: If it cannot be read.
     """
-    return _object_in(path, trust=trust, parse_constant=_refuse)
-
-
-def _object_in(path: Path, *, trust: bool = False, **parsing: Any) -> dict[str, Any]:
-    """Read a JSON object with each name once, and drop its SHA-256."""
     check_seal(path, trust=trust)
     try:
-        content = json.loads(path.read_bytes(), object_pairs_hook=_once, **parsing)
+        text = path.read_bytes()
+        content = json.loads(text, object_pairs_hook=_once, parse_constant=parse_constant)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
@@ -192,11 +196,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("an entry is there twice")
     return found
-
-
-def _refuse(constant: str) -> None:
-    """Refuse NaN and the infinities, which are no JSON."""
-    raise ValueError(constant)
 
 
 def write_record(path: Path, content: Mapping[str, Any]) -> str:
@@ -226,7 +225,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
       The object; None if the file is missing or damaged.
     """
     try:
-        return _object_in(path)
+        return read_json(path, parse_constant=None)
     except (OSError, InputError):
         return None
 

@@ -8,7 +8,7 @@ process these functions do nothing special.
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -170,24 +170,21 @@ def hash_traced(program: ClosedJaxpr, *facts: Any) -> str:
     """
     switches = [(name, getattr(jax.config, name)) for name in SWITCHES]
     text = re.sub(" at 0x[0-9a-f]+", "", repr((switches, facts)) + str(program))
-    digest = hash_arrays(_constants(program))
+    digest = hash_arrays(list(map(_numbers_of, _constants(program))))
     digest.update(text.encode())
     return digest.hexdigest()
 
 
-def _constants(program: Any) -> list[Any]:
-    """List the arrays in a program, and in programs inside it. Its text has their shapes alone."""
-    found: list[Any] = []
-    if isinstance(program, ClosedJaxpr):
-        found += program.consts
-        program = program.jaxpr
-    if isinstance(program, Jaxpr):
+def _constants(program: object) -> Iterator[Any]:
+    """Iterate over the arrays in a program and inside it. Its text has their shapes alone."""
+    if isinstance(program, list | tuple):
+        for inner in program:
+            yield from _constants(inner)
+    elif isinstance(program, Jaxpr | ClosedJaxpr):
+        yield from getattr(program, "consts", ())
         for equation in program.eqns:
-            found += [each.val for each in equation.invars if isinstance(each, Literal)]
-            found += _constants(list(equation.params.values()))
-    elif isinstance(program, list | tuple):
-        found += [each for inner in program for each in _constants(inner)]
-    return [_numbers_of(each) for each in found]
+            yield from (each.val for each in equation.invars if isinstance(each, Literal))
+            yield from _constants(list(equation.params.values()))
 
 
 def _numbers_of(array: Any) -> Any:

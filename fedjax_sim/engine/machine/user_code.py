@@ -9,6 +9,7 @@ each call, and the number of what it was traced to is a static argument of the c
 import contextlib
 import dataclasses
 import functools
+import gc
 import hashlib
 import itertools
 import os
@@ -42,6 +43,8 @@ FIXED = tuple(
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+HOLDERS = (tuple, list, set, frozenset, dict)
+HOLDERS += (MethodType, functools.partial, property, staticmethod, classmethod)
 OWN = f"{__name__.partition('.')[0]}."
 MOST_NUMBERED = 512
 """Programs whose numbers are kept; one that is seen again later gets a new number."""
@@ -225,7 +228,7 @@ def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
             rest += value.__bases__
         else:
             rest.append(kind)
-            rest += _inside(value)
+            rest += gc.get_referents(value) if issubclass(kind, HOLDERS) else _fields_of(value)
     return is_users, tuple(parts)
 
 
@@ -271,16 +274,10 @@ def _replaced(kind: type) -> list[Any]:
     return found
 
 
-def _inside_function(function: FunctionType) -> Iterator[Any]:
-    """Iterate over a function's closed-over values, its defaults, and the function it decorates."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # Not assigned yet.
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from vars(function).values()
+def _inside_function(function: FunctionType) -> list[object]:
+    """List a function's closed-over values, its defaults, and the function it decorates."""
+    defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
+    return gc.get_referents(*(function.__closure__ or ()), *defaults, vars(function))
 
 
 def _named_in(function: FunctionType) -> Iterator[Any]:
@@ -302,27 +299,16 @@ def _named_in(function: FunctionType) -> Iterator[Any]:
             yield from (vars(value)[each] for each in names if each in vars(value))
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    """Iterate over parts of a value. No code of its class is run, such as `__getattr__`."""
-    kind = type(value)
-    for each in (tuple, list, set, frozenset):
-        if issubclass(kind, each):
-            yield from each.__iter__(value)
-    if issubclass(kind, dict):
-        yield from dict.values(value)
-    elif kind is MethodType:
-        yield from (value.__func__, value.__self__)
-    elif issubclass(kind, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif issubclass(kind, property):
-        yield from (value.fget, value.fset)
-    elif issubclass(kind, staticmethod | classmethod):
-        yield value.__func__
+def _fields_of(value: object) -> Iterator[object]:
+    """Iterate over an object's attributes. No code of its class is run, such as `__getattr__`.
+
+    Objects of other languages have more inside, which changes without an edit, such as caches.
+    """
     with contextlib.suppress(AttributeError):
         yield from object.__getattribute__(value, "__dict__").values()
-    for member in _slots_of(kind):
+    for member in _slots_of(type(value)):
         with contextlib.suppress(AttributeError):  # Not assigned yet.
-            yield member.__get__(value, kind)
+            yield member.__get__(value, type(value))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -338,47 +324,45 @@ def _slots_of(kind: type) -> list[MemberDescriptorType]:
 def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
     """Key of a traced program: its structure, and the contents of its constants.
 
+    Variables are numbered in their order.
+
     Args:
       program: The program.
       results: A tree that describes its results.
     """
-    known: dict[int, Hashable] = {}
 
     def of(value: Any) -> Hashable:
         if isinstance(value, ClosedJaxpr):
-            return of(value.jaxpr), *map(of, value.consts)
+            return of_jaxpr(value.jaxpr), *map(of, value.consts)
         if isinstance(value, Jaxpr):
-            if id(value) not in known:
-                known[id(value)] = _parts_of_jaxpr(value, of)
-            return known[id(value)]
+            return of_jaxpr(value)
         if type(value) in (tuple, list):
             return type(value), *map(of, value)
         return _part(value)
 
+    @functools.cache
+    def of_jaxpr(jaxpr: Jaxpr) -> Hashable:
+        number: dict[Any, int] = {}
+
+        def atom(var: Any) -> Hashable:
+            if isinstance(var, Literal):
+                return var.aval, _part(var.val)
+            return number.setdefault(var, len(number)), var.aval
+
+        parts: list[Hashable] = [*map(atom, (*jaxpr.constvars, *jaxpr.invars))]
+        for equation in jaxpr.eqns:
+            # Functions that a program is made of are new in each trace.
+            is_made = any(map(_has_program, equation.params.values()))
+            told = [
+                (name, of(each))
+                for name, each in equation.params.items()
+                if not (is_made and (isinstance(each, WrappedFun) or callable(each)))
+            ]
+            outs = [*map(atom, equation.outvars)]
+            parts.append((equation.primitive, *map(atom, equation.invars), *outs, *told))
+        return *parts, *map(atom, jaxpr.outvars)
+
     return of(program), jax.tree.structure(results)
-
-
-def _parts_of_jaxpr(jaxpr: Jaxpr, of: Callable[[Any], Hashable]) -> Hashable:
-    """Return the equations of a program, its variables numbered in their order."""
-    number: dict[Any, int] = {}
-
-    def atom(var: Any) -> Hashable:
-        if isinstance(var, Literal):
-            return var.aval, _part(var.val)
-        return number.setdefault(var, len(number)), var.aval
-
-    parts: list[Hashable] = [*map(atom, (*jaxpr.constvars, *jaxpr.invars))]
-    for equation in jaxpr.eqns:
-        # Functions that a program is made of are new in each trace.
-        is_made = any(map(_has_program, equation.params.values()))
-        told = [
-            (name, of(each))
-            for name, each in equation.params.items()
-            if not (is_made and (isinstance(each, WrappedFun) or callable(each)))
-        ]
-        outs = [*map(atom, equation.outvars)]
-        parts.append((equation.primitive, *map(atom, equation.invars), *outs, *told))
-    return *parts, *map(atom, jaxpr.outvars)
 
 
 def _has_program(value: Any) -> bool:

@@ -39,7 +39,7 @@ from fedjax_sim.core.settings import ConfigError, fields, value_of, writing_to
 from fedjax_sim.core.types import BUDGETS, System, Timeline
 from fedjax_sim.engine.planning.drawing import timeline_digest
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.engine.request import ANY_JAX, Options
+from fedjax_sim.engine.request import ANY_JAX, Checkpoints, Options
 from fedjax_sim.results import records, store
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.results.store import Arrays
@@ -93,22 +93,6 @@ class Saved(NamedTuple):
     curves: dict[str, Arrays]
 
 
-def checkpoint_of(system: System, group: list[Lane], options: Options) -> "Checkpoint":
-    """Describe the checkpoints of a group by its identity, which a resumed run must have too.
-
-    The rest of it, such as the digest of the program, is known after planning only.
-    """
-    asked = options.checkpoints
-    assert asked is not None
-    return Checkpoint(
-        Path(asked.folder),
-        asked_of(system, group, options),
-        resume=bool(asked.resume),
-        any_jax=asked.resume == ANY_JAX,
-        every=asked.every,
-    )
-
-
 def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, Any]:
     """Collect every input that affects the results of lanes, apart from the program itself."""
     distinct = {id(lane.problem): lane.problem for lane in group}
@@ -149,33 +133,36 @@ def _digest_of_tree(tree: Any) -> str:
 
 
 class Checkpoint:
-    """The checkpoints of one group of lanes, in one folder that the caller has locked."""
+    """The checkpoints of one group of lanes, in one folder that the caller has locked.
 
-    def __init__(
-        self,
-        folder: Path,
-        configuration: Mapping[str, Any],
-        *,
-        resume: bool,
-        every: float,
-        any_jax: bool = False,
-    ):
+    Attributes:
+      decided: The plan of the run in the folder; empty if none is resumed.
+    """
+
+    def __init__(self, kept: Checkpoints, configuration: Mapping[str, Any]):
         """Describe the checkpoints; nothing is written yet.
 
         Args:
-          folder: Where they are kept.
+          kept: Where they are kept, how often they are written, and whether to continue. Slow
+            writes are further apart, see `WORK`.
           configuration: What must be equal for a resumed run to be the same run, as far as it is
             known without planning; becomes JSON.
-          resume: Whether to continue; otherwise `open` removes older checkpoints.
-          every: Least seconds between two writes. Slow writes are further apart, see `WORK`; 0
-            writes whenever it can.
-          any_jax: Whether to continue a run of another version of JAX.
+
+        Raises:
+          ConfigError: If the folder belongs to another run, such as one with another budget.
         """
-        self._folder, self._resume, self._any_jax = folder.absolute(), resume, any_jax
+        self._folder, self._resume = Path(kept.folder).absolute(), bool(kept.resume)
+        self._any_jax = kept.resume == ANY_JAX
         self._asked = json.loads(json.dumps(configuration, sort_keys=True, default=str))
         self._versions = self._asked["versions"]
+        self.decided: Mapping[str, Any] = {}
+        known = read_configuration(self._folder) if self._resume else None
+        if known is not None:
+            self._compare(known["asked"], self._asked)
+            # The versions of JAX stay those of its beginning.
+            self._asked, self.decided = known["asked"], known["planned"]
         self._identity = ""
-        self._every, self._last, self._lasted = every, time.monotonic(), 0.0
+        self._every, self._last, self._lasted = kept.every, time.monotonic(), 0.0
 
     def has_result(self) -> bool:
         """Tell whether the folder has the result of a finished group, perhaps of another run."""
@@ -195,26 +182,17 @@ class Checkpoint:
         """
         return next((arrays for _, arrays in self._sound("result", self._identify(planned))), None)
 
-    def drawn(self) -> Arrays | None:
-        """Read the timelines that were given to `open`; None if there are none of this run."""
-        drawn = self._sound("drawn", _digest_of(self._asked)) if self._resume else iter(())
-        return next((arrays for _, arrays in drawn), None)
-
-    def decided(self) -> Mapping[str, Any]:
-        """Read the plan of the run in the folder; empty if none is resumed."""
-        known = read_configuration(self._folder) if self._resume else None
-        return {} if known is None else known["planned"]
-
-    def check_asked(self) -> None:
-        """Check before planning that the folder is that of this run, as far as it is known.
-
-        Raises:
-          ConfigError: If the folder belongs to another run, such as one with another budget.
-        """
-        known = read_configuration(self._folder) if self._resume else None
-        if known is not None:
-            self._compare(known["asked"], self._asked)
-            self._asked = known["asked"]  # The versions of JAX stay those of its beginning.
+    def drawn(self) -> tuple[Timeline, np.ndarray] | None:
+        """Read the timelines that `open` got, leaves `[D, T, ...]`, and their ticks, if any."""
+        found = self._sound("drawn", _digest_of(self._asked)) if self._resume else iter(())
+        for _, arrays in found:
+            length = int(arrays["length"])
+            whole = {
+                name: np.broadcast_to(leaf, (leaf.shape[0], length, *leaf.shape[2:]))
+                for name, leaf in store.part(arrays, "timeline").items()
+            }
+            return Timeline(**whole), arrays["ends"]
+        return None
 
     def _identify(self, planned: Mapping[str, Any]) -> str:
         """Check that the folder belongs to this run, and return the digest of its identity.
@@ -225,19 +203,20 @@ class Checkpoint:
         Raises:
           ConfigError: If it belongs to another run.
         """
-        known = read_configuration(self._folder)
-        if known is not None:
-            old = {**known["asked"], **known["planned"]}
-            self._compare(old, {**self._asked, **planned})
-            self._asked, planned = known["asked"], known["planned"]
-        return _digest_of({**self._asked, **planned})
+        ours = {**self._asked, **planned}
+        if self.decided:
+            self._compare({**self._asked, **self.decided}, ours)
+        return _digest_of({**ours, **self.decided})
 
-    def open(self, planned: Mapping[str, Any], *, drawn: Arrays | None = None) -> None:
+    def open(
+        self, planned: Mapping[str, Any], *, drawn: tuple[Timeline, np.ndarray] | None = None
+    ) -> None:
         """Make the folder, or check that it belongs to the same run.
 
         Args:
           planned: The rest of the configuration, which planning decides, by name.
-          drawn: The timelines, to be written; None if they were read, or if none shall be written.
+          drawn: The timelines and their ticks, to be written; None if they were read, or if none
+            shall be written.
 
         Raises:
           ConfigError: If the folder belongs to another run or cannot be written.
@@ -249,10 +228,14 @@ class Checkpoint:
                     path.unlink(missing_ok=True)
             lifecycle.remove_scratch(self._folder)
         self._identity = self._identify(planned)
-        if read_configuration(self._folder) is None:
+        if not self.decided:
             self._heal_configuration(planned)
         if drawn is not None:
-            self._write("drawn", 0, _digest_of(self._asked), drawn)
+            # What is the same at all ticks takes the room of one tick.
+            short = [leaf[:, :1] if leaf.strides[1] == 0 else leaf for leaf in drawn[0]]
+            length = np.array(drawn[0].time.shape[1])
+            packed = {"length": length, "ends": drawn[1], "timeline": Timeline(*short)}
+            self._write("drawn", 0, _digest_of(self._asked), store.pack(packed))
 
     def _heal_configuration(self, planned: Mapping[str, Any]) -> None:
         """Write a configuration that is missing or damaged, unless states are of another run."""
@@ -437,24 +420,6 @@ def _placed(values: np.ndarray, like: Any) -> Any:
     return jax.device_put(values, like.sharding)
 
 
-def pack_timelines(timelines: Timeline, ticks: np.ndarray) -> Arrays:
-    """Turn drawn timelines into arrays by name, for a file; see `unpack_timelines`."""
-    # What is the same at all ticks takes the room of one tick.
-    short = jax.tree.map(lambda leaf: leaf[:, :1] if leaf.strides[1] == 0 else leaf, timelines)
-    length = np.array(timelines.time.shape[1])
-    return store.pack({"length": length, "ends": ticks, "timeline": short})
-
-
-def unpack_timelines(arrays: Arrays) -> tuple[Timeline, np.ndarray]:
-    """Make timelines, leaves `[D, T, ...]`, and their ticks of the arrays of `pack_timelines`."""
-    length = int(arrays["length"])
-    whole = {
-        name: np.broadcast_to(leaf, (leaf.shape[0], length, *leaf.shape[2:]))
-        for name, leaf in store.part(arrays, "timeline").items()
-    }
-    return Timeline(**whole), arrays["ends"]
-
-
 def unpack_curves(arrays: Arrays, model: Any) -> Curves:
     """Make curves of their arrays in a file.
 
@@ -474,27 +439,6 @@ def count_lanes(folder: Path) -> int | None:
     """Count the lanes of an unfinished run in a folder; None if there is none, or it is damaged."""
     known = read_configuration(folder)
     return None if known is None else len(known["asked"]["seeds"])
-
-
-def folder_of_part(folder: Path, number: int) -> Path:
-    """Name the folder of the checkpoints of one of the groups of lanes that share a folder.
-
-    Args:
-      folder: Their folder.
-      number: The group's number, from 0.
-    """
-    return folder / f"part_{number}"
-
-
-def has_states(folder: Path) -> bool:
-    """Tell whether a group of lanes has written a state, or its result."""
-    return bool(files_in(folder, "state") or files_in(folder, "result"))
-
-
-def remove_parts(folder: Path) -> None:
-    """Remove the checkpoints of all groups of lanes in a folder."""
-    for part in folder.glob("part_*"):
-        remove_checkpoints(part)
 
 
 def remove_checkpoints(folder: Path) -> None:

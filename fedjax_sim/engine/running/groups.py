@@ -3,7 +3,6 @@
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -44,18 +43,6 @@ class Ready(NamedTuple):
     saved: Checkpoint | None = None
     is_drawn: bool = True
 
-    def run(self) -> Returned:
-        """Replay the group and collect the results of its lanes."""
-        planned, replay, options, saved, _ = self
-        if saved is not None:
-            drawn = (
-                checkpoint.pack_timelines(planned.timelines, planned.ticks)
-                if self.is_drawn
-                else None
-            )
-            saved.open(planned.decided(replay), drawn=drawn)
-        return replay_group(planned, replay, options, saved)
-
 
 def plan_or_load(
     system: System, group: list[Lane], options: Options, *, longest: Callable[[], int]
@@ -70,10 +57,8 @@ def plan_or_load(
     if options.checkpoints is None:
         planned = plan_group(system, group, options, longest=longest())
         return Ready(planned, planned.on_devices(), options)
-    saved = checkpoint.checkpoint_of(system, group, options)
-    saved.check_asked()
-    found, decided = saved.drawn(), saved.decided()
-    drawn = None if found is None else checkpoint.unpack_timelines(found)
+    saved = Checkpoint(options.checkpoints, checkpoint.asked_of(system, group, options))
+    drawn, decided = saved.drawn(), saved.decided
     most = 0 if decided else longest()
     planned = _plan_again(system, group, options, decided, longest=most, drawn=drawn)
     if saved.has_result():
@@ -84,7 +69,7 @@ def plan_or_load(
             if options.watch.trackers:
                 _track_finished(system, planned.group, part, options)
             return part
-    return Ready(planned, planned.on_devices(), options, saved, is_drawn=found is None)
+    return Ready(planned, planned.on_devices(), options, saved, is_drawn=drawn is None)
 
 
 def _plan_again(
@@ -122,16 +107,16 @@ def _plan_again(
         return planned
 
 
-def replay_group(
-    planned: Planned, replay: Replay, options: Options, saved: Checkpoint | None
-) -> Returned:
+def replay_group(ready: Ready) -> Returned:
     """Replay a group and collect the results of its lanes."""
-    group, system, schedule = planned.group, planned.program.system, planned.schedule
-    row = planned.row
-    plan = planned.program.plan
+    planned, replay, options, saved, is_drawn = ready
+    if saved is not None:
+        drawn = (planned.timelines, planned.ticks) if is_drawn else None
+        saved.open(planned.decided(replay), drawn=drawn)
+    schedule, row, plan = planned.schedule, planned.row, planned.program.plan
     watch = Watcher(
-        system.name,
-        group,
+        planned.program.system.name,
+        planned.group,
         schedule.ticks[row],
         schedule.time[row],
         options.watch,
@@ -140,7 +125,7 @@ def replay_group(
     num_evals = schedule.shape[1]
 
     def report(done: int, seen: Curves) -> np.ndarray:
-        if planned.program.plan.live is not None and options.watch.is_needed:
+        if plan.live is not None and options.watch.is_needed:
             realised = {
                 name.removeprefix(events.HAPPENED): value[:, :num_evals]
                 for name, value in seen.infos.items()
@@ -151,8 +136,7 @@ def replay_group(
         assert seen.stopped_at is not None
         return watch.update(done, seen.metrics, seen.stopped_at)
 
-    with contextlib.closing(watch):
-        watch.begin()
+    with watch.display:
         curves = replay_schedule(replay, checkpoint=saved, report=report)
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(num_evals, curves.metrics, curves.stopped_at)

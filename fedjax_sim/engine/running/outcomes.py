@@ -47,20 +47,17 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     realised = {
         name.removeprefix(HAPPENED): infos.pop(name) for name in list(infos) if HAPPENED in name
     }
-    lived = lived_so_far(planned, realised) if is_live else None
-    if lived is not None:
-        schedule, row = lived, np.arange(len(group))
+    if is_live:
+        schedule, row = lived_so_far(planned, realised), np.arange(len(group))
         extra_facts = extra_facts_of(system, [lane.hyper for lane in group], schedule.ticks, row)
-    num_evals = schedule.shape[1]
-    metrics, samples = jax.tree.map(
-        lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
-    )
-    infos = {name: value[:, :num_evals] for name, value in infos.items()}
-    # Each lane's schedule, cut to its ticks.
-    if lived is not None:
-        timelines = [_timeline_of(lived, lane, realised) for lane in range(len(group))]
+        timelines = [_timeline_of(schedule, lane, realised) for lane in range(len(group))]
     else:
-        timelines = _cut(planned)
+        # Each lane's schedule, cut to its ticks.
+        ends = planned.ticks.tolist()
+        cut = [
+            Timeline(*(leaf[i, :end] for leaf in planned.timelines)) for i, end in enumerate(ends)
+        ]
+        timelines = [cut[i] for i in row.tolist()]
         # Where steps changed who took part, the schedule becomes the one that happened.
         if realised:
             schedule, row = as_realised(schedule.take(row), **realised), np.arange(len(group))
@@ -73,10 +70,13 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
         each = Timeline(*(leaf[None] for leaf in timeline))
         num = len(timeline.time)
         check_values(system, each, num, num_clients, least_weight=-np.inf)
-    # Bits follow from the messages of the schedule.
-    bits = _count_bits(planned, schedule, row, timelines)
-    facts = facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)}
-    facts |= _energy(planned, schedule, row, timelines)
+    num_evals = schedule.shape[1]
+    metrics, samples = jax.tree.map(
+        lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
+    )
+    infos = {name: value[:, :num_evals] for name, value in infos.items()}
+    facts = _facts_of(schedule, row) | _count(planned, schedule, row, timelines)
+    facts["collapsed_at"] = _collapsed_at(group, metrics)
     if is_live:
         _say_what_a_rule_refuses(system, group, timelines)
         facts["ended"] = _endings(planned, schedule, realised["ended"], curves.stopped_at)
@@ -91,18 +91,6 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
         return part
     assert curves.stopped_at is not None
     return end_stopped_lanes(part, curves.stopped_at)
-
-
-def _cut(planned: Planned) -> list[Timeline]:
-    """Cut each lane's timeline to its ticks."""
-    ends = planned.ticks.tolist()
-    known = (leaf[:, : max(ends)] for leaf in planned.timelines)
-    cut = [Timeline._make(leaves) for leaves in zip(*known, strict=True)]
-    if min(ends) < max(ends):
-        cut = [
-            Timeline(*(leaf[:end] for leaf in each)) for each, end in zip(cut, ends, strict=True)
-        ]
-    return [cut[i] for i in planned.row.tolist()]
 
 
 def lived_so_far(planned: Planned, realised: Mapping[str, np.ndarray]) -> Schedule:
@@ -206,13 +194,14 @@ def _collapsed_at(group: list[Lane], metrics: dict[str, np.ndarray]) -> np.ndarr
     return found
 
 
-def _count_bits(
+def _count(
     planned: Planned, schedule: Schedule, row: np.ndarray, timelines: list[Timeline]
 ) -> dict[str, np.ndarray]:
-    """Count the bits sent before each evaluation, by coordinate: `i64[L, V + 1]` each.
+    """Count bits and energy before each evaluation, by coordinate: `[L, V + 1]` each.
 
     What depends on settings alone is counted once for lanes that share them, and so is what depends
-    on the timeline for those that share it too.
+    on the timeline for those that share it too. There is an energy if some lane's table says it; it
+    is nan in the others.
 
     Args:
       planned: The lanes.
@@ -220,63 +209,32 @@ def _count_bits(
       row: `i64[L]`, the number of each lane's schedule.
       timelines: The timeline of each lane.
     """
-    messages, model = planned.program.system.messages, planned.model
-    hypers, of_hyper = distinct_objects([lane.hyper for lane in planned.group])
-    per_message = np.array([messages.bits(model, hyper) for hyper in hypers])[of_hyper]
-    counted = schedule.messages[row]
-    found = {name: counted * each[:, None] for name, each in zip(BITS, per_message.T, strict=True)}
-    sends_no_more = messages.further is Messages._field_defaults["further"]
-    if messages.per_tick is None and sends_no_more:
-        return found
-    _, of_problem = distinct_objects([lane.problem for lane in planned.group])
-    firsts, number = distinct_rows(of_hyper, of_problem, row)
-    by_tick: dict[str, dict[int, np.ndarray]] = {}
-    for i, first in enumerate(firsts.tolist()):
-        lane = planned.group[first]
-        given = lane.problem, lane.hyper, timelines[first]
-        each = messages.per_tick and messages.per_tick(*given)
-        further = {} if sends_no_more else messages.further(*given)
-        if each is not None or further:
-            named = dict(zip(BITS, each or (), strict=False))
-            for name, bits in {**named, **further}.items():
-                by_tick.setdefault(name, {})[i] = bits
-    for name, known in by_tick.items():
-        totals = found.get(name, np.zeros_like(counted))[firsts]
-        for i, bits in known.items():
-            total = np.concatenate([[0], np.cumsum(bits, dtype=np.int64)])
-            totals[i] = total[schedule.ticks[row[firsts[i]]]]
-        found[name] = totals[number]
-    return found
-
-
-def _energy(
-    planned: Planned, schedule: Schedule, row: np.ndarray, timelines: list[Timeline]
-) -> dict[str, np.ndarray]:
-    """Count the energy that was used before each evaluation, see `energy_of_ticks`.
-
-    Args:
-      planned: The lanes.
-      schedule: Their schedules.
-      row: `i64[L]`, the number of each lane's schedule.
-      timelines: The timeline of each lane.
-
-    Returns:
-      "energy", `f64[L, V + 1]`, nan in lanes whose table does not say; nothing if none does.
-    """
-    group, system = planned.group, planned.program.system
+    group, model, system = planned.group, planned.model, planned.program.system
+    messages, counted = system.messages, schedule.messages[row]
     hypers, of_hyper = distinct_objects([lane.hyper for lane in group])
-    if all(getattr(hyper, "energies", None) is None for hyper in hypers):
-        return {}
-    ends = schedule.ticks[row]
-    found = np.full(ends.shape, np.nan)
+    per_message = np.array([messages.bits(model, hyper) for hyper in hypers])[of_hyper]
+    found = {name: counted * each[:, None] for name, each in zip(BITS, per_message.T, strict=True)}
+    if any(getattr(hyper, "energies", None) is not None for hyper in hypers):
+        found["energy"] = np.full(counted.shape, np.nan)
+    sends_more = messages.further is not Messages._field_defaults["further"]
+    if messages.per_tick is None and not sends_more and "energy" not in found:
+        return found
     _, of_problem = distinct_objects([lane.problem for lane in group])
     firsts, number = distinct_rows(of_hyper, of_problem, row)
     for i, first in enumerate(firsts.tolist()):
-        lane, model = group[first], planned.model
-        used = energy_of_ticks(system, lane.problem, lane.hyper, model, timelines[first])
-        if used is not None:
-            found[number == i] = np.concatenate([[0], np.cumsum(used)])[ends[first]]
-    return {"energy": found}
+        given = group[first].problem, group[first].hyper, timelines[first]
+        bits = None if messages.per_tick is None else messages.per_tick(*given)
+        by_tick = dict(zip(BITS, bits or (), strict=False))
+        if sends_more:
+            by_tick |= messages.further(*given)
+        if "energy" in found:
+            used = energy_of_ticks(system, *given[:2], model, timelines[first])
+            by_tick |= {} if used is None else {"energy": used}
+        for name, each in by_tick.items():
+            before = found.setdefault(name, np.zeros_like(counted))
+            total = np.concatenate([[0], np.cumsum(each, dtype=before.dtype)])
+            before[number == i] = total[schedule.ticks[row[first]]]
+    return found
 
 
 def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:
@@ -311,34 +269,22 @@ def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:
     return part._replace(facts=facts, timelines=timelines, extra_facts=extra_facts)
 
 
-def facts_of(
-    schedule: Schedule, row: np.ndarray, bits: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Collect each lane's time, ticks, bits and staleness from its schedule.
+def _facts_of(schedule: Schedule, row: np.ndarray) -> dict[str, np.ndarray]:
+    """Collect each lane's time, ticks and messages, and the staleness of the work it received.
+
+    Staleness is in server versions: its mean, `f64[L]`, nan where nothing was received, and its
+    largest value, `i64[L]`.
 
     Args:
       schedule: The schedules.
       row: `i64[L]`, the number of each lane's schedule.
-      bits: Bits sent before each evaluation by coordinate, `i64[L, V + 1]` each: uplink_bits,
-        downlink_bits, and what else the system counts.
     """
-    mean, largest = _staleness(schedule)
-    facts = {name: getattr(schedule, name)[row] for name in COORDINATES[:3]}
-    return {**facts, **bits, "staleness_mean": mean[row], "staleness_max": largest[row]}
-
-
-def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the mean and the largest staleness of the work that each schedule received.
-
-    Staleness is in server versions. Returns `f64[D]`, nan where nothing was received, and
-    `i64[D]`.
-    """
-    stored = schedule.stored
+    stored, messages = schedule.stored, schedule.messages[:, -1]
     staleness = np.where(stored.clients != types.EMPTY, stored.staleness, 0)
     repeated = np.prod(schedule.shape[1:]) // np.prod(staleness.shape[1:3])
     total = staleness.sum(axis=(1, 2, 3), dtype=np.int64) * repeated
     largest = staleness.max(axis=(1, 2, 3)).astype(np.int64)
-    num = schedule.shape[0]
-    messages = schedule.messages[:, -1]
     mean = np.where(messages > 0, total / np.maximum(messages, 1), np.nan)
-    return mean, np.broadcast_to(largest, num)
+    facts = {name: getattr(schedule, name)[row] for name in COORDINATES[:3]}
+    largest = np.broadcast_to(largest, schedule.shape[0])
+    return {**facts, "staleness_mean": mean[row], "staleness_max": largest[row]}

@@ -12,7 +12,7 @@ Dimension letters: those of `fedjax_sim.core.types`; `D` schedules.
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,42 +26,18 @@ from fedjax_sim.core.types import EMPTY, AnyProblem, HyperT, System, Ticks
 from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.machine.memory import OutOfMemoryError, count_bytes
 from fedjax_sim.engine.planning.drawing import Schedules
-from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
+from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
 from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming import checkpoint
-from fedjax_sim.engine.running.groups import Ready, plan_or_load
+from fedjax_sim.engine.running import groups
+from fedjax_sim.engine.running.groups import Ready
 from fedjax_sim.results.curves import Returned
 
 FEW = 0.01
 """Share of the free memory up to which a program needs so little that it is not measured again."""
 
 
-def run_in_pieces(
-    system: System, lanes: list[Lane], options: Options, places: Collection[int]
-) -> list[Returned]:
-    """Run lanes of a sweep.
-
-    Args:
-      lanes: All lanes of the sweep.
-      options: The options of the sweep.
-      places: Positions of the lanes to run.
-
-    Returns:
-      The results of each piece.
-
-    Raises:
-      ConfigError: If a timeline is not allowed, or a single lane does not fit in memory.
-    """
-    parts: list[Returned] = []
-    for whole in groups_of(lanes):
-        is_whole = len(places) == len(lanes)
-        group = whole if is_whole else [lane for lane in whole if lane.place in places]
-        if group:
-            parts += _Pieces(system, group, whole, options).run(len(parts))
-    return parts
-
-
-class _Pieces:
+class Pieces:
     """The pieces of one group of lanes."""
 
     def __init__(self, system: System, group: list[Lane], whole: list[Lane], options: Options):
@@ -72,12 +48,11 @@ class _Pieces:
           whole: All such lanes of the sweep. The others run elsewhere.
           options: The options of the sweep.
         """
-        self._system, self._options = system, options
+        self._system, self._options, self._whole = system, options, whole
         # Number of the piece among those of all groups.
         self._number = 0
         schedules = Schedules.of(system, group, options.budget)
         self._group = [group[i] for i in np.argsort(schedules.row, kind="stable").tolist()]
-        self._whole = whole
         self._bytes_to_plan = schedules.measure() + _bytes_that_differ(group)
         # Ticks of the longest schedule; 0 until it is known.
         self._longest = options.budget.num_ticks if isinstance(options.budget, Ticks) else 0
@@ -92,85 +67,76 @@ class _Pieces:
 
         Args:
           number: Pieces of earlier groups.
+
+        Returns:
+          The results of each piece.
+
+        Raises:
+          ConfigError: If a timeline is not allowed, or a single lane does not fit in memory.
         """
-        self._number = number
         parts: list[Returned] = []
-        rest, size = self._group, self._options.layout.max_lanes or self._lanes_to_plan()
+        rest, size = self._group, self._options.layout.max_lanes or len(self._group)
+        needed = float(self._bytes_to_plan)
+        # Fewer lanes are tried until their schedules and their own data fit on the host.
+        while not self._is_given and size > 1 and needed > memory.SHARE * self._free.host:
+            size, needed = _half(size), needed / 2
         while rest:
+            self._number = number + len(parts)
             size = min(self._lanes_of_earlier_run() or size, len(rest))
-            part = self._try(rest[:size])
-            if isinstance(part, Returned):
-                parts.append(part)
-                self._number += 1
+            found: Returned | int | None = None
+            try:
+                found = self._try(rest[:size])
+            except (MemoryError, jax.errors.JaxRuntimeError) as error:
+                if not memory.is_out_of_memory(error):
+                    raise
+                if not self._may_halve(size):
+                    raise self._refusal(error, size) from None
+            if isinstance(found, Returned):
+                parts.append(found)
                 rest = rest[size:]
+            elif found is not None:
+                size = found
             else:
-                size = part
+                # Without the error nothing holds the arrays of the failed attempt.
+                gc.collect()
+                if self._options.checkpoints is not None:
+                    checkpoint.remove_checkpoints(self._folder())
+                self._is_given = True
+                memory.say(
+                    f"memory ran out with {size} lanes of {self._system.name} at a time; from here "
+                    f"on {_half(size)} run at a time."
+                )
+                size = _half(size)
         return parts
 
-    def _lanes_to_plan(self) -> int:
-        """Halve the lanes until their schedules and their own data fit on the host."""
-        num, needed = len(self._group), float(self._bytes_to_plan)
-        while num > 1 and needed > memory.SHARE * self._free.host:
-            num, needed = _half(num), needed / 2
-        return num
-
     def _try(self, lanes: list[Lane]) -> Returned | int:
-        """Run lanes, or find out that fewer must be tried.
+        """Run lanes, or find out by the memory of their compiled program that fewer must be tried.
 
         Returns:
           The results of the lanes; how many to try instead if they do not fit.
-        """
-        num = len(lanes)
-        found: Ready | Returned | None = None
-        try:
-            found = self._plan_or_load(lanes)
-            if isinstance(found, Returned):
-                return found
-            if num == len(self._whole):
-                self._longest = int(found.planned.ticks.max())
-            if (fits := self._lanes_that_fit(found)) < num:
-                return fits
-            return found.run()
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if not memory.is_out_of_memory(error):
-                raise
-            if not self._may_halve(num):
-                raise self._refusal(error, num) from None
-        # Only without the error and the plan does nothing hold the arrays of the failed attempt.
-        found = None
-        gc.collect()
-        if self._options.checkpoints is not None:
-            checkpoint.remove_checkpoints(self._folder())
-        self._is_given = True
-        memory.say(
-            f"memory ran out with {num} lanes of {self._system.name} at a time; from here on "
-            f"{_half(num)} run at a time."
-        )
-        return _half(num)
-
-    def _plan_or_load(self, lanes: list[Lane]) -> Ready | Returned:
-        """Plan a piece, or load its result."""
-        saved = self._options.checkpoints
-        if saved is not None:
-            saved = dataclasses.replace(saved, folder=self._folder())
-        options = dataclasses.replace(self._options, checkpoints=saved)
-        longest = partial(self._longest_of_all, len(lanes))
-        return plan_or_load(self._system, lanes, options, longest=longest)
-
-    def _lanes_that_fit(self, ready: Ready) -> int:
-        """Count the lanes that fit, by the memory of their compiled program.
 
         Raises:
           MemoryError: If the state of one lane, or a number of lanes that was asked for, is too
             large.
         """
-        num, replay = len(ready.planned.group), ready.replay
+        num, saved = len(lanes), self._options.checkpoints
+        if saved is not None:
+            saved = dataclasses.replace(saved, folder=self._folder())
+        options = dataclasses.replace(self._options, checkpoints=saved)
+        longest = partial(self._longest_of_all, num)
+        ready = groups.plan_or_load(self._system, lanes, options, longest=longest)
+        if isinstance(ready, Returned):
+            return ready
+        if num == len(self._whole):
+            self._longest = int(ready.planned.ticks.max())
         is_given = self._is_given or self._lanes_of_earlier_run() is not None
         if num <= self._accepted or (is_given and num > 1 and not self._may_halve(num)):
-            return num
+            return groups.replay_group(ready)
         share = 1.0 if is_given else memory.SHARE
         # Nothing is compiled for a state that is larger than the device.
-        needed, free = (0, np.inf) if replay.is_known else self._compare(ready, replay.carried())
+        replay, needed, free = ready.replay, 0, np.inf
+        if not replay.is_known:
+            needed, free = self._compare(ready, replay.carried())
         if num == 1 and needed > free:
             raise MemoryError
         if needed <= share * free:
@@ -184,7 +150,7 @@ class _Pieces:
         self._accepted = num
         if not is_given:
             self._say_what_is_chosen(ready, needed, share * free)
-        return num
+        return groups.replay_group(ready)
 
     def _compare(self, ready: Ready, size: int) -> tuple[int, float]:
         """Count the bytes that lanes need in a device's memory, and those that are free there.
@@ -207,11 +173,12 @@ class _Pieces:
     def _folder(self) -> Path:
         """Name the folder of the piece's checkpoints."""
         assert self._options.folder is not None
-        return checkpoint.folder_of_part(self._options.folder, self._number)
+        return self._options.folder / f"part_{self._number}"
 
     def _has_states(self) -> bool:
         """Tell whether the piece has checkpoints, which are worth more than a smaller piece."""
-        return self._options.checkpoints is not None and checkpoint.has_states(self._folder())
+        saved = self._options.checkpoints
+        return saved is not None and bool(checkpoint.files_in(self._folder(), "state|result"))
 
     def _may_halve(self, num: int) -> bool:
         """Tell whether fewer lanes may be tried, if so many do not fit."""
@@ -220,9 +187,8 @@ class _Pieces:
     def _lanes_of_earlier_run(self) -> int | None:
         """Count the lanes of this piece in the resumed run; None if none is resumed."""
         saved = self._options.checkpoints
-        return (
-            checkpoint.count_lanes(self._folder()) if saved is not None and saved.resume else None
-        )
+        is_resumed = saved is not None and saved.resume
+        return checkpoint.count_lanes(self._folder()) if is_resumed else None
 
     def _longest_of_all(self, num: int) -> int:
         """Count the ticks of the sweep's longest schedule; 0 if all `num` lanes are planned."""
@@ -336,7 +302,8 @@ def locked(asked: Checkpoints | None) -> Iterator[None]:
         lock = FolderLock(folder)
     try:
         if not asked.resume:
-            checkpoint.remove_parts(folder)
+            for part in folder.glob("part_*"):
+                checkpoint.remove_checkpoints(part)
         yield
     finally:
         lock.release()
