@@ -14,24 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core import types
 from fedjax_sim.core.events import HAPPENED
 from fedjax_sim.core.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import clock_key, tick_key
 from fedjax_sim.core.targets import is_for_cpu, put
-from fedjax_sim.core.types import (
-    EMPTY,
-    AnyProblem,
-    Array,
-    Event,
-    Facts,
-    HyperT,
-    InfoT,
-    Key,
-    Plan,
-    StateT,
-    System,
-)
+from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
 from fedjax_sim.engine.planning.schedule import Ends
 
 TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS, _ = range(len(ENDINGS))
@@ -87,9 +76,9 @@ class LiveLane(NamedTuple):
       is_batched: Whether lanes are computed together.
     """
 
-    system: System
+    system: types.System
     clock: Clock
-    key: Key
+    key: types.Key
     sizes: Sizes
     num_clients: int
     energies: tuple[np.ndarray, np.ndarray] | None
@@ -139,8 +128,8 @@ class LiveLane(NamedTuple):
     def step(
         self,
         live_state: LiveState,
-        frame: Event,
-        learn: Callable[[Any, Event], tuple[Any, Any]],
+        frame: types.Event,
+        learn: Callable[[Any, types.Event], tuple[Any, Any]],
         ahead: tuple[Array, Any] | None = None,
         *,
         rests: bool,
@@ -299,9 +288,9 @@ class LiveLane(NamedTuple):
 
 def learn_if(
     goes_on: Array,
-    learn: Callable[[StateT, Event], tuple[StateT, InfoT]],
+    learn: Callable[[StateT, types.Event], tuple[StateT, InfoT]],
     state: StateT,
-    event: Event,
+    event: types.Event,
 ) -> tuple[StateT, InfoT]:
     """Take the algorithm's step, or leave the state and count nothing.
 
@@ -316,7 +305,7 @@ def learn_if(
     def step(state: StateT) -> tuple[StateT, Any]:
         info: Any
         state, info = learn(state, event)
-        if isinstance(changed := getattr(info, "event", ()), Event):
+        if isinstance(changed := getattr(info, "event", ()), types.Event):
             # Facts hold the trace, and the two branches are traced apart.
             known = changed.within(facts=changed.facts._replace(trace=None))
             info = info._replace(event=known)
@@ -328,7 +317,11 @@ def learn_if(
 
 
 def open_live(
-    system: System, problem: AnyProblem, hyper: HyperT, key: Key, plan: Plan
+    system: types.System,
+    problem: types.AnyProblem,
+    hyper: HyperT,
+    key: types.Key,
+    plan: types.Plan,
 ) -> LiveLane | None:
     """Bind a system's clock; None if its schedule is planned.
 
@@ -350,7 +343,7 @@ def open_live(
     )
 
 
-def sizes_of(system: System, hypers: Sequence[HyperT]) -> Sizes | None:
+def sizes_of(system: types.System, hypers: Sequence[HyperT]) -> Sizes | None:
     """Find the limits of the clocks of some lanes; None if schedules are planned.
 
     Args:
@@ -376,7 +369,7 @@ def rows_of(sizes: Sizes) -> int:
     return sizes.versions + 2
 
 
-def realised_of(live_state: LiveState, event: Event) -> dict[str, Array]:
+def realised_of(live_state: LiveState, event: types.Event) -> dict[str, Array]:
     """Name further facts of a tick than its clients: times are infinite if nothing happened.
 
     Args:
@@ -395,7 +388,7 @@ def _where(condition: Array, new: StateT, old: StateT) -> StateT:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
-def _facts(known: Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) -> Facts:
+def _facts(known: types.Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) -> types.Facts:
     """Return the facts of an event that a live clock has made.
 
     Args:
@@ -407,7 +400,9 @@ def _facts(known: Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) -> Fac
         # Rows were counted for one lane's slots, and those of lanes that run together differ.
         return known.unpacked()._replace(is_live=True, all_filled=is_filled)
     is_even = sizes.is_even and not is_for_cpu()
-    return Facts(known.is_drawn, most_steps=sizes.most_steps, same_steps=is_even, is_live=True)
+    return types.Facts(
+        known.is_drawn, most_steps=sizes.most_steps, same_steps=is_even, is_live=True
+    )
 
 
 def _first(holds: Array) -> Array:

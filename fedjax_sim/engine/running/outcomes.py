@@ -16,7 +16,7 @@ from fedjax_sim.core.events.clocks import ENDINGS, Instant
 from fedjax_sim.core.lifecycle import say
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Messages, System, Ticks, Timeline
-from fedjax_sim.engine.planning.energy import energy_of_ticks
+from fedjax_sim.engine.planning import budgets
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.schedule import Schedule, as_lived, as_realised
 from fedjax_sim.engine.program.prepare import Planned, extra_facts_of
@@ -273,7 +273,7 @@ def _energy(
     firsts, number = distinct_rows(of_hyper, of_problem, row)
     for i, first in enumerate(firsts.tolist()):
         lane, model = group[first], planned.model
-        used = energy_of_ticks(system, lane.problem, lane.hyper, model, timelines[first])
+        used = budgets.energy_of_ticks(system, lane.problem, lane.hyper, model, timelines[first])
         if used is not None:
             found[number == i] = np.concatenate([[0], np.cumsum(used)])[ends[first]]
     return {"energy": found}
