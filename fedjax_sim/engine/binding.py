@@ -11,49 +11,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core import types
 from fedjax_sim.core.checking import LaneSeed, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import typed_structure
-from fedjax_sim.core.types import (
-    AnyProblem,
-    Budget,
-    Energy,
-    HyperT,
-    InfoT,
-    Layout,
-    Params,
-    StateT,
-    System,
-    Ticks,
-    Time,
-    Timeline,
-)
+from fedjax_sim.core.types import HyperT, InfoT, StateT
 from fedjax_sim.engine import Run, contract, request
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
-from fedjax_sim.engine.program.bound import Static
+from fedjax_sim.engine.program.bound import Static, named_leaves
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.request import Options, Precision
 from fedjax_sim.timelines.checks import check_own
 
-ProblemT = TypeVar("ProblemT", bound=AnyProblem)
+ProblemT = TypeVar("ProblemT", bound=types.AnyProblem)
 
 
 @checked
 @contract.with_known_inputs
 def bind(
-    system: System[HyperT, StateT, InfoT],
+    system: types.System[HyperT, StateT, InfoT],
     problem: ProblemT,
     hyper: HyperT | None = None,
     *,
     seed: LaneSeed = 0,
-    budget: Budget | Timeline,
-    layout: Layout = Layout(),
+    budget: types.Budget | types.Timeline,
+    layout: types.Layout = types.Layout(),
     precision: Precision = "float32",
     differentiable: bool = False,
-    start: Run | Params | None = None,
+    start: Run | types.Params | None = None,
 ) -> Bound[HyperT, StateT, InfoT]:
     """Bind a system to everything that a run of it needs, and hand out its program.
 
@@ -103,16 +91,16 @@ def bind(
 @checked
 @contract.with_known_inputs
 def bind_together(
-    system: System[HyperT, StateT, InfoT],
+    system: types.System[HyperT, StateT, InfoT],
     problems: ProblemT | Sequence[ProblemT],
     hypers: HyperT | Sequence[HyperT | None] | None = None,
     *,
     seeds: LaneSeed | Sequence[LaneSeed] = 0,
-    budget: Budget | Timeline | Sequence[Timeline],
-    layout: Layout = Layout(),
+    budget: types.Budget | types.Timeline | Sequence[types.Timeline],
+    layout: types.Layout = types.Layout(),
     precision: Precision = "float32",
     differentiable: bool = False,
-    start: Run | Params | None = None,
+    start: Run | types.Params | None = None,
 ) -> list[Bound[HyperT, StateT, InfoT]]:
     """Bind a system several times, to schedules of one shape that can be mapped over.
 
@@ -143,7 +131,7 @@ def bind_together(
     Raises:
       ConfigError: If an input is not allowed, or the programs would not be the same.
     """
-    timelines = None if isinstance(budget, Ticks | Time | Energy) else budget
+    timelines = None if isinstance(budget, types.Ticks | types.Time | types.Energy) else budget
     if timelines is not None and system.live is not None:
         allowed = f"Ticks, Time or Energy for {system.name}, whose clock is live; or use replayed"
         raise ConfigError("budget", "a schedule", allowed)
@@ -154,7 +142,9 @@ def bind_together(
         if len(values) not in (1, num):
             raise ConfigError(f"number of {name}", len(values), f"1 or {num}, as of the others")
     # Nothing is drawn for schedules of the caller's own.
-    drawn_for = budget if isinstance(budget, Ticks | Time | Energy) else Ticks(1)
+    drawn_for = (
+        budget if isinstance(budget, types.Ticks | types.Time | types.Energy) else types.Ticks(1)
+    )
     options = Options(drawn_for, num_evals=1, layout=_of_one_lane(layout), precision=precision)
     lanes: list[Lane] = []
     completed_from: set[str] = set()
@@ -186,11 +176,11 @@ def bind_together(
 
 def _listed(value: Any) -> Sequence[Any]:
     """Wrap a single value in a list."""
-    is_list = isinstance(value, list | tuple | range) and not isinstance(value, Timeline)
+    is_list = isinstance(value, list | tuple | range) and not isinstance(value, types.Timeline)
     return value if is_list else [value]
 
 
-def _of_one_lane(layout: Layout) -> Layout:
+def _of_one_lane(layout: types.Layout) -> types.Layout:
     """Check that a layout leaves lanes and devices alone, and fix these."""
     for name, only in (
         ("lanes_at_once", False),
@@ -208,8 +198,8 @@ def _of_one_lane(layout: Layout) -> Layout:
 
 
 def _joined(
-    system: System, timelines: Sequence[Timeline], num: int, num_clients: int
-) -> tuple[Timeline, np.ndarray]:
+    system: types.System, timelines: Sequence[types.Timeline], num: int, num_clients: int
+) -> tuple[types.Timeline, np.ndarray]:
     """Check timelines and stack them: leaves `[D, T, ...]`, and `i64[D]`, their ticks."""
     found = [check_own(system, timeline, num_clients) for timeline in timelines]
     ends = np.array([len(timeline.time) for timeline in found])
@@ -227,15 +217,16 @@ def _joined(
         ]
         return np.stack([padded[i % len(padded)] for i in range(num)])
 
-    types = {
-        name: "float64" if name in ("time", "weight") else "int32" for name in Timeline._fields
+    kinds = {
+        name: "float64" if name in ("time", "weight") else "int32"
+        for name in types.Timeline._fields
     }
-    whole = Timeline(**{name: stacked(name, dtype) for name, dtype in types.items()})
+    whole = types.Timeline(**{name: stacked(name, dtype) for name, dtype in kinds.items()})
     return whole, np.array([ends[i % len(ends)] for i in range(num)])
 
 
 def _bounds_of(
-    system: System,
+    system: types.System,
     planned: Planned,
     completed_from: Collection[str],
     *,
@@ -264,8 +255,7 @@ def _bounds_of(
         )
         for i in range(len(planned.group))
     ]
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(hypers[0])]
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+    names = [name for name, _ in named_leaves(hypers[0])]
 
     def named(flags: list[bool]) -> tuple[str, ...]:
         return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
@@ -291,7 +281,7 @@ def _bounds_of(
             known=lanes.hyper.known,
             machine=program.machine,
             differentiable=differentiable,
-            types=typed_structure((lane.problem, hypers[i])),
+            structure=typed_structure((lane.problem, hypers[i])),
             code=program.code,
         )
         ticks = schedule.take(np.array([row])).stored

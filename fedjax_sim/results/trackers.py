@@ -4,9 +4,10 @@
     sweep(..., watch=fedjax_sim.Watch(trackers=kept))
     fedjax-sim run favano --tracker csv,tensorboard --out results
 
-A tracker is anything with the methods `log` and `close` of `Tracker`. Each evaluation of each lane is logged once. A resumed run logs everything from its beginning again, so
-that its log is whole. The packages behind TensorBoard, Weights & Biases and MLflow are extras, such
-as `pip install "fedjax-sim[tensorboard]"`, and are loaded when such a tracker is made.
+A tracker is anything with the methods `log` and `close` of `Tracker`. Each evaluation of each lane
+is logged once. A resumed run logs everything from its beginning again, so that its log is whole.
+The packages behind TensorBoard, Weights & Biases and MLflow are extras, such as
+`pip install "fedjax-sim[tensorboard]"`, and are loaded when such a tracker is made.
 """
 
 import csv

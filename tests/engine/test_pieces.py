@@ -20,11 +20,7 @@ from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine.machine import compiling, memory
 from fedjax_sim.engine.machine.memory import Free
 from fedjax_sim.engine.planning import drawing
-from fedjax_sim.engine.planning.drawing import (
-    DRAWN_TOGETHER,
-    Schedules,
-    measure_plan,
-)
+from fedjax_sim.engine.planning.drawing import DRAWN_TOGETHER, Schedules
 from fedjax_sim.engine.program import replay
 from fedjax_sim.engine.running import chunks, groups, pieces
 from tests.conftest import Regression
@@ -440,8 +436,9 @@ def test_lanes_whose_schedules_fill_the_host_are_halved_before_they_are_planned(
 
 def test_planning_for_hours_is_refused_before_it_begins(sweep: Sweep, small: Callable) -> None:
     hyper = small(FEDBUFF)
+    given = fedjax_sim.Ticks(10**7), np.arange(500), [*range(500)], [hyper] * 500, None
     with pytest.raises(ConfigError, match=r"num_ticks is 10000000, .* about [0-9]+ hours\.$"):
-        measure_plan(FEDBUFF, range(500), [hyper] * 500, fedjax_sim.Ticks(10**7))
+        Schedules(FEDBUFF, *given).measure()
     with pytest.raises(ConfigError, match=r"time_budget is 10000000.0, but must be smaller"):
         sweep(seeds=500, budget=fedjax_sim.Time(1e7))
 
@@ -461,7 +458,7 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
         return request(system, few, *given, **budget)
 
     monkeypatch.setattr(drawing, "request_timelines", listen)
-    size = measure_plan(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
+    size = Schedules(*given).measure()
     free = (DRAWN_TOGETHER + 2.5 / 4 * size) / memory.SHARE
     monkeypatch.setattr(drawing, "free_on_host", lambda: free)
     alone = Schedules(*given).count_ticks()

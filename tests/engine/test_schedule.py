@@ -21,7 +21,7 @@ from fedjax_sim.engine.planning.schedule import (
     pad_evaluations,
     steps_before,
 )
-from fedjax_sim.engine.planning.store import MANY, assign_rows, assign_rows_of_all, store_rows
+from fedjax_sim.engine.planning.store import MANY, assign_rows, assign_rows_of_all
 
 NAN, INF = np.nan, np.inf
 
@@ -150,7 +150,8 @@ def test_a_budget_that_no_timeline_reaches() -> None:
 def reads(draw: Callable) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Draw versions that ticks read and that clients hold at evaluations.
 
-    Returns the arguments of `store_rows`: version, present, held, ends.
+    Returns the version that each slot reads where it is present, the versions held at each
+    evaluation, and the ticks before each.
     """
     num_ticks, slots, clients = (
         draw(st.integers(1, 14)),
@@ -177,7 +178,12 @@ def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_possible(
     """
     version, present, held, ends = case
     num_ticks = len(version)
-    row, rows = store_rows(version, present, held, ends)
+    last_read = np.full(num_ticks + 1, -1)
+    for t in range(num_ticks):
+        last_read[version[t][present[t]]] = t
+    for end, versions in zip(ends, held, strict=True):
+        last_read[versions] = np.maximum(last_read[versions], end)
+    row, rows = assign_rows(last_read)
     scratch = rows - 1
     store: dict[int, int] = {0: 0}
     assert row[0] == 0
@@ -348,7 +354,7 @@ def test_the_store_of_work_is_small_however_long_models_are_held() -> None:
 
 def test_the_example_of_the_docstring() -> None:
     """The table in `fedjax_sim.engine.planning.store` needs two rows and the scratch row."""
-    row, rows = store_rows(np.array([[0], [0], [1], [3]]), np.ones((4, 1), bool))
+    row, rows = assign_rows(np.array([1, 2, -1, 3, -1]))
     assert rows == 3
     assert row.tolist() == [0, 1, 2, 0, 2]
 

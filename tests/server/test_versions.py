@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import Event, Plan
-from fedjax_sim.engine.planning.store import store_rows
+from fedjax_sim.engine.planning.store import assign_rows
 from fedjax_sim.server.versions import first_version, next_version, stale_models
 
 # Ticks receive two slots each; tick t makes version t + 1.
@@ -35,7 +35,10 @@ def event_of(tick: int, read: np.ndarray, write: int) -> Event:
 
 def test_every_slot_starts_from_its_version() -> None:
     """With rows assigned by the engine, every read finds its version, as if all were kept."""
-    row, rows = store_rows(VERSION, np.ones_like(VERSION, bool))
+    last_read = np.full(len(VERSION) + 1, -1)
+    for tick, versions in enumerate(VERSION):
+        last_read[versions] = tick
+    row, rows = assign_rows(last_read)
     state = first_version(model_of(0), Plan(rows=rows))
     assert state.versions["kernel"].shape == (rows, 2, 3)
     for tick, versions in enumerate(VERSION):

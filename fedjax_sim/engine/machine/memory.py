@@ -1,6 +1,6 @@
 """How much memory is free, and how much a compiled program takes.
 
-Lanes' schedules take memory of the host while they are planned (`drawing.measure_plan`), and
+Lanes' schedules take memory of the host while they are planned (`drawing.Schedules.measure`), and
 programs take memory of the devices. A CPU is its own host, so there all comes out of one memory.
 """
 

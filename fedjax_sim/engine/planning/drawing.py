@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
 from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
 from fedjax_sim.engine.machine.user_code import number_of_code
-from fedjax_sim.engine.planning import budgets, energy
+from fedjax_sim.engine.planning import budgets
 from fedjax_sim.engine.planning.budgets import Meters
 from fedjax_sim.engine.planning.lanes import Lane, Stacked, distinct_schedules, stack_settings
 from fedjax_sim.timelines import checks
@@ -65,8 +65,8 @@ share a program."""
 
 
 MOST_REMEMBERED = 8
-"""Calls of quickly compiled programs whose timelines are remembered: schedules are drawn to check
-them and to run."""
+"""Timelines of quickly compiled programs that are remembered: schedules are drawn to check them and
+to run."""
 
 
 MOST_PROGRAMS = 32
@@ -81,7 +81,7 @@ Drawing these takes milliseconds, and small sweeps of many sizes share a program
 
 
 CLIENTS_AS_A_SLOT = 8
-"""Clients whose part in drawing a tick, such as a draw of its cohort, counts as that of a slot."""
+"""Clients that count as a slot: each takes part in drawing a tick, such as a draw of its cohort."""
 
 
 def request_timelines(
@@ -123,35 +123,6 @@ def request_timelines(
         raise OutOfMemoryError(field, value, allowed) from None
 
 
-def measure_plan(
-    system: System,
-    seeds: Sequence[int],
-    hypers: Sequence[HyperT],
-    budget: Budget,
-) -> int:
-    """Count the bytes that schedules take, drawn and laid out, without drawing them.
-
-    Args:
-      seeds: D seeds.
-      hypers: D settings of equal static parts.
-      budget: As in `request_timelines`.
-
-    Raises:
-      ConfigError: If it would take hours.
-    """
-    ticks = budgets.ticks_to_draw(system, hypers, budgets.as_planned(system, hypers, budget))
-    num, slots = len(seeds), _traced(system, hypers[0]).slots
-    seconds = SECONDS_OF_A_SLOT * ticks * slots * num
-    if seconds > MOST_SECONDS:
-        field, value = budget.named
-        allowed = (
-            f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
-            f"{system.name} would take about {seconds / 3600:.0f} hours"
-        )
-        raise ConfigError(field, value, allowed)
-    return BYTES_OF_A_PLANNED_SLOT * ticks * slots * num
-
-
 class Schedules(NamedTuple):
     """The D schedules of a group of lanes, before they are drawn. Lanes may share one.
 
@@ -186,7 +157,7 @@ class Schedules(NamedTuple):
             reads = settings_read(system, group[0].hyper)
         firsts, row = distinct_schedules(group, reads)
         seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        meters = energy.meters_of(system, group, row, budget)
+        meters = budgets.meters_of(system, group, row, budget)
         return cls(system, budget, row, seeds, hypers, meters)
 
     def request(self) -> tuple[Timeline, np.ndarray]:
@@ -207,8 +178,24 @@ class Schedules(NamedTuple):
         return np.concatenate(found)
 
     def measure(self) -> int:
-        """Count their bytes without drawing them, see `measure_plan`."""
-        return measure_plan(self.system, self.seeds, self.hypers, self.budget)
+        """Count the bytes that they take, drawn and laid out, without drawing them.
+
+        Raises:
+          ConfigError: If it would take hours.
+        """
+        system, budget, num = self.system, self.budget, len(self.seeds)
+        planned = budgets.as_planned(system, self.hypers, budget)
+        ticks = budgets.ticks_to_draw(system, self.hypers, planned)
+        slots = _traced(system, self.hypers[0]).slots
+        seconds = SECONDS_OF_A_SLOT * ticks * slots * num
+        if seconds > MOST_SECONDS:
+            field, value = budget.named
+            allowed = (
+                f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
+                f"{system.name} would take about {seconds / 3600:.0f} hours"
+            )
+            raise ConfigError(field, value, allowed)
+        return BYTES_OF_A_PLANNED_SLOT * ticks * slots * num
 
 
 def draw_timelines(
@@ -249,21 +236,22 @@ def draw_timelines(
     is_small = size * rounded * slots <= QUICKLY_COMPILED
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
         draw = partial(_draw_with, system.timeline, rounded, code, is_quick=is_small, reads=reads)
-        whole: list[np.ndarray] = []
+        pieces: list[list[np.ndarray]] = [[] for _ in Timeline._fields]
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
             rows = np.minimum(np.arange(first, first + size), len(seeds) - 1)
             timelines, fractions = draw(all_seeds[rows], settings.take(rows))
             checks.check_whole(fractions, num_ticks, slots)
-            leaves = [np.asarray(leaf)[:, :num_ticks] for leaf in timelines]
-            whole = whole or [_room_for(leaf, len(seeds)) for leaf in leaves]
-            whole = [_filled(into, leaf, first) for into, leaf in zip(whole, leaves, strict=True)]
-    drawn, hyper = Timeline(*whole), cast(Any, hypers[0])
+            for leaf, found in zip(timelines, pieces, strict=True):
+                found.append(np.asarray(leaf)[: len(seeds) - first, :num_ticks])
+    # Leaf by leaf, which frees the pieces of each.
+    drawn = Timeline(*(_joined(pieces.pop(0)) for _ in Timeline._fields))
+    hyper: Any = hypers[0]
     num_clients = system.messages.num_senders(hyper) or hyper.num_clients
     checks.check_values(system, drawn, num_ticks, num_clients)
     if is_small and len(seeds) <= size:
         for leaf in drawn:
-            leaf.flags.writeable = False
+            leaf.setflags(write=False)
         _drawn[asked] = drawn
         for old in list(_drawn)[:-MOST_REMEMBERED]:
             _drawn.pop(old, None)
@@ -291,29 +279,12 @@ def _round_up(number: int, bits: int) -> int:
     return -(-number // unit) * unit
 
 
-def _room_for(leaf: np.ndarray, num: int) -> np.ndarray:
-    """Make room for `[num, T, ...]`. What is the same at all ticks has room for one tick."""
-    is_constant = np.array_equal(leaf[:, 0], leaf[:, -1]) and bool((leaf == leaf[:, :1]).all())
-    if is_constant:
-        once = np.empty((num, 1, *leaf.shape[2:]), leaf.dtype)
-        return np.lib.stride_tricks.as_strided(
-            once, (num, *leaf.shape[1:]), (once.strides[0], 0, *once.strides[2:])
-        )
-    return np.empty((num, *leaf.shape[1:]), leaf.dtype)
-
-
-def _filled(into: np.ndarray, leaf: np.ndarray, first: int) -> np.ndarray:
-    """Write the timelines from `first` on, and return the array that holds them."""
-    known = leaf[: len(into) - first]
-    if into.strides[1] == 0 and not (known == known[:, :1]).all():
-        # Earlier timelines were the same at all ticks, these are not.
-        into = into.copy()
-    rows = slice(first, first + len(known))
-    if into.strides[1] == 0:
-        into[rows, :1] = known[:, :1]
-    else:
-        into[rows] = known
-    return into
+def _joined(pieces: Sequence[np.ndarray]) -> np.ndarray:
+    """Join timelines of several calls, where one tick is kept if all ticks are the same."""
+    if all((leaf[:, 0] == leaf[:, -1]).all() and (leaf == leaf[:, :1]).all() for leaf in pieces):
+        once = np.concatenate([leaf[:, :1] for leaf in pieces])
+        return np.broadcast_to(once, (len(once), *pieces[0].shape[1:]))
+    return np.concatenate(pieces)
 
 
 @functools.cache
@@ -478,7 +449,7 @@ def _program_of(
     shapes: tuple[tuple, ...],
     num_ticks: int,
 ) -> tuple[ClosedJaxpr, Timeline]:
-    """Trace a timeline, and describe what it draws."""
+    """Trace a timeline, and describe its result."""
     with jax.enable_x64(True), tracing_for("cpu"):
         return jax.make_jaxpr(
             lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), num_ticks),

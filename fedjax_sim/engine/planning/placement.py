@@ -89,7 +89,7 @@ LARGEST_FAMILY = 2e8
 
 
 DEVICES = "layout devices (lane_devices x client_devices)"
-"""What a message calls the number of devices that a layout asks for."""
+"""Name in messages of the number of devices that a layout asks for."""
 
 
 MOST_PADDED = 1.5

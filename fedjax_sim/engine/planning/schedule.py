@@ -25,7 +25,7 @@ from fedjax_sim.engine.planning.store import (
 )
 
 SORTED_TOGETHER = 2**22
-"""Slots of schedules whose clients are sorted at the same time."""
+"""Slots of schedules that are sorted at the same time by their clients."""
 
 
 class Ticks(NamedTuple):
@@ -236,10 +236,9 @@ def lay_out(
         steps, weight = np.where(present, steps, 0), np.where(present, weight, 0)
     # Rows of the store: where each slot reads its old model, and where each tick writes its
     # own.
-    reads = _Reads(numbers, staleness, present)
-    store = _assign_stores(reads, ends[:, -1], (num, total, num_slots))
-    rows = store.rows
-    read = store.read
+    row, read, rows = _assign_stores(
+        numbers - staleness, present, ends[:, -1], (num, total, num_slots)
+    )
     if not is_whole:
         # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
         read = np.where(is_within[..., None], read, rows - 1)
@@ -262,7 +261,7 @@ def lay_out(
         weight=on_grid(weight),
         offset=None if offset is None else on_grid(offset),
         read=on_grid(read.astype(np.int32)),
-        write=on_grid(np.where(is_within, store.row[:, 1:], rows - 1).astype(np.int32)),
+        write=on_grid(np.where(is_within, row[:, 1:], rows - 1).astype(np.int32)),
     )
     most_steps = int(stored.steps.max(initial=0))
     if num_slots * most_steps >= 2**31:
@@ -374,51 +373,30 @@ def without_repetition(leaf: np.ndarray) -> np.ndarray:
     return leaf
 
 
-class _Reads(NamedTuple):
-    """Who reads which version.
-
-    Attributes:
-      tick: `i32[T, 1]`, numbers of the ticks.
-      staleness: `i32[D or 1, T or 1, S]`.
-      present: `bool[D or 1, T or 1, S]`.
-    """
-
-    tick: np.ndarray
-    staleness: np.ndarray
-    present: np.ndarray
-
-
-class _Stores(NamedTuple):
-    """Rows of the store in which each schedule keeps its old server models.
-
-    Attributes:
-      row: `i32[D, T + 1]`, row of every version.
-      read: `i32[D or 1, T or 1, S]`, row of each slot's version.
-      rows: Rows of the store, the same for all schedules; the last is a scratch row in all.
-    """
-
-    row: np.ndarray
-    read: np.ndarray
-    rows: int
-
-
-def _assign_stores(reads: _Reads, ends: np.ndarray, shape: tuple[int, int, int]) -> _Stores:
-    """Assign rows in all schedules.
+def _assign_stores(
+    version: np.ndarray, present: np.ndarray, ends: np.ndarray, shape: tuple[int, int, int]
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Assign rows of the stores in which schedules keep their old server models.
 
     Args:
-      reads: Who reads which version.
+      version: `i32[D or 1, T, S]`, read where slots are present.
+      present: `bool[D or 1, T or 1, S]`.
       ends: `i64[D]`, ticks of each schedule.
       shape: D, T and S.
+
+    Returns:
+      The row of every version, `i32[D, T + 1]`; the row of each slot's version, `i32[D or 1,
+      T or 1, S]`; and the number of rows, the same for all schedules, of which the last is a
+      scratch row in all.
     """
     num, total, num_slots = shape
-    is_newest = (reads.staleness == 0) | ~reads.present
-    has_any = reads.present.any(axis=2) | (np.arange(total) >= ends[:, None])
+    is_newest = (version == np.arange(total)[:, None]) | ~present
+    has_any = present.any(axis=2) | (np.arange(total) >= ends[:, None])
     if is_newest.all() and has_any.all():
         # Only the next tick reads a version: one row is enough.
         row = np.zeros((num, total + 1), np.int32)
-        return _Stores(row, np.where(reads.present, 0, round_up(2) - 1), round_up(2))
-    present = np.broadcast_to(reads.present, shape)
-    version = np.broadcast_to(reads.tick - reads.staleness, shape)
+        return row, np.where(present, 0, round_up(2) - 1), round_up(2)
+    present, version = np.broadcast_to(present, shape), np.broadcast_to(version, shape)
     last, read = np.full((num, total + 1), -1), np.empty(shape, np.int32)
     # Some schedules at a time, which bounds the memory.
     step = max(1, SORTED_TOGETHER // max(1, total * num_slots))
@@ -436,7 +414,7 @@ def _assign_stores(reads: _Reads, ends: np.ndarray, shape: tuple[int, int, int])
     rows = round_up(int(used.max()))
     # The same scratch row in all schedules, however many rows each of them needs.
     row[row == used[:, None] - 1] = rows - 1
-    return _Stores(row, np.where(present, read, rows - 1), rows)
+    return row, np.where(present, read, rows - 1), rows
 
 
 def _is_steady(clients: np.ndarray, steps: np.ndarray) -> bool:

@@ -36,57 +36,6 @@ def round_up(rows: int) -> int:
     return -(-rows // 8) * 8
 
 
-def store_rows(
-    version: np.ndarray,
-    present: np.ndarray,
-    held: np.ndarray | None = None,
-    ends: np.ndarray | None = None,
-) -> tuple[np.ndarray, int]:
-    """Give every server version that is read later a row of a store that is as small as possible.
-
-    Args:
-      version: `i32[T, S]`, version read by each slot where `present`.
-      present: `bool[T, S]`.
-      held: `i32[V + 1, N]`, versions read at each evaluation; None if evaluations read none.
-      ends: `i64[V + 1]`, ticks before each evaluation.
-
-    Returns:
-      As `assign_rows`.
-    """
-    return assign_rows(last_reads(version, present, held, ends))
-
-
-def last_reads(
-    version: np.ndarray,
-    present: np.ndarray,
-    held: np.ndarray | None = None,
-    ends: np.ndarray | None = None,
-) -> np.ndarray:
-    """Find the tick at which each version is read last, `i64[T + 1]`; -1 if it never is.
-
-    The arguments are those of `store_rows`.
-    """
-    num_ticks = len(version)
-    last_read = np.full(num_ticks + 1, -1)
-    tick = np.broadcast_to(np.arange(num_ticks)[:, None], version.shape)
-    np.maximum.at(last_read, version[present], tick[present])
-    if held is not None and ends is not None:
-        # An evaluation reads after the write of the tick before it: as late as the next tick.
-        for end, versions in zip(ends, held, strict=True):
-            alive = np.unique(versions)
-            last_read[alive] = np.maximum(last_read[alive], end)
-    return last_read
-
-
-def count_alive(last_read: np.ndarray) -> int:
-    """Count the versions that are needed at one time, at most. last_read: `i64[T + 1]`."""
-    needed = np.flatnonzero(last_read >= np.arange(len(last_read)))
-    change = np.zeros(int(last_read.max(initial=0)) + len(last_read) + 2, np.int64)
-    np.add.at(change, needed, 1)
-    np.add.at(change, last_read[needed] + 1, -1)
-    return int(np.cumsum(change).max())
-
-
 def assign_rows(last_read: np.ndarray) -> tuple[np.ndarray, int]:
     """Assign rows of the store.
 
@@ -179,25 +128,25 @@ def held_versions(
       The rows, with `write` of shape `i32[L, T]`.
     """
     num_lanes, total, _ = clients.shape
-    held = np.zeros((num_lanes, ends.shape[1], num_clients), np.int32)
-    rows, used = np.zeros((num_lanes, total + 1), np.int32), np.zeros(num_lanes, np.int32)
+    lanes, num_evals = np.arange(num_lanes)[:, None], ends.shape[1]
+    held = np.zeros((num_lanes, num_evals, num_clients), np.int32)
     for lane, lane_ends in enumerate(ends):
         for i, (begin, end) in enumerate(itertools.pairwise(lane_ends), start=1):
             present = clients[lane, begin:end] != EMPTY
             held[lane, i] = held[lane, i - 1]
             received = clients[lane, begin:end][present]
             held[lane, i, received] = holds[lane, begin:end][present]
-        end = lane_ends[-1]
-        nobody = np.zeros((end, 0))
-        rows[lane, : end + 1], used[lane] = store_rows(
-            nobody.astype(np.int32), nobody.astype(bool), held[lane], lane_ends
-        )
+    # An evaluation reads after the write of the tick before it: as late as the next tick.
+    last_read = np.full((num_lanes, total + 1), -1)
+    for i in range(num_evals):
+        last_read[lanes, held[:, i]] = ends[:, i : i + 1]
+    rows, used = assign_rows_of_all(last_read)
     num_rows = round_up(int(used.max()))
     # Ticks after a lane's end, and versions that nobody holds, are written to the scratch row.
     is_scratch = np.arange(total + 1) > ends[:, -1:]
     is_scratch |= rows == used[:, None] - 1
     rows[is_scratch] = num_rows - 1
-    holders = np.zeros((num_lanes, ends.shape[1], num_rows), np.int32)
+    holders = np.zeros((num_lanes, num_evals, num_rows), np.int32)
     for lane in range(num_lanes):
         versions_held = rows[lane][held[lane]]
         holders[lane] = [np.bincount(row, minlength=num_rows) for row in versions_held]

@@ -3,9 +3,10 @@
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Self
 
 import jax
@@ -13,25 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.core import trees
+from fedjax_sim.core import trees, types
 from fedjax_sim.core.events import check_fixed
 from fedjax_sim.core.settings import ConfigError, check, fields, value_of
 from fedjax_sim.core.trees import TypedStructure
-from fedjax_sim.core.types import (
-    EMPTY,
-    AnyProblem,
-    Array,
-    Event,
-    Facts,
-    HyperT,
-    InfoT,
-    Key,
-    Params,
-    Plan,
-    StateT,
-    System,
-    Timeline,
-)
+from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
@@ -55,24 +42,25 @@ class Static(NamedTuple):
       known: Settings whose values are part of the program, because it is simpler with them.
       machine: What is traced for.
       differentiable: Whether reverse mode can go through steps.
-      types: The structure of problem and settings.
+      structure: The structure of problem and settings.
       code: The number of the code of the caller's functions, as in `Program`.
     """
 
-    system: System
-    plan: Plan
-    facts: Facts
+    system: types.System
+    plan: types.Plan
+    facts: types.Facts
     num_ticks: int
     frozen: tuple[str, ...]
     weighing: tuple[str, ...]
     known: tuple[tuple[str, float], ...]
     machine: Machine
     differentiable: bool
-    types: TypedStructure
+    structure: TypedStructure
     code: int
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Bound(Generic[HyperT, StateT, InfoT]):
     """The program of one run: a system's algorithm, bound to everything that it needs.
 
@@ -108,58 +96,22 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         filled in, such as `local_epochs`, from which local steps follow.
     """
 
-    def __init__(
-        self,
-        problem: AnyProblem,
-        hyper: Any,
-        key: Key,
-        start: Params | None,
-        ticks: Ticks,
-        time: np.ndarray,
-        until: Ends | None,
-        static: Static,
-    ) -> None:
-        """Put a program together; `fedjax_sim.bind` does.
-
-        Args:
-          hyper: The settings, numbers as arrays.
-          key: The random key of learning.
-          start: The model that it starts from; None to draw it.
-          ticks: The ticks, of one schedule and one evaluation.
-          time: `f64[T]`, their virtual times.
-          until: When a live system is over; None if the schedule is planned.
-          static: What is part of the program.
-        """
-        self.problem, self.hyper, self.key, self.start = problem, hyper, key, start
-        self.time, self._ticks, self._until, self._static = time, ticks, until, static
-
-    def tree_flatten_with_keys(self) -> tuple[Any, Static]:
-        """Return the data, with names, and the static part."""
-        names = ("problem", "hyper", "key", "start", "_ticks", "time", "_until")
-        pairs = tuple((jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names)
-        return pairs, self._static
-
-    @classmethod
-    def tree_unflatten(cls, static: Static, children: Any) -> Self:
-        """Put a program together again.
-
-        Args:
-          static: What is part of the program.
-          children: What is data, in the order of `tree_flatten_with_keys`.
-
-        Returns:
-          The program.
-        """
-        problem, hyper, key, start, ticks, time, until = children
-        return cls(problem, hyper, key, start, ticks, time, until, static)
+    problem: types.AnyProblem
+    hyper: HyperT
+    key: types.Key
+    start: types.Params | None
+    _ticks: Ticks
+    time: np.ndarray
+    _until: Ends | None
+    _static: Static = dataclasses.field(metadata={"static": True})
 
     @property
-    def system(self) -> System[HyperT, StateT, InfoT]:
+    def system(self) -> types.System[HyperT, StateT, InfoT]:
         """The system."""
         return self._static.system
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> types.Plan:
         """How the machine is used."""
         return self._static.plan
 
@@ -173,13 +125,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """Names of the settings that the schedule has read, or from which others follow."""
         return self._static.frozen
 
-    def _bound_lane(self) -> BoundLane:
-        """Make the algorithm for the trace that is under way."""
-        hyper: Any = dataclasses.replace(self.hyper, **dict(self._static.known))
-        opened = open_lane(self.system, self.problem, hyper, self.key, self.plan)
-        return opened._replace(is_differentiable=self._static.differentiable)
-
-    def event(self, t: int | Array | slice) -> Event:
+    def event(self, t: int | Array | slice) -> types.Event:
         """Return the event of a tick, or of some ticks.
 
         Args:
@@ -205,16 +151,16 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         event = _event(self, jnp.asarray(t, "int32"))
         return event if is_known else nan_if(event, [self._is_outside(event)])
 
-    def _is_outside(self, event: Event) -> Array:
+    def _is_outside(self, event: types.Event) -> Array:
         """Tell whether an event is of no tick of the schedule."""
         return ((event.tick < 0) | (event.tick >= self.num_ticks)).any()
 
     @property
-    def events(self) -> Event:
+    def events(self) -> types.Event:
         """The events of all ticks, leaves `[T, ...]`."""
         return self.event(slice(None))
 
-    def init(self, start: Params | None = None) -> StateT:
+    def init(self, start: types.Params | None = None) -> StateT:
         """Make the initial state.
 
         A model that is drawn has the bits of the one that `simulate` draws, because it is compiled
@@ -234,7 +180,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         is_quick = self._static.machine.begins_quickly and not trees.is_traced((self, start))
         return (_init.quickly if is_quick else _init.well)(self, start)
 
-    def step(self, state: StateT, event: Event) -> tuple[StateT, InfoT]:
+    def step(self, state: StateT, event: types.Event) -> tuple[StateT, InfoT]:
         """Take one tick.
 
         Args:
@@ -256,7 +202,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         self._check_given(state, event, num_dims=1)
         return _step(self, state, event)
 
-    def run(self, state: StateT, events: Event | None = None) -> tuple[StateT, InfoT]:
+    def run(self, state: StateT, events: types.Event | None = None) -> tuple[StateT, InfoT]:
         """Take many ticks in one scan.
 
         Where the run is differentiable, the backward pass keeps about three times the cube root of
@@ -279,7 +225,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             self._check_given(state, events, num_dims=2)
         return _run(self, state, events)
 
-    def model(self, state: StateT) -> Params:
+    def model(self, state: StateT) -> types.Params:
         """Return the model of a state that is evaluated and returned.
 
         Returns:
@@ -328,16 +274,18 @@ class Bound(Generic[HyperT, StateT, InfoT]):
                 self._check(given, ticks, changed)
                 self._check_live(hyper, changed)
         problem = self.problem if problem is None else problem
-        if trees.typed_structure((problem, hyper)) != static.types or _shapes(problem) != _shapes(
-            self.problem
-        ):
+        if trees.typed_structure((problem, hyper)) != static.structure or _shapes(
+            problem
+        ) != _shapes(self.problem):
             allowed = "one of the same class, static fields and shapes; others are bound anew"
             raise ConfigError("problem", type(problem).__name__, allowed)
         key = self.key if key is None else key
         kind: Any = getattr(key, "dtype", None)
         if not (kind == "uint32" or jnp.issubdtype(kind, jax.dtypes.prng_key)):
             raise ConfigError("key", key, "a random key, such as jax.random.key(0)")
-        return type(self)(problem, hyper, key, self.start, ticks, self.time, self._until, static)
+        return dataclasses.replace(
+            self, problem=problem, hyper=hyper, key=key, _ticks=ticks, _static=static
+        )
 
     def with_settings(self, **settings: Any) -> Self:
         """Return the same program with other settings: `bound.with_settings(lr=0.1)`.
@@ -372,9 +320,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
         `replace` refuses traced values, but a program is a pytree, and all of it may be traced.
         """
-        pairs = jax.tree_util.tree_leaves_with_path(self.hyper)
-        for path, leaf in pairs if self.frozen else ():
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
+        for name, leaf in named_leaves(self.hyper) if self.frozen else ():
             if name in self.frozen and isinstance(leaf, jax.core.Tracer):
                 _fixed(name, leaf)
 
@@ -385,19 +331,14 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           num_dims: Dimensions of the event's clients, 1 of one tick and 2 of several.
         """
         contract.check_arrays("state", state)
-        dims = np.ndim(event.clients) if isinstance(event, Event) else None
+        dims = np.ndim(event.clients) if isinstance(event, types.Event) else None
         if dims != num_dims:
             value = event if dims is None else f"an Event with clients of {dims} dimensions"
             whose = ("one tick", "bound.event(t)"), ("ticks", "bound.event(np.s_[:5])")
             allowed = "an Event of {}, as {} returns it".format(*whose[num_dims - 1])
             raise ConfigError("event", value, allowed)
-        ours, theirs = (
-            (*facts.owner, slots)
-            for facts, slots in (
-                (self._static.facts, np.shape(self._ticks.clients)[-1]),
-                (event.facts, np.shape(event.clients)[-1]),
-            )
-        )
+        ours = *self._static.facts.owner, np.shape(self._ticks.clients)[-1]
+        theirs = *event.facts.owner, np.shape(event.clients)[-1]
         if theirs[-1] != ours[-1] or theirs[:-1] not in (ours[:-1], ()):
             value, allowed = (_words_of(each) for each in (theirs, ours))
             raise ConfigError("event", value, f"{allowed}, as this program has them")
@@ -437,7 +378,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
                 allowed = "such that messages keep their bits, whose energy is limited"
                 raise ConfigError(names, "changed", allowed)
 
-    def _timeline(self, ticks: Ticks) -> Timeline:
+    def _timeline(self, ticks: Ticks) -> types.Timeline:
         """Return the schedule, on the host; `holds` is the version trained from."""
         shape = (self.num_ticks, np.shape(ticks.clients)[-1])
         clients, steps, staleness, weight = (
@@ -445,7 +386,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             for leaf in (ticks.clients, ticks.steps, ticks.staleness, ticks.weight)
         )
         version = np.arange(self.num_ticks, dtype="int32")[:, None] - staleness
-        return Timeline(self.time, clients, steps, version, weight, version)
+        return types.Timeline(self.time, clients, steps, version, weight, version)
 
     def _changed(self, hyper: Any) -> tuple[Any, set[str]]:
         """Check new settings, give them the types of the old ones, and name those that differ."""
@@ -460,10 +401,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             allowed = "as they were bound where they are part of the program; bind again"
             raise ConfigError("hyper", value, allowed)
         found = []
-        pairs = jax.tree_util.tree_leaves_with_path(hyper)
         changed: set[str] = set()
-        for (path, new), old in zip(pairs, jax.tree.leaves(self.hyper), strict=True):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
+        for (name, new), old in zip(named_leaves(hyper), jax.tree.leaves(self.hyper), strict=True):
             contract.check_arrays(name, new, "a number")
             if new is not old and not _is_same(new, old):
                 changed.add(name)
@@ -568,66 +507,75 @@ def _shapes(tree: Any) -> list[Any]:
     return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
-def _event(bound: Bound, t: Array) -> Event:
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """List the leaves of settings with their names, such as "delays.shape"."""
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+@jax.jit
+def _event(bound: Bound, t: Array) -> types.Event:
     return event_at(bound._ticks, jnp.int32(0), t, (jnp.int32(0), t), facts=bound._static.facts)
 
 
-_event = jax.jit(_event)
+@contextlib.contextmanager
+def _opened(bound: Bound, *states: Any) -> Iterator[BoundLane]:
+    """Make the algorithm for the trace that is under way, in which a given state is checked."""
+    for state in states:  # Within a trace, so once for a program.
+        contract.check_state(state, jax.eval_shape(_init.well, bound, None))
+    static = bound._static
+    with static.machine.tracing():
+        hyper: Any = dataclasses.replace(bound.hyper, **dict(static.known))
+        lane = open_lane(static.system, bound.problem, hyper, bound.key, static.plan)
+        yield lane._replace(is_differentiable=static.differentiable)
 
 
 @RunsOnce
-def _init(bound: Bound[HyperT, StateT, InfoT], start: Params | None) -> StateT:
-    with bound._static.machine.tracing():
+def _init(bound: Bound[HyperT, StateT, InfoT], start: types.Params | None) -> StateT:
+    with _opened(bound) as lane:
         start = None if start is None else contract.fit_start(start, bound.problem)
-        state = bound._bound_lane().init(start)
+        state = lane.init(start)
         return state if bound._until is None else state._replace(until=bound._until)
 
 
-def _check_state(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> None:
-    """Check that a state has the form of the first one; within a trace, so once for a program."""
-    contract.check_state(state, jax.eval_shape(_init.well, bound, None))
-
-
-def _step_of(
-    bound: Bound[HyperT, StateT, InfoT],
-) -> Callable[[StateT, Event], tuple[StateT, InfoT]]:
+def _step_of(lane: BoundLane) -> Callable[[StateT, types.Event], tuple[StateT, InfoT]]:
     """Return the algorithm's step. Where the run is differentiable, a backward pass repeats it."""
-    step = bound._bound_lane().step
-    if not bound._static.differentiable:
-        return step
+    if not lane.is_differentiable:
+        return lane.step
 
-    def repeatable(state: StateT, event: Event) -> tuple[StateT, InfoT]:
+    def repeatable(state: StateT, event: types.Event) -> tuple[StateT, InfoT]:
         check_fixed(event.facts)
-        return step(state, event)
+        return lane.step(state, event)
 
     return jax.checkpoint(repeatable)
 
 
 @jax.jit
-def _step(bound: Bound[HyperT, StateT, InfoT], state: StateT, event: Event) -> tuple[StateT, InfoT]:
-    _check_state(bound, state)
-    with bound._static.machine.tracing():
-        state, info = _step_of(bound)(state, event)
+def _step(
+    bound: Bound[HyperT, StateT, InfoT], state: StateT, event: types.Event
+) -> tuple[StateT, InfoT]:
+    with _opened(bound, state) as lane:
+        state, info = _step_of(lane)(state, event)
         return _guarded(bound, nan_if(state, [bound._is_outside(event)])), info
 
 
 @jax.jit
 def _run(
-    bound: Bound[HyperT, StateT, InfoT], state: StateT, events: Event | None
+    bound: Bound[HyperT, StateT, InfoT], state: StateT, events: types.Event | None
 ) -> tuple[StateT, InfoT]:
-    _check_state(bound, state)
-    with bound._static.machine.tracing():
-        step = _step_of(bound)
+    with _opened(bound, state) as lane:
+        step = _step_of(lane)
 
-        def tick(state: Any, given: Any) -> tuple[Any, Any]:
+        def tick(state: StateT, given: Any) -> tuple[StateT, InfoT]:
             event = _event(bound, given) if events is None else given
             state, info = step(state, event)
             outside = [] if events is None else [bound._is_outside(event)]
             return nan_if(state, outside), info
 
-        numbers = jnp.arange(bound.num_ticks, dtype="int32")
-        given: Any = numbers if events is None else events
-        if not bound._static.differentiable:
+        given: Any = jnp.arange(bound.num_ticks, dtype="int32") if events is None else events
+        if not lane.is_differentiable:
             state, infos = jax.lax.scan(tick, state, given)
             return _guarded(bound, state), infos
         return _scan_in_blocks(tick, state, given)
@@ -663,18 +611,15 @@ def _scan_in_blocks(tick: Any, state: Any, given: Any, levels: int = 2) -> tuple
 
 
 @jax.jit
-def _model(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> Params:
-    _check_state(bound, state)
-    with bound._static.machine.tracing():
-        opened = bound._bound_lane()
-        return opened.algorithm.model(opened.learnt(state))
+def _model(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> types.Params:
+    with _opened(bound, state) as lane:
+        return lane.algorithm.model(lane.learnt(state))
 
 
 @jax.jit
 def _evaluate(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> dict[str, Array]:
-    _check_state(bound, state)
-    with bound._static.machine.tracing():
-        return bound._bound_lane().evaluate(state)[1]
+    with _opened(bound, state) as lane:
+        return lane.evaluate(state)[1]
 
 
 def _guarded(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> StateT:

@@ -7,6 +7,7 @@ mini-batches, and whether the lane's time is over.
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,24 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core import types
 from fedjax_sim.core.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.core.events import HAPPENED
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import clock_key, tick_key
 from fedjax_sim.core.targets import is_for_cpu, put
-from fedjax_sim.core.types import (
-    EMPTY,
-    AnyProblem,
-    Array,
-    Event,
-    Facts,
-    HyperT,
-    InfoT,
-    Key,
-    Plan,
-    StateT,
-    System,
-)
+from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
 from fedjax_sim.engine.planning.schedule import Ends
 
 TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS, _ = range(len(ENDINGS))
@@ -46,7 +36,7 @@ FEW_SLOTS = 128
 
 
 class LiveState(NamedTuple):
-    """What a live lane carries from tick to tick.
+    """State of a live lane between two ticks.
 
     Attributes:
       state: The algorithm's state.
@@ -87,9 +77,9 @@ class LiveLane(NamedTuple):
       is_batched: Whether lanes are computed together.
     """
 
-    system: System
+    system: types.System
     clock: Clock
-    key: Key
+    key: types.Key
     sizes: Sizes
     num_clients: int
     energies: tuple[np.ndarray, np.ndarray] | None
@@ -139,8 +129,8 @@ class LiveLane(NamedTuple):
     def step(
         self,
         live_state: LiveState,
-        frame: Event,
-        learn: Callable[[Any, Event], tuple[Any, Any]],
+        frame: types.Event,
+        learn: Callable[[Any, types.Event], tuple[Any, Any]],
         ahead: tuple[Array, Any] | None = None,
         *,
         rests: bool,
@@ -161,67 +151,23 @@ class LiveLane(NamedTuple):
         if frame.facts.replaced:
             allowed = "as it was bound: a live clock makes the event, which a step may change"
             raise ConfigError("event", f"with other {' and '.join(frame.facts.replaced)}", allowed)
-        clock, sizes = self.clock, self.sizes
-        given = tick_key(self.key, live_state.tick, "next"), live_state.clock, live_state.state
-        if clock.ahead is None:
-            time, received = clock.next(*given)
-        else:
-            if ahead is None:
-                drawn = clock.ahead(tick_key(self.key, live_state.tick, "ahead"), live_state.tick)
-            else:
-                drawn = ahead[1]
-            time, received = clock.next(*given, drawn)
-        _check_received(received, sizes)
-        # The rows of the versions that are read, and a row that nobody needs for the new one.
+        sizes, tick = self.sizes, live_state.tick
+        time, received = self._next(live_state, ahead)
         clients = jnp.asarray(received.clients, "int32")
         if not is_for_cpu():
             # Otherwise a GPU decides again, for each pair of slots, who reports.
             clients = jax.lax.optimization_barrier(clients)
         is_there, is_full = clients != EMPTY, sizes.is_full and frame.facts.all_filled
-        version, tick = jnp.asarray(received.version, "int32"), live_state.tick
+        version = jnp.asarray(received.version, "int32")
         steps = jnp.where(is_there, jnp.asarray(received.steps, "int32"), 0)
-        num_rows = len(live_state.held)
-        found = _first(version[:, None] == live_state.held[None])
-        read = jnp.where(found < num_rows, found, 0)
-        if clock.in_use is None:
-            write = jnp.int32(0)
-            is_known = version == tick
-        else:
-            used = clock.in_use(time)
-            is_used = (live_state.held[:, None] == used[None]).any(axis=1) & (live_state.held >= 0)
-            write = _first(~is_used)
-            # Every row is in use if more versions are than the clock has declared.
-            is_known = (found < num_rows) & (write < num_rows)
-        # Whether the lane goes on.
-        is_client = (clients >= EMPTY) & (clients < self.num_clients)
-        is_client &= is_there | (not sizes.is_full)
-        if not self.system.can_repeat:
-            is_client &= ~_report_again(clients, is_there, self.num_clients)
-        is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
-        is_allowed &= (steps == sizes.most_steps) | (not sizes.is_even)
-        if self.system.overshoot:
-            begins = live_state.now if received.begins is None else received.begins
-            is_over = ~begins.is_before(live_state.until.time)
-        else:
-            is_over = live_state.until.time.is_before(received.time)
-        is_over |= live_state.until.energy.is_before(self._used(live_state, clients, steps))
-        ended = jnp.int32(RUNS)
-        for reason, holds in (
-            (CLIENTS, ~is_client.all()),
-            (VERSIONS, (is_there & ~is_known).any()),
-            (TIME, received.time.is_before(live_state.now) | jnp.isnan(received.time.value)),
-            (STEPS, (is_there & ~is_allowed).any()),
-            (BUDGET, is_over),
-            (IDLE, jnp.isposinf(received.time.value)),
-            (DONE, received.is_done),
-        ):
-            ended = jnp.where(holds, reason, ended)
+        read, write, is_known = self._rows(live_state, time, version)
+        ended = self._ended(live_state, received, clients, steps, is_there, is_known)
         # Ticks beyond those that were asked for have no slots.
         if not frame.facts.all_filled:
             ended = jnp.where((frame.clients != EMPTY).any(), ended, TICKS)
         if ahead is not None:
             # What was drawn for a later tick decides nothing.
-            ended = jnp.where(ahead[0] == live_state.tick, ended, live_state.ended)
+            ended = jnp.where(ahead[0] == tick, ended, live_state.ended)
         goes_on = ended == RUNS
         skips = is_full and is_for_cpu() and not self.is_batched
         if skips:
@@ -248,38 +194,103 @@ class LiveLane(NamedTuple):
             facts=_facts(frame.facts, sizes, is_full=is_full, is_filled=skips),
         )
         is_left_out = skips or not rests
-        if is_left_out:
-            state, info = learn_if(goes_on, learn, live_state.state, event)
-        else:
-            state, info = learn(live_state.state, event)
-        if not hasattr(info, "event"):
-            allowed = "with a field event, such as Work: it says who took part"
-            raise ConfigError("info of a live system's step", type(info).__name__, allowed)
-        seen, event = getattr(info, "seen", ()), info.event or event
-        if is_left_out:
-            clients = jnp.where(goes_on, event.clients, EMPTY)
-            event = event.within(facts=event.facts, clients=clients)
-        info = info._replace(event=event)
-        if "seen" in info._fields:
-            info = info._replace(
-                seen=(),
-                executed=info.executed + jnp.where(goes_on, received.executed, 0),
-                needed=info.needed + jnp.where(goes_on, received.needed, 0),
-            )
-        time = clock.after(tick_key(self.key, live_state.tick, "after"), time, event, state, seen)
+        take = functools.partial(learn_if, goes_on, learn) if is_left_out else learn
+        state, info = take(live_state.state, event)
+        seen, info = _realised(info, event, received, goes_on, is_left_out=is_left_out)
+        event = info.event
+        time = self.clock.after(tick_key(self.key, tick, "after"), time, event, state, seen)
         counted = jnp.where(event.clients >= 0, event.clients, self.num_clients)
         after = LiveState(
             state,
             _where(goes_on, time, live_state.clock),
             received.time.where(goes_on, live_state.now),
             tick + goes_on,
-            put(live_state.held, jnp.where(goes_on, write, num_rows), tick + 1),
+            put(live_state.held, jnp.where(goes_on, write, len(live_state.held)), tick + 1),
             live_state.delivered.at[counted].add(event.steps, mode="drop"),
             self._used(live_state, event.clients, event.steps).where(goes_on, live_state.used),
             live_state.until,
             ended,
         )
         return after, info
+
+    def _next(self, live_state: LiveState, ahead: tuple[Array, Any] | None) -> tuple[Any, Received]:
+        """Ask the clock for the next reports: its state then, and these."""
+        tick = live_state.tick
+        given = [tick_key(self.key, tick, "next"), live_state.clock, live_state.state]
+        if ahead is not None:
+            given.append(ahead[1])
+        elif self.clock.ahead is not None:
+            given.append(self.clock.ahead(tick_key(self.key, tick, "ahead"), tick))
+        time, received = self.clock.next(*given)
+        _check_received(received, self.sizes)
+        return time, received
+
+    def _rows(self, live_state: LiveState, time: Any, version: Array) -> tuple[Array, Array, Array]:
+        """Find the rows of the versions that are read, and one that nobody needs for the new one.
+
+        Args:
+          live_state: What the lane carries.
+          time: The clock's state after the reports.
+          version: `i32[S]`.
+
+        Returns:
+          `i32[S]`, `i32[]`, and `bool[S]`, which versions are known.
+        """
+        held = live_state.held
+        found = _first(version[:, None] == held[None])
+        read = jnp.where(found < len(held), found, 0)
+        if self.clock.in_use is None:
+            return read, jnp.int32(0), version == live_state.tick
+        used = self.clock.in_use(time)
+        is_used = (held[:, None] == used[None]).any(axis=1) & (held >= 0)
+        write = _first(~is_used)
+        # Every row is in use if more versions are than the clock has declared.
+        return read, write, (found < len(held)) & (write < len(held))
+
+    def _ended(
+        self,
+        live_state: LiveState,
+        received: Received,
+        clients: Array,
+        steps: Array,
+        is_there: Array,
+        is_known: Array,
+    ) -> Array:
+        """Find out why the lane does not go on: the number of one of `ENDINGS`, or `RUNS`.
+
+        Args:
+          live_state: What the lane carries.
+          received: The clock's reports.
+          clients: `i32[S]`, who reports.
+          steps: `i32[S]`, local steps, 0 in empty slots.
+          is_there: `bool[S]`, which slots are filled.
+          is_known: `bool[S]`, which slots read versions that are in the store.
+        """
+        sizes, until = self.sizes, live_state.until
+        is_client = (clients >= EMPTY) & (clients < self.num_clients)
+        is_client &= is_there | (not sizes.is_full)
+        if not self.system.can_repeat:
+            is_client &= ~_report_again(clients, is_there, self.num_clients)
+        is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
+        is_allowed &= (steps == sizes.most_steps) | (not sizes.is_even)
+        if self.system.overshoot:
+            begins = live_state.now if received.begins is None else received.begins
+            is_over = ~begins.is_before(until.time)
+        else:
+            is_over = until.time.is_before(received.time)
+        is_over |= until.energy.is_before(self._used(live_state, clients, steps))
+        ended = jnp.int32(RUNS)
+        for reason, holds in (
+            (CLIENTS, ~is_client.all()),
+            (VERSIONS, (is_there & ~is_known).any()),
+            (TIME, received.time.is_before(live_state.now) | jnp.isnan(received.time.value)),
+            (STEPS, (is_there & ~is_allowed).any()),
+            (BUDGET, is_over),
+            (IDLE, jnp.isposinf(received.time.value)),
+            (DONE, received.is_done),
+        ):
+            ended = jnp.where(holds, reason, ended)
+        return ended
 
     def _used(self, live_state: LiveState, clients: Array, steps: Array) -> Instant:
         """Add the energy of the slots of a tick, with their messages, to the energy used before."""
@@ -299,9 +310,9 @@ class LiveLane(NamedTuple):
 
 def learn_if(
     goes_on: Array,
-    learn: Callable[[StateT, Event], tuple[StateT, InfoT]],
+    learn: Callable[[StateT, types.Event], tuple[StateT, InfoT]],
     state: StateT,
-    event: Event,
+    event: types.Event,
 ) -> tuple[StateT, InfoT]:
     """Take the algorithm's step, or leave the state and count nothing.
 
@@ -316,7 +327,7 @@ def learn_if(
     def step(state: StateT) -> tuple[StateT, Any]:
         info: Any
         state, info = learn(state, event)
-        if isinstance(changed := getattr(info, "event", ()), Event):
+        if isinstance(changed := getattr(info, "event", ()), types.Event):
             # Facts hold the trace, and the two branches are traced apart.
             known = changed.within(facts=changed.facts._replace(trace=None))
             info = info._replace(event=known)
@@ -328,7 +339,11 @@ def learn_if(
 
 
 def open_live(
-    system: System, problem: AnyProblem, hyper: HyperT, key: Key, plan: Plan
+    system: types.System,
+    problem: types.AnyProblem,
+    hyper: HyperT,
+    key: types.Key,
+    plan: types.Plan,
 ) -> LiveLane | None:
     """Bind a system's clock; None if its schedule is planned.
 
@@ -350,7 +365,7 @@ def open_live(
     )
 
 
-def sizes_of(system: System, hypers: Sequence[HyperT]) -> Sizes | None:
+def sizes_of(system: types.System, hypers: Sequence[HyperT]) -> Sizes | None:
     """Find the limits of the clocks of some lanes; None if schedules are planned.
 
     Args:
@@ -376,7 +391,7 @@ def rows_of(sizes: Sizes) -> int:
     return sizes.versions + 2
 
 
-def realised_of(live_state: LiveState, event: Event) -> dict[str, Array]:
+def realised_of(live_state: LiveState, event: types.Event) -> dict[str, Array]:
     """Name further facts of a tick than its clients: times are infinite if nothing happened.
 
     Args:
@@ -391,11 +406,32 @@ def realised_of(live_state: LiveState, event: Event) -> dict[str, Array]:
     }
 
 
+def _realised(
+    info: Any, event: types.Event, received: Received, goes_on: Array, *, is_left_out: bool
+) -> tuple[Any, Any]:
+    """Split an `Info` into the measures that the clock sees, and counts of the realised event."""
+    if not hasattr(info, "event"):
+        allowed = "with a field event, such as Work: it says who took part"
+        raise ConfigError("info of a live system's step", type(info).__name__, allowed)
+    seen, event = getattr(info, "seen", ()), info.event or event
+    if is_left_out:
+        clients = jnp.where(goes_on, event.clients, EMPTY)
+        event = event.within(facts=event.facts, clients=clients)
+    info = info._replace(event=event)
+    if "seen" in info._fields:
+        info = info._replace(
+            seen=(),
+            executed=info.executed + jnp.where(goes_on, received.executed, 0),
+            needed=info.needed + jnp.where(goes_on, received.needed, 0),
+        )
+    return seen, info
+
+
 def _where(condition: Array, new: StateT, old: StateT) -> StateT:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
-def _facts(known: Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) -> Facts:
+def _facts(known: types.Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) -> types.Facts:
     """Return the facts of an event that a live clock has made.
 
     Args:
@@ -407,7 +443,9 @@ def _facts(known: Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) -> Fac
         # Rows were counted for one lane's slots, and those of lanes that run together differ.
         return known.unpacked()._replace(is_live=True, all_filled=is_filled)
     is_even = sizes.is_even and not is_for_cpu()
-    return Facts(known.is_drawn, most_steps=sizes.most_steps, same_steps=is_even, is_live=True)
+    return types.Facts(
+        known.is_drawn, most_steps=sizes.most_steps, same_steps=is_even, is_live=True
+    )
 
 
 def _first(holds: Array) -> Array:

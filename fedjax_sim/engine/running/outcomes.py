@@ -16,7 +16,7 @@ from fedjax_sim.core.events import HAPPENED
 from fedjax_sim.core.lifecycle import say
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Messages, System, Ticks, Timeline
-from fedjax_sim.engine.planning.energy import energy_of_ticks
+from fedjax_sim.engine.planning import budgets
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.schedule import Schedule, as_lived, as_realised
 from fedjax_sim.engine.program.prepare import Planned, extra_facts_of
@@ -228,7 +228,7 @@ def _count(
         if sends_more:
             by_tick |= messages.further(*given)
         if "energy" in found:
-            used = energy_of_ticks(system, *given[:2], model, timelines[first])
+            used = budgets.energy_of_ticks(system, *given[:2], model, timelines[first])
             by_tick |= {} if used is None else {"energy": used}
         for name, each in by_tick.items():
             before = found.setdefault(name, np.zeros_like(counted))
