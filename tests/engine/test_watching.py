@@ -179,7 +179,7 @@ def test_parts_and_a_stop_have_the_bits_of_the_whole(
 def test_a_stopped_lane_stays_stopped_when_the_run_is_resumed(
     sweep: Sweep, stopped: tuple[fedjax_sim.Run, int], whole: fedjax_sim.Run, tmp_path: Path
 ) -> None:
-    """Killed after the first stop, in a finished run, and when a run goes on for longer."""
+    """Killed after the first stop, and in a finished run."""
 
     def stop_then_die(progress: Progress) -> list[bool]:
         if progress.evaluation == 2:
@@ -211,19 +211,8 @@ def test_a_stopped_lane_stays_stopped_when_the_run_is_resumed(
     )
     assert_equal_runs(again, stopped[0])
     assert seen == []
-    longer = sweep(
-        watch=fedjax_sim.Watch(on_evaluation=seen.append),
-        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
-        budget=fedjax_sim.Ticks(12),
-    )
-    assert longer.curves.stopped_at.values.tolist() == STOPPED_AT
-    np.testing.assert_array_equal(longer.curves.ticks[:, :, -1], [[12, 12], [2, 12], [12, 4]])
-    np.testing.assert_array_equal(longer.samples[:, :5][[0, 1, 3, 4]], whole.samples[[0, 1, 3, 4]])
-    np.testing.assert_array_equal(longer.models[[2, 5]], stopped[0].models[[2, 5]])
     with pytest.raises(ConfigError, match="which differs in on_evaluation"):
-        sweep(
-            checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True), budget=fedjax_sim.Ticks(12)
-        )
+        sweep(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,8 @@ def test_odd_entries_of_settings_are_read_or_refused(folder: Path) -> None:
 
     for place in places(content):
         for odd, text in ODD.items():
-            if odd.startswith("deep") or odd == "a number of many digits":
-                continue
+            if odd.startswith(("deep", "a long")) or odd == "a number of many digits":
+                continue  # They are tried above, in one place each.
             whole = json.loads(changed(content, place, text))
             num_refused += not is_read_or_refused(lambda whole=whole: read(whole), (place, odd))
         whole = copy.deepcopy(content)

@@ -155,17 +155,6 @@ def test_if_all_reports_are_lost_the_number_stays() -> None:
     assert (found.memory.steps[~is_empty] < before[~is_empty]).any()
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"time_of": "update"}, "delays.time_of is 'update', but must be .*shorter"),
-    ],
-)
-def test_sentences(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        fedjax_sim.simulate(adacomm.system, PROBLEM, settings(**changes), budget=Ticks(2))
-
-
 def test_a_trace_is_refused() -> None:
     rows = Trace(np.arange(CLIENTS), np.zeros(CLIENTS), np.ones(CLIENTS))
     given = {

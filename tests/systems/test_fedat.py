@@ -9,7 +9,6 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks
-from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.core.streams import stream
 from fedjax_sim.systems import fedat, fedavg
 from fedjax_sim.timelines.delays.client_table import ClientTable
@@ -152,16 +151,3 @@ def test_a_round_that_is_lost_changes_nothing_but_the_clock() -> None:
     assert rounds.sum() == NUM_TICKS + 3
     weights = np.asarray(infos.event.weight).sum(axis=1)
     np.testing.assert_allclose(weights, heard > 0, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"num_tiers": 12}, "num_tiers is 12, but must be at most num_clients = 11"),
-        ({"num_selected": 4}, "num_selected is 4, but must be at most 3, the clients of the small"),
-    ],
-)
-def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        check(settings(**changes))
-    assert sentence in str(refused.value)

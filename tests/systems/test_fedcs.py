@@ -161,18 +161,6 @@ def test_clients_of_a_trace_expect_the_mean_of_their_rows() -> None:
     assert found.time[0] == 6
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_candidates": 3}, "choice.num_candidates is 3, but must be 0, or from num_selected"),
-        ({"num_candidates": 13}, "choice.num_candidates is 13, .* to 12"),
-    ],
-)
-def test_sentences(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        fedjax_sim.simulate(fedcs.system, PROBLEM, settings(**changes), budget=Ticks(2))
-
-
 @pytest.mark.parametrize("name", ["deadline", "num_asked"])
 def test_settings_that_follow_from_others_are_none(name: str) -> None:
     with pytest.raises((ConfigError, TypeError), match=name):

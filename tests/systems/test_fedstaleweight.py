@@ -3,7 +3,6 @@
 Influence is compared with another simulator and with theory.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -278,28 +277,6 @@ def test_fedasync_that_mixes_nothing_takes_each_model_as_it_comes() -> None:
     )
     np.testing.assert_allclose(models[1:], received, rtol=1e-12)
     assert (schedule.version[:, 0] < np.arange(24)).any()
-
-
-BAD = {
-    "two updates at a time": ({"buffer_size": 2}, "buffer_size is 2, but must be left at 1"),
-    "weight of an update alone": (
-        {"normalised": True},
-        "staleness.normalised is True, but must be false",
-    ),
-    "averaged staleness": (
-        {"rule": "eq8"},
-        "staleness.rule is 'eq8', but must be one of polynomial, hinge, exponential, mean",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_settings_that_fedasync_refuses(name: str) -> None:
-    """The message names the setting, its value and what is allowed."""
-    settings, sentence = BAD[name]
-    check(FEDASYNC.paper())
-    with pytest.raises(ConfigError, match="^" + re.escape(sentence)):
-        check(FEDASYNC.paper(**settings))
 
 
 @pytest.mark.slow

@@ -3,19 +3,17 @@
 Dimension letters: `N` clients, `P` parameters.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim import ConfigError, Layout
+from fedjax_sim import Layout
 from fedjax_sim.clients.mini_batches import batch_gradient
 from fedjax_sim.core.settings import check
 from fedjax_sim.problems import Quadratic
@@ -336,31 +334,6 @@ def test_the_deviation_of_groups_from_the_global_model_attains_its_bound() -> No
     np.testing.assert_allclose(
         run.curves.client_variance[1:], np.array([1, 3]) @ deviation**2, rtol=1e-6
     )
-
-
-BAD: dict[str, tuple[dict, str]] = {
-    "momentum in pieces": (
-        {"ticks_per_round": 2, "optimizer": optax.adam},
-        "clock.ticks_per_round is 2, but must be 1 with an optimizer other than sgd",
-    ),
-    "shuffles in pieces": (
-        {"ticks_per_round": 2, "sampling": "reshuffled"},
-        'clock.ticks_per_round is 2, but must be 1 with sampling "reshuffled"',
-    ),
-    "epochs of absent clients": (
-        {"active_per_group": 2, "sampling": "shuffled_epochs"},
-        "training.sampling is 'shuffled_epochs', but must be \"with_replacement\" with",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_settings_that_are_refused(name: str) -> None:
-    """The message names the setting, its value and what is allowed."""
-    settings, sentence = BAD[name]
-    check(Hyper())
-    with pytest.raises(ConfigError, match="^" + re.escape(sentence)):
-        check(Hyper(**settings))
 
 
 def test_examples_of_a_groups_step() -> None:

@@ -8,11 +8,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import fedjax_sim
-from fedjax_sim import ConfigError, Plan
+from fedjax_sim import Plan
 from fedjax_sim.core.settings import check, fixed, names_of, struct
 from fedjax_sim.core.types import full_precision_bits
 from fedjax_sim.problems import Quadratic
@@ -221,22 +220,3 @@ def test_padding_changes_nothing(regression: Callable, small: Callable) -> None:
 
     for one, two in run():
         chex.assert_trees_all_equal(one, two)
-
-
-def test_estimates_behind_groups_that_report_twice_are_refused(small: Callable) -> None:
-    """A second round would need the estimates of the first, which is in the same tick."""
-    system, compression = SYSTEMS["async_hierarchical"], parse_compressor("sign")
-    hyper = small(system, compression=compression, error_feedback=True, num_reports=2)
-    with pytest.raises(
-        ConfigError, match=r"messages\.error_feedback is True, but must be false with num_rep"
-    ):
-        check(hyper)
-
-
-def test_lossy_statistics_are_refused(small: Callable) -> None:
-    """Those of Adam: a second moment must not become negative."""
-    hyper = small(SYSTEMS["mimelite"], optimizer=optax.adam, downlink=parse_compressor("sign"))
-    with pytest.raises(
-        ConfigError, match=r"messages\.downlink is 'sign', but must be identity unless the op"
-    ):
-        check(hyper)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import clock_key, stream
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.problems import Quadratic
@@ -179,17 +178,3 @@ def test_rounds_get_shorter_and_reserves_are_left_out() -> None:
     spare = fedjax_sim.sweep(oort.system, problem, hyper_of(num_asked=6), **options)
     assert (spare.curves.time[..., -1].values < run.curves.time[..., -1].values).all()
     assert (spare.timelines[0].clients >= 0).all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_asked": 3}, "num_asked"),
-        ({"num_selected": 13}, "num_selected"),
-    ],
-)
-def test_sentences(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        problem = Quadratic.of(CENTERS, curvature=CURVATURE, start=START)
-        hyper = hyper_of(**changes)
-        fedjax_sim.simulate(oort.system, problem, hyper, budget=fedjax_sim.Ticks(2))

@@ -86,11 +86,6 @@ def test_all_or_nothing_is_refused(images: Any, personal: str) -> None:
         FEDPER.fit.complete(FEDPER.paper(num_clients=3, personal=personal), images)
 
 
-def test_a_pattern_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"personal is '\(', but must be a regular expression"):
-        fedjax_sim.core.settings.check(FEDPER.paper(personal="("))
-
-
 def test_only_heads_are_kept_for_every_client(images: Any) -> None:
     """The head of 4 times 3 numbers and 3 biases; its bits are not sent."""
     hyper = FEDPER.paper(num_clients=3, num_selected=3)

@@ -9,9 +9,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks
-from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.core.streams import stream
-from fedjax_sim.server.privacy.local import LocalGaussian
 from fedjax_sim.systems import fedbuff, pisces
 from tests.systems.live_loops import (
     NUM_TICKS,
@@ -201,20 +199,3 @@ def test_clients_that_are_lost_or_away_are_replaced() -> None:
     assert reports == int(pace.known.reports.sum())
     assert 0.4 < reports / int(pace.event) < 0.8
     assert int(pace.turns.sum()) == int(pace.event) + 4
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"concurrency": 10}, "concurrency is 10, but must be at most num_clients = 9"),
-        ({"most_reports": 10}, "most_reports is 10, but must be at most num_clients = 9"),
-        (
-            {"local_privacy": LocalGaussian(clip=1.0, noise=1.0)},
-            "must be without noise here, because",
-        ),
-    ],
-)
-def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        check(settings(**changes))
-    assert sentence in str(refused.value)

@@ -9,7 +9,6 @@ import pytest
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import clock_key, shuffle_bits, shuffled_index, stream
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.problems import Quadratic
@@ -131,16 +130,3 @@ def test_messages_are_those_of_the_candidates() -> None:
         byte[row].sum() * 40 + 3 * 24 * mean for row, mean in zip(clients, of_others, strict=True)
     ]
     np.testing.assert_allclose(run.curves.energy[1:], np.cumsum(is_day * used))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_chosen": 6}, "num_chosen"),
-        ({"num_asked": 7}, "num_asked"),
-        ({"num_selected": 10}, "num_selected"),
-    ],
-)
-def test_sentences(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        simulate(hyper_of(**changes))

@@ -9,7 +9,6 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks
-from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.core.streams import stream
 from fedjax_sim.server.attacks import FreeRider, NotFinite
 from fedjax_sim.server.compression import parse_compressor
@@ -221,15 +220,3 @@ def test_what_the_clock_and_the_algorithm_know_of_the_clients_agrees() -> None:
     base = np.asarray(state.base)
     base = base + (int(rounds.tick) - base) // hyper.lag_tolerance * hyper.lag_tolerance
     np.testing.assert_array_equal(np.where(is_new, rounds.tick, rounds.work.version), base)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"num_selected": 11}, "num_selected is 11, but must be at most num_clients = 10"),
-    ],
-)
-def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        check(settings(**changes))
-    assert sentence in str(refused.value)

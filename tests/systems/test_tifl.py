@@ -11,7 +11,6 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout, Ticks, datasets, models, partition, problems
-from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import fedavg, tifl
@@ -221,19 +220,3 @@ def test_clients_that_are_away_are_not_asked() -> None:
     begins, who = found.time[:-1], found.clients[1:, 0]
     assert (begins >= 100).sum() > 10 and begins[-1] < 200
     assert (who[begins >= 100] % 2 == 0).all() and (who[begins < 100] % 2 == 1).any()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_tiers": 7}, "choice.num_tiers is 7, but must be at most 6, so that every tier"),
-        ({"num_tiers": 4, "num_asked": 4}, "choice.num_tiers is 4, but must be at most 3"),
-        ({"credits": (1.0, 2.0)}, "choice.credits is .*, but must be one number, or 4"),
-        ({"policy": "static", "probability": (0.0,) * 4}, "choice.probability .* above 0 for some"),
-        ({"policy": "static", "probability": 0.0}, "choice.probability .* above 0 for some"),
-        ({"credits": 0.0}, "choice.credits is 0.0, but must be .*at least 1"),
-    ],
-)
-def test_sentences(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        fedjax_sim.simulate(tifl.system, with_tests(), settings(**changes), budget=Ticks(2))

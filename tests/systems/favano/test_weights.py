@@ -105,16 +105,6 @@ def test_weights_from_the_law(scheduled: Callable, law: str, by_tick: bool) -> N
         assert some.any() and not some.all()
 
 
-def test_the_law_by_tick_needs_a_first_window() -> None:
-    """Its first window must begin with the run."""
-    hyper = SYSTEM.paper(alpha_by_tick=True, first_contact=0.5)
-    with pytest.raises(
-        fedjax_sim.ConfigError,
-        match="alpha_by_tick is True, but must be false unless first_contact is 1",
-    ):
-        fedjax_sim.core.settings.check(hyper)
-
-
 def test_weights_from_a_clients_own_history(scheduled: Callable) -> None:
     """Estimates are running means over the client's contacts so far, this one included."""
     for reweight in ("estimated", "estimated_stochastic"):

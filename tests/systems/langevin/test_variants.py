@@ -14,8 +14,7 @@ import pytest
 import fedjax_sim
 from experiments.fald.formulas import exact_laws
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
-from fedjax_sim import ConfigError, Layout
-from fedjax_sim.core.settings import check
+from fedjax_sim import Layout
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results.diagnostics.gaussians import Gaussian
 from fedjax_sim.server.compression import parse_compressor
@@ -228,22 +227,3 @@ def test_a_preconditioner_begins_with_the_first_report() -> None:
             square = now if square is None else keep * square + (1 - keep) * now
             model = model - ETA * slope / (floor + np.sqrt(square))
         np.testing.assert_allclose(found, model, rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (
-            {"memory": 0.5},
-            "messages.memory is 0.5, but must be left at 0.0 with messages.compression = ident",
-        ),
-        (
-            {"example_clip": 1.0, "gradient": "exact"},
-            "training.example_clip is 1.0, but must be 0 with",
-        ),
-        ({"compression": parse_compressor("top_k")}, "an unbiased compressor here"),
-    ],
-)
-def test_what_is_refused(settings: dict, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        check(langevin.paper(**settings))
