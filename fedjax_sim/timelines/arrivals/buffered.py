@@ -169,6 +169,7 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     return schedules.get(hyper.clock.restart, _held_back)(key, hyper, num_ticks)
 
 
+@checked
 def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 
