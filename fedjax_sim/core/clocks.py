@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_sim.core.checking import Count, Whole
+from fedjax_sim.core.checking import Count, Whole, checked
 from fedjax_sim.core.events import Event
+from fedjax_sim.core.events.event import Event
 
 TimeT = TypeVar("TimeT")
 """State of a clock: a pytree."""
@@ -136,6 +137,7 @@ class Instant(NamedTuple):
         return np.asarray(self.value, "float64") + np.asarray(self.rest, "float64")
 
 
+@checked
 class Sizes(NamedTuple):
     """Upper bounds of a live clock, from which memory and layout are planned.
 

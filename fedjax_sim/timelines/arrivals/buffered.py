@@ -19,6 +19,7 @@ from fedjax_sim.core.checking import Above0, AtLeast0, Count, OneOf, checked
 from fedjax_sim.core.settings import Checked, ConfigError, fields, setting, struct
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Timeline
+from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.arrivals.queue import Queue, put_rows, take_rows
 from fedjax_sim.timelines.arrivals.tasks import Work, lane_by_lane, replace_finished, tie_breakers
 from fedjax_sim.timelines.cohorts import previous_visits
@@ -48,7 +49,7 @@ class ArrivalClock(Checked):
     - "free": when it finishes, without waiting, from the model that is then current. All N clients
       are always at work, so mean staleness is about N / Z. If its update filled the buffer, that
       model already contains the update. A client may fill several slots of one buffer. Without
-      updates that arrive together this is "replaced" with M = N.
+      updates that arrive together this is "replaced" with M = N, and quicker to draw.
     - "before_aggregation": like "free", but a client whose update fills the buffer starts from the
       model before that tick.
     - "fresh": all clients start anew, with newly drawn running times, after every tick, so that
@@ -164,10 +165,11 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     """
     if hyper.delays.trace is not None:
         return _recorded(hyper, num_ticks)
-    draw = {**dict.fromkeys(FREE, _replaced), "fresh": _fresh}.get(hyper.clock.restart, _held_back)
-    return draw(key, hyper, num_ticks)
+    schedules = {"replaced": _replaced, "free": _free, "before_aggregation": _free, "fresh": _fresh}
+    return schedules.get(hyper.clock.restart, _held_back)(key, hyper, num_ticks)
 
 
+@checked
 def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 
@@ -224,15 +226,14 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
         Returns keys of the queue `f64[..., D]`, and the numbers of the updates.
         """
-        start = jnp.broadcast_to(restart, client.shape)
-        update, finish = _arriving(devices, client, update, start)
-        keys = [finish]
+        following = _arriving(devices, client, update, jnp.broadcast_to(restart, client.shape))
+        keys = [following.finish]
         if hyper.clock.ties == "random":
             # Above those that were taken at the same time, so that any of the others may be next.
-            drawn = draw(client, update)
+            drawn = draw(client, following.attempt)
             above = taken.least + (1 - taken.least) * drawn
             keys.append(jnp.where(keys[0] == taken.time, above, drawn))
-        return jnp.stack(keys, axis=1), update
+        return jnp.stack(keys, axis=1), following.attempt
 
     def tick(
         carry: tuple[Array, _Taken, Queue, Array], t: Array
@@ -264,12 +265,32 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     return _timeline(time, clients, version, holds, hyper)
 
 
+def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
+    """Schedule readings in which no client waits, by drawing all arrivals before forming ticks."""
+    size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
+
+    def first(key: Key, hyper: Arrivals) -> Arrived:
+        following = partial(_arriving, draw_devices(key, hyper))
+        order = tie_breakers(key) if hyper.clock.ties == "random" else None
+        return first_arrivals(following, order, num_clients=hyper.num_clients, num=num)
+
+    time, client, before, at_own = lane_by_lane(first, key, hyper, Arrivals)
+    shape = (num_ticks, size)
+    # A client whose own arrival filled the buffer starts from the new model under "free", and from
+    # the model before it under "before_aggregation".
+    is_late = at_own if hyper.clock.restart == "before_aggregation" else 0
+    version = (before - is_late) // size
+    holds = (jnp.arange(num) + (hyper.clock.restart == "free")) // size
+    client, version, holds = (leaf.reshape(shape) for leaf in (client, version, holds))
+    return _timeline(time.reshape(shape)[:, -1], client, version, holds, hyper)
+
+
 def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Schedule readings in which no client waits, by drawing all arrivals before forming ticks.
+    """Schedule the reading "replaced", by drawing all arrivals before forming ticks.
 
     The cost of an arrival grows with the logarithm of the number of clients at work.
     """
-    size, num, restart = hyper.buffer_size, num_ticks * hyper.buffer_size, hyper.clock.restart
+    size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
 
     def first(key: Key, hyper: Arrivals) -> tuple[Array, Array, Array, Array]:
         is_random, drawn = hyper.clock.ties == "random", tie_breakers(key)
@@ -278,55 +299,40 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
             return (drawn(client, update) if is_random else client).astype(float)
 
         own_key, work = lane_stream(key, "replacements"), Work(draw_devices(key, hyper), order)
-        at_work = hyper.num_at_work if restart == "replaced" else hyper.num_clients
-        sizes = {"num_clients": hyper.num_clients, "num_tasks": at_work}
+        sizes = {"num_clients": hyper.num_clients, "num_tasks": hyper.num_at_work}
         time, client, start, again = replace_finished(own_key, work, **sizes, num=num)
-        acts, number = time[size - 1 :: size], jnp.arange(num)
-        tick = number // size
-        if restart == "replaced":
-            # A client that starts at the moment at which the server acts takes the new model. An
-            # update that takes no time never contains itself.
-            version = jnp.minimum(jnp.searchsorted(acts, start, side="right"), tick)
-            following = jnp.minimum(jnp.searchsorted(acts, again, side="right"), tick + 1)
-            # A client that was replaced by another counts as holding its last model until it
-            # reports again.
-            return acts, client, version, jnp.where(jnp.isinf(again), version, following)
-        # Arrivals that the server had received when the client took its model: up to the client's
-        # own previous one, or, if it was away then or lost an update, all up to the start.
-        own, _ = (leaf[:, 0] for leaf in previous_visits(client[:, None]))
-        at_own = (own >= 0) & (start == time[own])
-        until = jnp.minimum(jnp.searchsorted(time, start, side="right"), number)
-        before = jnp.where(at_own, own + 1, jnp.where(start > 0, until, 0))
-        # A client whose own arrival filled the buffer starts from the new model under "free", and
-        # from the model before it under "before_aggregation".
-        is_late = at_own if restart == "before_aggregation" else 0
-        version = ((before - is_late) // size).astype("int32")
-        return acts, client, version, (number + (restart == "free")) // size
+        acts, tick = time[size - 1 :: size], jnp.arange(num) // size
+        # A client that starts at the moment at which the server acts takes the new model. An update
+        # that takes no time never contains itself.
+        version = jnp.minimum(jnp.searchsorted(acts, start, side="right"), tick)
+        following = jnp.minimum(jnp.searchsorted(acts, again, side="right"), tick + 1)
+        # A client that was replaced by another counts as holding its last model until it reports
+        # again.
+        holds = jnp.where(jnp.isinf(again), version, following)
+        return acts, client, version, holds
 
     acts, *of_slots = lane_by_lane(first, key, hyper, Arrivals)
     client, version, holds = (leaf.reshape(num_ticks, size) for leaf in of_slots)
     return _timeline(acts, client, version, holds, hyper)
 
 
-def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> tuple[Array, Array]:
-    """Find clients' next updates that are not lost; their last attempts arrived at `time`.
+def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> Update:
+    """Find clients' next updates that are not lost; their last attempts arrived at `time`."""
 
-    Returns numbers of the updates, and when they arrive.
-    """
+    def attempt_at(attempt: Array, time: Array) -> Update:
+        return Update(attempt, *devices.follow(client, attempt, time))
 
-    def again(found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        attempt, finish, lost = found
-        other = devices.follow(client, attempt + 1, finish)[1]
-        attempt, finish = jnp.where(lost, attempt + 1, attempt), jnp.where(lost, other, finish)
-        return attempt, finish, lost & devices.are_lost(client, attempt)
+    def again(found: tuple[Update, Array]) -> tuple[Update, Array]:
+        update, lost = found
+        other = attempt_at(update.attempt + 1, update.finish)
+        update = jax.tree.map(lambda new, old: jnp.where(lost, new, old), other, update)
+        return update, lost & devices.are_lost(client, update.attempt)
 
-    attempt += 1
-    finish = devices.follow(client, attempt, time)[1]
+    update = attempt_at(attempt + 1, time)
     if devices.loss is None:
-        return attempt, finish
-    lost = devices.are_lost(client, attempt)
-    found = attempt, finish, lost
-    return jax.lax.while_loop(lambda found: found[2].any(), again, found)[:2]
+        return update
+    lost = devices.are_lost(client, update.attempt)
+    return jax.lax.while_loop(lambda found: found[1].any(), again, (update, lost))[0]
 
 
 def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from fedjax_sim.core import settings, streams
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability, checked
 from fedjax_sim.core.settings import Checked, ConfigError, fields, setting, struct
 from fedjax_sim.core.types import Array, Key, Leaf, Settings
 from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
@@ -501,6 +501,7 @@ class Clients(Checked):
         return time * at_once * self.delays.mean_rate / self.times_per_update
 
 
+@checked
 def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
@@ -546,6 +547,7 @@ def draw_client_rates(key: Key, clients: Clients) -> Array:
     return draw_client_speeds(key, clients).rate
 
 
+@checked
 def draw_runtimes(
     key: Key, speeds: Speeds, num: Count, law: Annotated[str, OneOf(RUNTIME_LAWS)]
 ) -> Array:

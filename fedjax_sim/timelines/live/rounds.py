@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_sim.core import settings, streams, types
-from fedjax_sim.core.checking import Count
+from fedjax_sim.core.checking import Count, checked
 from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 from fedjax_sim.timelines.cohorts import Weighting, client_weighting
@@ -181,6 +181,7 @@ class Shown(NamedTuple, Generic[RoundT, MemoryT, types.StateT, types.InfoT]):
     memory: MemoryT
 
 
+@checked
 def uniform_cohort(hyper: Settings) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, by the law of planned rounds.
 
@@ -218,6 +219,7 @@ def _checked_clients(asked: object) -> Array:
     return clients.astype("int32")
 
 
+@checked
 def live_rounds(
     hyper: Settings,
     select: Callable[[Key, Choosing], Asked],

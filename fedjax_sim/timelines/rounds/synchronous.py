@@ -191,6 +191,7 @@ def check_clients(hyper: Settings, *, are_distinct: bool) -> None:
         raise ConfigError("delays.trace", "a client without rows", allowed)
 
 
+@checked
 def rounds_within(hyper: Settings, time: Above0) -> float:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 
@@ -342,24 +343,26 @@ def assemble_rounds(
     lost = devices.are_lost(jnp.maximum(clients, 0), tick) & has_work
     limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
 
-    def one_round(begins: Array, given: tuple[Array, ...]) -> tuple[Array, tuple]:
-        running, clients, share, steps, is_asked, has_work, lost = given
+    def one_round(begins: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
+        running, clients, is_asked, has_work, lost = given
         start = jnp.broadcast_to(begins, clients.shape)
         finish = devices.times_of_work(jnp.maximum(clients, 0), start, running)[1]
-        taken, slots = jnp.where(has_work, finish - begins, 0), (clients, share, steps)
-        slots, _, is_in, waits = end_round(
-            slots, taken, is_asked, lost, num_used=num_used, limit=limit
-        )
-        length = hyper.clock.server_interact + waits
-        return begins + length, (length, is_in, *slots)
+        taken = jnp.where(has_work, finish - begins, 0)
+        waits = end_round((), taken, is_asked, lost, num_used=num_used, limit=limit)[-1]
+        return begins + (hyper.clock.server_interact + waits), taken
 
     # Without hours rounds do not depend on when they begin, and are computed together.
-    given, begins = (work_time, clients, share, steps, is_asked, has_work, lost), jnp.zeros(())
+    given, begins = (work_time, clients, is_asked, has_work, lost), jnp.zeros(())
     in_turn = one_round if devices.windows is None else partial(jax.lax.scan, one_round)
-    length, is_in, clients, share, steps = in_turn(begins, given)[1]
+    taken, slots = in_turn(begins, given)[1], (clients, share, steps)
+    slots, _, is_in, waits = end_round(slots, taken, is_asked, lost, num_used=num_used, limit=limit)
+    clients, share, steps = slots
     version = jnp.broadcast_to(tick, clients.shape)
     steps, weight = jnp.where(is_in & (share > 0), steps, 0), weigh(jnp.where(is_in, share, 0))
-    clients, time = jnp.where(is_in, clients, EMPTY), jnp.cumsum(length)
+    clients, time = (
+        jnp.where(is_in, clients, EMPTY),
+        jnp.cumsum(hyper.clock.server_interact + waits),
+    )
     return Timeline(time, clients, steps, version, weight, holds=version)
 
 

@@ -45,7 +45,7 @@ def staleness_of(schedule: Timeline) -> np.ndarray:
 def test_everyone_at_work_is_the_reading_free(draw: Callable) -> None:
     """Every client replaces itself, with losses and breaks: equal to the last bit.
 
-    Versions of the reading "free" are counted by arrivals, not by actions of the server.
+    The reading "free" is drawn by another search, in blocks.
     """
     clients = {"num_clients": 9, "buffer_size": 4, "on_time": 5.0, "off_time": 3.0}
     hyper = replaced(concurrency=9, drop_rate=0.2, **clients)
