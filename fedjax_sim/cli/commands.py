@@ -267,10 +267,10 @@ def _run(words: list[str]) -> None:
 def _print_help_of(command: str, words: list[str]) -> None:
     """Print a command's flags; and, if the other words name systems, the settings of these."""
     parser = make_parser(command)
-    is_of_systems = COMMANDS[command].form == "SYSTEM" and words
-    systems = parser.read(words).systems if is_of_systems else []
-    listing = importlib.import_module("fedjax_sim.cli.listing") if systems else None
-    tables = listing.settings_tables(systems) if listing else []  # Bad names come before the help.
+    tables = []
+    if COMMANDS[command].form == "SYSTEM" and words:  # Bad names come before the help.
+        listing = importlib.import_module("fedjax_sim.cli.listing")
+        tables = listing.settings_tables(parser.read(words).systems)
     parser.print_help()
     for table in tables:
         print()
