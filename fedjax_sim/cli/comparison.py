@@ -227,8 +227,7 @@ def _contender(system: System, given: Mapping[str, list[str]], defaults: Default
     swept = {name: each for name, each in values.items() if len(each) > 1}
     firsts = {name: each[0] for name, each in values.items()}
     make = system.paper if defaults.preset else system.Hyper
-    taken = {None, *(known[name] for name in values)}  # Under whichever of their names.
-    usual = {name: value for name, value in usual.items() if known.get(name) not in taken}
+    usual = {name: value for name, value in usual.items() if name in known}
     # Defaults of the data set that have no effect with the settings given are left out.
     unused = Contender(system, make(**usual | firsts), swept).unused_settings()
     usual = {name: value for name, value in usual.items() if known[name] not in unused}
