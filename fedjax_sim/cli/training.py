@@ -190,7 +190,13 @@ def _train(study: Study, identity: Mapping[str, Any], *, is_known: bool) -> dict
     processes.on_first(lambda: folder.open(identity) if folder is not None else None)
     resume = request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
     runs, saved, tracking = {}, None, list[Tracker]()
+
+    def withdraw(kind: object, error: object, trace: object) -> None:
+        if folder is not None and isinstance(error, InputError):
+            folder.withdraw()
+
     with contextlib.ExitStack() as at_end:
+        at_end.push(withdraw)  # A run that is refused leaves no folder.
         # The table names these lanes.
         at_end.enter_context(warnings.catch_warnings(action="ignore", category=LaneWarning))
         if folder is not None:
@@ -202,12 +208,7 @@ def _train(study: Study, identity: Mapping[str, Any], *, is_known: bool) -> dict
             if folder is not None and not arguments.distributed:
                 kept_in, every = folder.checkpoints / name, study.checkpoint_every
                 saved = request.Checkpoints(kept_in, every=every, resume=resume)
-            try:
-                runs[name] = sweep(**grids[name], watch=watch, checkpoints=saved, lanes=lanes[name])
-            except InputError:
-                if folder is not None:  # A run that is refused leaves no folder.
-                    folder.withdraw()
-                raise
+            runs[name] = sweep(**grids[name], watch=watch, checkpoints=saved, lanes=lanes[name])
     return runs
 
 
