@@ -70,7 +70,7 @@ def read_names(field: str, text: str, known: Iterable[str]) -> list[str]:
     return [check_name(field, name, known) for name in text.split(",")]
 
 
-def read_value(name: str, text: str | None, usual: T, annotation: Any) -> T:
+def read_value(name: str, text: str | None, usual: object, annotation: object) -> Any:
     """Read a value of a declared type, such as `Count`.
 
     Args:

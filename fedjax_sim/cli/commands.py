@@ -106,11 +106,12 @@ FLAGS = {
         "--client-variance": "measure and draw how far clients' models are from the server's, "
         "which keeps more of its old models in memory",
         "--precision TYPE": "of matrix products: float32 (default), tensorfloat32 or bfloat16",
-        "--layout NAME=VALUE,...": "of fedjax_sim.Layout: lanes_at_once=true,lane_devices=2, ...",
+        "--layout NAME=VALUE,...": "fields of fedjax_sim.Layout, such as "
+        "lanes_at_once=true,lane_devices=2",
         "--max-lanes NUMBER": "most pairs of settings and seed in memory (default: all that fit)",
         "--checkpoint-every SECONDS": "least seconds between checkpoints (default: 20)",
         "--progress FILE": "keep a line in a file that says how far the run is",
-        "--tracker NAME,...": "log metrics during the run by csv, tensorboard, wandb, mlflow",
+        "--tracker NAME,...": "log metrics in the results folder: csv, tensorboard, wandb, mlflow",
         "--keep-samples": "keep the models of all evaluations (a sampler's samples) in samples.nc, "
         "and draw how calibrated their averaged predictions are",
         "--part I/N": "run one of N parts of the study, from 0/N on, for merge to put together",
@@ -267,10 +268,10 @@ def _run(words: list[str]) -> None:
 def _print_help_of(command: str, words: list[str]) -> None:
     """Print a command's flags; and, if the other words name systems, the settings of these."""
     parser = make_parser(command)
-    is_of_systems = COMMANDS[command].form == "SYSTEM" and words
-    systems = parser.read(words).systems if is_of_systems else []
-    listing = importlib.import_module("fedjax_sim.cli.listing") if systems else None
-    tables = listing.settings_tables(systems) if listing else []  # Bad names come before the help.
+    tables = []
+    if COMMANDS[command].form == "SYSTEM" and words:  # Bad names come before the help.
+        listing = importlib.import_module("fedjax_sim.cli.listing")
+        tables = listing.settings_tables(parser.read(words).systems)
     parser.print_help()
     for table in tables:
         print()

@@ -19,8 +19,6 @@ from fedjax_sim.timelines import Trace
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared if none is named."""
-PRESETS = ("paper",)
-"""Presets that every system has."""
 NOT_IGNORED = {
     "trace": "cannot follow one",
     "privacy": "cannot account for it",
@@ -109,6 +107,11 @@ class Asked(NamedTuple):
     seeds: list[int]
     time_budget: float
 
+    @property
+    def num_lanes(self) -> int:
+        """Number of lanes of all systems."""
+        return len(self.seeds) * sum(len(each.points()) for each in self.contenders)
+
     def described(self) -> dict[str, Any]:
         """Return config.json's entries for systems with settings, seeds and time.
 
@@ -131,7 +134,14 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
     seeds = texts.read_seeds(arguments.seeds)
     given = texts.read_settings(arguments)
     contenders = resolve_contenders(arguments.systems, given, defaults)
-    time_budget = read_time_budget(arguments.time_budget, contenders, defaults)
+    is_latent = contenders[0].system.fit.learns is LatentProblem
+    usual = defaults.em_time_budget if is_latent else defaults.time_budget
+    for contender in contenders:
+        source = getattr(contender.hyper, "source_of_times", "")
+        if source and arguments.time_budget is None:
+            allowed = f"given in the unit of time of {source}: the default is in another unit"
+            raise ConfigError("time_budget", usual, allowed)
+    time_budget = texts.read_value("time_budget", arguments.time_budget, usual, Above0)
     return Asked(defaults, contenders, seeds, time_budget)
 
 
@@ -163,8 +173,7 @@ def resolve_contenders(
     if len(kinds) > 1:
         allowed = "all of gradients or all of expectation maximisation, as they share a problem"
         raise ConfigError("systems", " ".join(kinds.values()), allowed)
-    if defaults.preset is not None:
-        texts.check_name("preset", defaults.preset, PRESETS)
+    texts.check_name("preset", defaults.preset or "paper", ["paper"])  # Every system has it.
     _check_names(systems, given)
     drafts = [_contender(system, given, defaults) for system in systems]
     used = set().union(*map(_used, drafts))
@@ -191,9 +200,8 @@ def _check_names(systems: Sequence[System], given: Mapping[str, list[str]]) -> N
         if len(without) == len(systems):
             raise settings.unknown_name(name, [system.Hyper for system in systems])
         if without and (why := NOT_IGNORED.get(name.rpartition(".")[2])):
-            raise ConfigError(
-                name, ",".join(values), f"left out with {', '.join(without)}, which {why}"
-            )
+            allowed = f"left out with {', '.join(without)}, which {why}"
+            raise ConfigError(name, ",".join(values), allowed)
     if len(given.get("num_clients", [])) > 1:
         allowed = "one, as the partition follows it"
         raise ConfigError("values of num_clients", ",".join(given["num_clients"]), allowed)
@@ -224,30 +232,6 @@ def _contender(system: System, given: Mapping[str, list[str]], defaults: Default
     unused = Contender(system, make(**usual | firsts), swept).unused_settings()
     usual = {name: value for name, value in usual.items() if known[name] not in unused}
     return Contender(system, make(**usual | firsts), swept)
-
-
-def read_time_budget(
-    text: str | None, contenders: Sequence[Contender], defaults: Defaults
-) -> float:
-    """Read the virtual time to simulate.
-
-    Args:
-      text: What the user gave, if anything.
-      contenders: The systems with their settings.
-      defaults: Defaults of the data set.
-
-    Raises:
-      ConfigError: If it is no finite number above 0, or is not given although a table or a trace
-        brings its own unit of time.
-    """
-    is_latent = any(contender.system.fit.learns is LatentProblem for contender in contenders)
-    usual = defaults.em_time_budget if is_latent else defaults.time_budget
-    for contender in contenders:
-        source = getattr(contender.hyper, "source_of_times", "")
-        if source and text is None:
-            allowed = f"given in the unit of time of {source}: the default is in another unit"
-            raise ConfigError("time_budget", usual, allowed)
-    return texts.read_value("time_budget", text, usual, Above0)
 
 
 def _plain(value: Any) -> Any:

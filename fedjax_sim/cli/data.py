@@ -127,7 +127,8 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
         if facts["per_client"] and kind != "natural":
             allowed = "left out with a text, unless --partition natural makes its speakers clients"
             raise ConfigError("per_client", True, allowed)
-    make = partial(_mixtures if is_latent else _classifications, dataset, model, facts)
+    problems_of: Any = _mixtures if is_latent else _classifications
+    make = partial(problems_of, dataset, model, facts)
     return Data(dataset, partitions, {"name": kind, **options}, model, facts, make)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from fedjax_sim import launch
 from fedjax_sim.cli import arguments as texts
-from fedjax_sim.cli.comparison import Asked
 from fedjax_sim.core.checking import Count
 from fedjax_sim.core.settings import ConfigError, Named
 from fedjax_sim.launch import parts
@@ -41,17 +40,16 @@ def read_launcher(arguments: argparse.Namespace) -> Launcher | None:
         return None
     kind = LAUNCHERS[arguments.launcher or "local"]
     fields = [field.name for field in dataclasses.fields(kind) if field.name != "options"]
-    launcher = texts.read_fields("--resources", kind, fields, arguments.resources)
+    launcher: Launcher = texts.read_fields("--resources", kind, fields, arguments.resources)
     launcher.check()
     return launcher
 
 
 def count_parts(
-    launcher: Launcher, arguments: argparse.Namespace, folder: Folder, asked: Asked
+    launcher: Launcher, arguments: argparse.Namespace, folder: Folder, num_lanes: int
 ) -> str:
     """Read the number of parts, or choose it; see `Launcher.count_parts`."""
     number = texts.read_value("parts", arguments.parts, None, Count)
-    num_lanes = len(asked.seeds) * sum(len(each.points()) for each in asked.contenders)
     within = folder.checkpoints / parts.FOLDER
     return str(launcher.count_parts(number, within, num_lanes, resume=arguments.resume))
 
@@ -88,7 +86,7 @@ def launch_parts(
 def _command(arguments: argparse.Namespace, part: str, folder: Path) -> Sequence[str]:
     """Return the command of one part: the command itself, with --part."""
     flags = {name: value for name, value in vars(arguments).items() if name not in OWN_FLAGS}
-    flags |= {"part": part, "out": folder, "progress": folder.with_name(f"{folder.name}.progress")}
+    flags |= {"part": part, "out": folder, "progress": folder.with_suffix(".progress")}
     words = ["-m", "fedjax_sim", "run", *arguments.systems]
     words += (f"--set={text}" for text in arguments.set)
     for name, value in flags.items():

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> None:
     if names == ["datasets"]:
         rows = datasets.what_to_fetch()
         found: object = rows
-        shown = [_table("data sets to fetch", [*rows[0]], [[*row.values()] for row in rows])]
+        shown = [_table("data sets to fetch", [*rows[0]], [[*row.values()] for row in rows], 0)]
     elif names:
         found, shown = _settings(names), settings_tables(names)
     else:
@@ -44,11 +44,12 @@ def run(arguments: argparse.Namespace) -> None:
         make_console().print(table)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Lay out rows of text under a title; without columns they have no heads."""
-    table = Table(
-        title=title, title_justify="left", box=None, show_header=bool(columns), padding=(0, 2)
-    )
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2
+) -> Table:
+    """Lay out rows of text under a title, with gaps of two spaces; without columns no heads."""
+    gaps, heads = (0, 2, 0, left), bool(columns)
+    table = Table(title=title, title_justify="left", box=None, show_header=heads, padding=gaps)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:

@@ -17,7 +17,7 @@ from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.core.checking import Above0, Count, Whole
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import Keep, Layout, Time
+from fedjax_sim.core.types import Keep, Layout, Time, Tracker
 from fedjax_sim.engine import request, shares
 from fedjax_sim.engine.machine import compiling, processes
 from fedjax_sim.engine.planning import placement
@@ -70,11 +70,10 @@ class Study(NamedTuple):
         }
 
     def grids(self) -> dict[str, dict[str, Any]]:
-        """Return the arguments of each system's sweep, and check that settings fit the problems."""
-        grids = {}
+        """Return the arguments of each system's sweep."""
         made = {num: list(self.data.make(each)) for num, each in self.data.partitions.items()}
-        for system, hyper, swept in self.asked.contenders:
-            grids[system.name] = {
+        return {
+            system.name: {
                 "system": system,
                 "problem": made[hyper.num_clients],
                 "hyper": hyper,
@@ -83,7 +82,8 @@ class Study(NamedTuple):
                 "budget": Time(self.asked.time_budget),
                 **self.options,
             }
-        return grids
+            for system, hyper, swept in self.asked.contenders
+        }
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
     metrics = read_metrics(arguments, study.asked.contenders, study.data)
     num_parts = None  # Unless they are launched.
     if launcher is not None and folder is not None:
-        num_parts = launching.count_parts(launcher, arguments, folder, study.asked)
+        num_parts = launching.count_parts(launcher, arguments, folder, study.asked.num_lanes)
     # Versions and programs are compared for every system.
     identity = config | {"part": arguments.part, "parts": num_parts}
     is_known = arguments.resume and folder is not None and folder.check_resumable(identity)
@@ -189,24 +189,26 @@ def _train(study: Study, identity: Mapping[str, Any], *, is_known: bool) -> dict
             list(workers.map(lambda grid: shares.listed(**grid).check_schedules(), grids.values()))
     processes.on_first(lambda: folder.open(identity) if folder is not None else None)
     resume = request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
-    runs, saved, tracking = {}, None, list[Any]()
+    runs, saved, tracking = {}, None, list[Tracker]()
+
+    def withdraw(kind: object, error: object, trace: object) -> None:
+        if folder is not None and isinstance(error, InputError):
+            folder.withdraw()
+
     with contextlib.ExitStack() as at_end:
+        at_end.push(withdraw)  # A run that is refused leaves no folder.
         # The table names these lanes.
         at_end.enter_context(warnings.catch_warnings(action="ignore", category=LaneWarning))
-        for tracker in study.tracker_names if folder is not None else ():
-            tracking.append(trackers.make_tracker(tracker, folder.path))
-            at_end.callback(tracking[-1].close)
+        if folder is not None:
+            tracking = [trackers.make_tracker(name, folder.path) for name in study.tracker_names]
+        for tracker in tracking:
+            at_end.callback(tracker.close)
         watch = Watch(progress=arguments.progress, trackers=tracking)
         for name in (name for name in grids if lanes[name] != []):
             if folder is not None and not arguments.distributed:
                 kept_in, every = folder.checkpoints / name, study.checkpoint_every
                 saved = request.Checkpoints(kept_in, every=every, resume=resume)
-            try:
-                runs[name] = sweep(**grids[name], watch=watch, checkpoints=saved, lanes=lanes[name])
-            except InputError:
-                if folder is not None:  # A run that is refused leaves no folder.
-                    folder.withdraw()
-                raise
+            runs[name] = sweep(**grids[name], watch=watch, checkpoints=saved, lanes=lanes[name])
     return runs
 
 

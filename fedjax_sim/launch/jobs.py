@@ -49,12 +49,12 @@ class Job(NamedTuple):
     @property
     def log(self) -> Path:
         """The file that takes the command's output."""
-        return self.folder.with_name(f"{self.folder.name}.log")
+        return self.folder.with_suffix(".log")
 
     @property
     def progress(self) -> Path:
         """The file in which the command says in one line how far it is."""
-        return self.folder.with_name(f"{self.folder.name}.progress")
+        return self.folder.with_suffix(".progress")
 
     def words(self) -> list[str]:
         """Return the command, with `--resume` if the part has begun."""
@@ -234,13 +234,13 @@ def finish_jobs(
     failed = [(job, *endings[job.name]) for job in jobs if endings[job.name][0]]
     if failed:
         sentences = [
-            f"{job.name} failed with exit code {code} ({words or 'it printed nothing'})"
-            for job, code, words in failed
+            f"{job.name} failed with exit code {number} ({words or 'it printed nothing'})"
+            for job, number, words in failed
         ]
-        first, code, _ = failed[0]
+        first, number, _ = failed[0]
         again = f"{first.name}: {shlex.join(first.words())}"
         sentences.append(f"{RESUME} runs all that is unfinished, {again}")
-        raise PartError("; ".join(sentences), max(code, 1))
+        raise PartError("; ".join(sentences), max(number, 1))
 
 
 def _ending(job: Job, code: Future[int]) -> tuple[int, str]:

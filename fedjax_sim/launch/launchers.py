@@ -172,7 +172,7 @@ class Slurm(Launcher):
         )
         executor.parameters["signal_delay_s"] = self.signal_delay_s
         try:
-            submitted = executor.map_array(SlurmTask(self.restarts), jobs)
+            submitted: Any = executor.map_array(SlurmTask(self.restarts), jobs)
         except RuntimeError as error:  # All errors of submitit are such.
             sentence = f"job is not accepted by Slurm ({last_line(str(error))})."
             raise PartError(sentence, 2) from None

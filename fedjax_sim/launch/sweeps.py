@@ -134,10 +134,9 @@ def run_part(words: Sequence[str]) -> int:
         warnings.simplefilter("ignore", LaneWarning)
         saved, watch = arguments["checkpoints"], arguments.get("watch", Watch())
         resume = jobs.RESUME in words and (saved.resume or True)
-        progress = folder.with_name(f"{folder.name}.progress")
         arguments |= {
             "checkpoints": dataclasses.replace(saved, folder=folder / "checkpoint", resume=resume),
-            "watch": dataclasses.replace(watch, progress=progress),
+            "watch": dataclasses.replace(watch, progress=folder.with_suffix(".progress")),
             "lanes": read_part(words[1]),
         }
         content = cloudpickle.dumps(sweeps.sweep(**arguments))
