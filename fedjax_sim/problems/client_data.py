@@ -29,7 +29,9 @@ LOOKED_AT = 10**8
 """Bytes from which on an array is compared with the memory that is free."""
 
 
-def check_range(name: str, values: Array, least: float, most: float = math.inf) -> None:
+def check_range(
+    name: str, values: Array | np.ndarray, least: float, most: float = math.inf
+) -> None:
     """Check limits of numbers; those of a program that is being traced are not known.
 
     Raises:

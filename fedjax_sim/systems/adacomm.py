@@ -155,14 +155,13 @@ def _rounded_down(steps: Array) -> Array:
     return jnp.maximum(jnp.floor(steps * (1 + close(steps))), 1)
 
 
-SUMMARY = "federated averaging with fewer local steps as the loss falls"
 system = live.with_clock(
     fedavg.system,
     live.Live(lambda hyper: live.Sizes(hyper.num_selected, hyper.local_steps), clock),
     name="adacomm",
     Hyper=Hyper,
     algorithm=seeing_losses(fedavg.algorithm),
-    summary=SUMMARY,
+    summary="federated averaging with fewer local steps as the loss falls",
     hints=Hints(lambda hyper, time: rounds_within(hyper.replace(local_steps=1), time)),
 )
 paper = system.paper

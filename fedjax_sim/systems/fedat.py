@@ -223,14 +223,13 @@ def sizes(hyper: Hyper) -> Sizes:
     return Sizes(hyper.num_selected, hyper.local_steps, hyper.num_tiers, is_even=True)
 
 
-SUMMARY = "tiers of equally fast clients: rounds within each, asynchronous between them"
 system = live.with_clock(
     fedbuff.system,
     Live(sizes, clock),
     name="fedat",
     Hyper=Hyper,
     algorithm=algorithm,
-    summary=SUMMARY,
+    summary="tiers of equally fast clients: rounds within each, asynchronous between them",
     can_repeat=False,
     hints=types.Hints(
         lambda hyper, time: hyper.ticks_within(time, hyper.num_tiers, used=hyper.num_selected)

@@ -189,8 +189,7 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedAvg, which passes losses to the clock if the deadline follows them."""
-    follows_loss = hyper.choice.follows == "loss"
-    bind = seeing_losses(fedavg.algorithm) if follows_loss else fedavg.algorithm
+    bind = fedavg.algorithm if hyper.choice.follows == "times" else seeing_losses(fedavg.algorithm)
     return bind(problem, hyper, plan)
 
 

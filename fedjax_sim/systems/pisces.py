@@ -280,14 +280,13 @@ def sizes(hyper: Hyper) -> Sizes:
     return Sizes(hyper.num_slots, hyper.local_steps, hyper.concurrency, is_even=True)
 
 
-SUMMARY = "guided asynchronous learning: useful clients of little staleness, at a bounded pace"
 system = live.with_clock(
     fedbuff.system,
     Live(sizes, clock),
     name="pisces",
     Hyper=Hyper,
     algorithm=seeing_losses(fedbuff.algorithm, starts=stale_models),
-    summary=SUMMARY,
+    summary="guided asynchronous learning: useful clients of little staleness, at a bounded pace",
     # Ticks are no more than reports.
     hints=Hints(lambda hyper, time: hyper.ticks_within(time, hyper.concurrency)),
 )

@@ -141,13 +141,12 @@ def bits_by_client(problem: Problem, hyper: Hyper, timeline: Timeline) -> np.nda
     return np.where(np.isnan(found), share[:, None], found)
 
 
-SUMMARY = "federated averaging of the candidates with the largest losses"
 system = live.with_clock(
     fedavg.system,
     Live(lambda hyper: Sizes(hyper.num_chosen, hyper.local_steps, is_even=True), clock),
     name="powerofchoice",
     Hyper=Hyper,
-    summary=SUMMARY,
+    summary="federated averaging of the candidates with the largest losses",
     messages=report_messages()._replace(
         per_tick=count_bits,
         by_client=bits_by_client,

@@ -261,14 +261,13 @@ def sizes(hyper: Hyper) -> Sizes:
     return Sizes(hyper.num_clients, hyper.local_steps, hyper.lag_tolerance, is_even=True)
 
 
-SUMMARY = "semi-synchronous rounds: everyone trains, late reports are kept for the next mean"
 system = live.with_clock(
     fedbuff.system,
     Live(sizes, clock),
     name="safa",
     Hyper=Hyper,
     algorithm=algorithm,
-    summary=SUMMARY,
+    summary="semi-synchronous rounds: everyone trains, late reports are kept for the next mean",
     can_repeat=False,
     messages=report_messages(has_weights=False)._replace(
         per_tick=lambda *lane: tuple(bits.sum(axis=1) for bits in count_bits_of_clients(*lane)),

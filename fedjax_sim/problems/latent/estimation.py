@@ -40,7 +40,7 @@ class LatentModel(Protocol):
     """
 
     def with_data(self, examples: Any, weight: Array) -> Self:
-        """Take in what the server must know of all data before learning; weights sum to 1."""
+        """Take in the statistics of all data that the server needs; weights sum to 1."""
 
     def initial(self, key: Key, examples: Any, weight: Array) -> Array:
         """Draw natural parameters to start from, given all data: `f[q]`."""
