@@ -10,7 +10,7 @@ examples of a mini-batch, `n` examples, `q` numbers of a statistic.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import chex
 import jax
@@ -96,16 +96,8 @@ class Estimation:
     share: Array
     start: Array | None = None
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
-
-    @property
-    def metric_labels(self) -> Mapping[str, Sequence[str]]:
-        """Labels of metrics' dimensions: clients are numbered."""
-        return {}
-
-    @property
-    def less_is_better(self) -> Sequence[str]:
-        """Names of the metrics of which small values are good ones."""
-        return ("objective", "client_loss")
+    metric_labels: ClassVar[Mapping[str, Sequence[str]]] = {}
+    less_is_better: ClassVar[Sequence[str]] = ("objective", "client_loss")
 
     def init(self, key: Key) -> Array:
         """Return the initial statistics S_0, drawn unless `start` gives them: `f[q]`.
