@@ -292,7 +292,7 @@ def _with_start(
     return dataclasses.replace(problem, start=part(False), frozen=kept)
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     """Check that a network can be called and kept, which needs no data."""
     if not (hasattr(model, "init") and hasattr(model, "apply")) or isinstance(model, type):
         allowed = "an object with init and apply; see fedjax_sim.models.from_nnx and others"

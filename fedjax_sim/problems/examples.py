@@ -41,8 +41,8 @@ class Examples(NamedTuple):
       clients: The client of each example, n ids of any hashable kind; None if that is not known.
     """
 
-    inputs: Any
-    targets: Any
+    inputs: object
+    targets: object
     clients: Sequence[Hashable] | None = None
 
 
@@ -100,7 +100,7 @@ def _check_fits(name: str, values: npt.ArrayLike, kind: npt.DTypeLike) -> None:
     check_range(name, np.asarray(values), np.iinfo(kind).min, np.iinfo(kind).max)
 
 
-def _numbers(table: Any, name: str) -> np.ndarray:
+def _numbers(table: "pd.DataFrame", name: str) -> np.ndarray:
     """Return a column of finite numbers."""
     values = np.asarray(table[name])
     if values.dtype.kind not in "biuf":

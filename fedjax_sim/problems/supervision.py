@@ -107,7 +107,7 @@ class Supervised:
     loss_of: PerExample = struct.field(pytree_node=False)
     metrics: tuple[tuple[str, Metric], ...] = struct.field(pytree_node=False, default=())
     mask_of: Callable[[Params], Array] | None = struct.field(pytree_node=False, default=None)
-    prepare: Any = Preparation()
+    prepare: Callable[[Params], tuple[Params, Params]] = Preparation()
     augmentation: Callable[[Key, Params], Params] | None = struct.field(
         pytree_node=False, default=None
     )

@@ -39,10 +39,10 @@ class LatentModel(Protocol):
     weights are `f[B]`; s, phi and theta are those of `LatentProblem`.
     """
 
-    def with_data(self, examples: Any, weight: Array) -> Self:
+    def with_data(self, examples: Params, weight: Array) -> Self:
         """Take in the statistics of all data that the server needs; weights sum to 1."""
 
-    def initial(self, key: Key, examples: Any, weight: Array) -> Array:
+    def initial(self, key: Key, examples: Params, weight: Array) -> Array:
         """Draw natural parameters to start from, given all data: `f[q]`."""
 
     def maximise(self, statistics: Array) -> Params:
@@ -55,10 +55,10 @@ class LatentModel(Protocol):
           params: theta.
         """
 
-    def statistics(self, natural: Array, examples: Any, weight: Array) -> Array:
+    def statistics(self, natural: Array, examples: Params, weight: Array) -> Array:
         """Compute the weighted sum of expected statistics: `f[q]`."""
 
-    def loss(self, params: Params, examples: Any) -> Array:
+    def loss(self, params: Params, examples: Params) -> Array:
         """Compute -log p(y; theta) of every example, up to a constant: `f[B]`."""
 
     def penalty(self, params: Params) -> Array:
