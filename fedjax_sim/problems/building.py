@@ -26,14 +26,12 @@ from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supe
 SupervisedT = TypeVar("SupervisedT", bound=Supervised)
 
 
-@checked
 @overload
 def supervised(
     model: Model, loss: PerExample, data: Any, split: list[Partition], **options: Any
 ) -> list[Supervised]: ...
 
 
-@checked
 @overload
 def supervised(
     model: Model, loss: PerExample, data: Any, split: Partition | None = None, **options: Any

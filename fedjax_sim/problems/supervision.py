@@ -300,9 +300,7 @@ class Supervised:
                 rows = index[client, jnp.minimum(places, count - 1)]
                 return self._sums(whole, rows, places < count)
 
-            nothing = jax.tree.map(
-                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(block, client)
-            )
+            nothing = optax.tree.zeros_like(jax.eval_shape(block, client))
             totals = jax.lax.fori_loop(
                 0,
                 (count + size - 1) // size,

@@ -44,7 +44,6 @@ from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import close
-from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.rounds.synchronous import rounds_within
 
 
@@ -69,7 +68,7 @@ class Communication(Checked):
 
 
 @struct
-class Hyper(LiveCohorts, LastingTraining, Reports):
+class Hyper(live.LiveCohorts, LastingTraining, Reports):
     """Settings of AdaComm: rounds, local training, messages, and local steps in the course of it.
 
     `local_steps` is the first number of local steps, tau_0, which is never exceeded.

@@ -41,7 +41,6 @@ from fedjax_sim.server import Reports, RoundState
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import mean_times
-from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.live.devices import times_of_work
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
 
@@ -89,7 +88,7 @@ class Choice(Checked):
 
 
 @struct
-class Hyper(LiveCohorts, LastingTraining, Reports):
+class Hyper(live.LiveCohorts, LastingTraining, Reports):
     """Settings of FedCS: rounds, local training, messages, and the choice with its deadlines."""
 
     clock: CohortClock = group(

@@ -43,7 +43,6 @@ from fedjax_sim.core.types import EMPTY, Array, Key, Params, Problem
 from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
-from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.live.devices import devices_of, running_time, times_of_work
 
 CLIENTS_AT_ONCE = 50
@@ -109,7 +108,7 @@ class Choice(Checked):
 
 
 @struct
-class Hyper(LiveCohorts, LastingTraining, Reports):
+class Hyper(live.LiveCohorts, LastingTraining, Reports):
     """Settings of TiFL: rounds, local training, messages, and the choice of tiers."""
 
     choice: Choice = group(Choice(), "tiers, and which of them the server asks")
