@@ -226,9 +226,8 @@ def _read_data_set(name: str, data: Any, num: int, first: object) -> Params:
         if found != structure or any(
             leaf.shape != row.shape[1:] for leaf, row in zip(leaves, rows, strict=True)
         ):
-            raise ConfigError(
-                place, form_of(jax.tree.unflatten(found, leaves)), f"{form}, as example 0"
-            )
+            other = form_of(jax.tree.unflatten(found, leaves))
+            raise ConfigError(place, other, f"{form}, as example 0")
         for i, leaf in enumerate(leaves):
             if leaf.dtype != rows[i].dtype:  # A number may be whole in some examples only.
                 rows[i] = rows[i].astype(np.result_type(rows[i].dtype, leaf.dtype), copy=False)

@@ -57,9 +57,7 @@ class Choice(Checked):
         "Clients that tell the server in each round how long they would take; 0 for "
         "`num_selected`.",
     )
-    quantile: Probability = setting(
-        0.5, "Quantile of the clients' response times that is the deadline."
-    )
+    quantile: Probability = setting(0.5, "Quantile of response times that is the deadline.")
     follows: Literal["times", "loss"] = setting(
         "times", "What the deadline follows: response times alone, or the loss as well."
     )

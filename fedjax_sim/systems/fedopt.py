@@ -32,6 +32,7 @@ from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Pr
 from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire, report_messages
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
+Decay = Annotated[float, Limit(least=0, most=0.999)]
 Rule = Callable[[Array, Array, Array | float], Array]
 """From v, the square of progress and the decay to the new v."""
 Moments = tuple[Params, Params]
@@ -57,7 +58,7 @@ class WithMomentum(CohortRounds, LocalTraining, ServerStep, PrivateReports):
     """Settings of FedAvgM: v <- beta v + Delta, x <- x + eta v on the server."""
 
     server_optimizer: Any = fixed(None)
-    server_momentum: Annotated[float, Limit(least=0, most=0.999)] = setting(
+    server_momentum: Decay = setting(
         0.9, "Momentum of the server, beta: share of its last step that is added to the next."
     )
 
@@ -73,15 +74,11 @@ class Adaptive(CohortRounds, LocalTraining, ServerStep, PrivateReports):
     server_lr: float = redefault(ServerStep, "server_lr", 0.01)
     server_optimizer: Any = fixed(None)
     rule: Rule = fixed(adam)
-    first_decay: Annotated[float, Limit(least=0, most=0.999)] = setting(
-        0.9, "Decay of the mean of progress, beta_1."
-    )
+    first_decay: Decay = setting(0.9, "Decay of the mean of progress, beta_1.")
     second_decay: Annotated[float, Limit(least=0, most=0.99999)] = setting(
         0.99, "Decay of the mean of its squares, beta_2."
     )
-    adaptivity: Above0 = setting(
-        1e-3, "Progress that counts as small, tau; the less, the more adaptive."
-    )
+    adaptivity: Above0 = setting(1e-3, "Progress that counts as small, tau: less adapts more.")
 
     def server_transformation(self) -> optax.GradientTransformation:
         """Make the server's optimizer, with the state m and v."""

@@ -208,10 +208,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
-        is_picked, finite_clients = (
-            event.weight > 0,
-            wire.combination.finite_clients(event, reports),
-        )
+        is_picked = event.weight > 0
+        finite_clients = wire.combination.finite_clients(event, reports)
         # Who has not reported for tau rounds received the newest model, after empty rounds too.
         syncs = (event.tick - state.base) // hyper.lag_tolerance
         newest = jax.tree.map(lambda w: w[None], state.server)
