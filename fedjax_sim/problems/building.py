@@ -176,9 +176,7 @@ def build(
     nobody = {"index": trees.as_array([[0]], "int32"), "counts": trees.as_array([1], "int32")}
     problem = _with_start(make(**nobody), start, frozen)
     check_shapes(problem)
-    num, num_tests = (
-        jax.tree.leaves(data)[0].shape[0] for data in (problem.data, problem.test_data)
-    )
+    num, num_tests = (len(jax.tree.leaves(x)[0]) for x in (problem.data, problem.test_data))
     made = [
         dataclasses.replace(problem, index=index, counts=counts)
         for index, counts in client_data.pad_partitions(partitions, num)
