@@ -19,7 +19,6 @@ from jax.typing import ArrayLike
 
 from fedjax_sim.core.checking import Count, Whole, checked
 from fedjax_sim.core.events import Event
-from fedjax_sim.core.events.event import Event
 
 TimeT = TypeVar("TimeT")
 """State of a clock: a pytree."""

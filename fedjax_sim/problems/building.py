@@ -26,14 +26,12 @@ from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supe
 SupervisedT = TypeVar("SupervisedT", bound=Supervised)
 
 
-@checked
 @overload
 def supervised(
     model: Model, loss: PerExample, data: Any, split: list[Partition], **options: Any
 ) -> list[Supervised]: ...
 
 
-@checked
 @overload
 def supervised(
     model: Model, loss: PerExample, data: Any, split: Partition | None = None, **options: Any
@@ -178,9 +176,7 @@ def build(
     nobody = {"index": trees.as_array([[0]], "int32"), "counts": trees.as_array([1], "int32")}
     problem = _with_start(make(**nobody), start, frozen)
     check_shapes(problem)
-    num, num_tests = (
-        jax.tree.leaves(data)[0].shape[0] for data in (problem.data, problem.test_data)
-    )
+    num, num_tests = (len(jax.tree.leaves(x)[0]) for x in (problem.data, problem.test_data))
     made = [
         dataclasses.replace(problem, index=index, counts=counts)
         for index, counts in client_data.pad_partitions(partitions, num)
@@ -292,7 +288,7 @@ def _with_start(
     return dataclasses.replace(problem, start=part(False), frozen=kept)
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     """Check that a network can be called and kept, which needs no data."""
     if not (hasattr(model, "init") and hasattr(model, "apply")) or isinstance(model, type):
         allowed = "an object with init and apply; see fedjax_sim.models.from_nnx and others"

@@ -6,7 +6,6 @@ They are traced with a mini-batch of `CHECKED` examples.
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -119,8 +118,8 @@ def _outputs_for(problem: Supervised, inputs: Params) -> Params:
 
 
 def _refuse_idle_dropout(
-    compute: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: Any
-) -> Any:
+    compute: Callable[..., Params], args: tuple, kwargs: dict, context: nn.module.InterceptorContext
+) -> Params:
     """Call a method of a flax module, unless it is a dropout that is switched off."""
     module = context.module
     if isinstance(module, nn.Dropout | nn.MultiHeadDotProductAttention):

@@ -323,9 +323,8 @@ def check_data(dataset: Dataset) -> None:
     if not len(dataset.test_labels):
         raise ConfigError("number of test examples", 0, "at least 1")
     for part in ("train", "test"):
-        images, labels = (
-            np.asarray(getattr(dataset, f"{part}_{kind}")) for kind in ("images", "labels")
-        )
+        images = np.asarray(getattr(dataset, f"{part}_images"))
+        labels = np.asarray(getattr(dataset, f"{part}_labels"))
         if images.dtype != np.uint8 and not np.isfinite(images).all():
             raise ConfigError(f"{part}_images", "an array with nan or inf", "finite")
         if labels.dtype.kind not in "iu":

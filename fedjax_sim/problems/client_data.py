@@ -12,7 +12,7 @@ Dimension letters: `N` clients, `M` places for examples of a client (the rest is
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,14 @@ from fedjax_sim.core.checking import Count, Seed, checked
 from fedjax_sim.core.lifecycle import free_on_host, write_bytes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import as_array
-from fedjax_sim.core.types import Array, Params
+from fedjax_sim.core.types import Array, Leaf, Params
 from fedjax_sim.partition import Partition, parts
 
 LOOKED_AT = 10**8
 """Bytes from which on an array is compared with the memory that is free."""
 
 
-def check_range(name: str, values: Array, least: float, most: float = math.inf) -> None:
+def check_range(name: str, values: Leaf, least: float, most: float = math.inf) -> None:
     """Check limits of numbers; those of a program that is being traced are not known.
 
     Raises:
@@ -211,7 +211,7 @@ def _padded(rows: Sequence[np.ndarray]) -> Partition:
     return parts.gather_by_owner(np.concatenate(rows), owner, len(rows))
 
 
-def on_device(name: str, array: Any) -> Array:
+def on_device(name: str, array: Leaf) -> Array:
     """Put an array on the device that computes.
 
     Args:

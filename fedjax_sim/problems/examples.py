@@ -21,13 +21,9 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Params
 from fedjax_sim.partition import Partition
 from fedjax_sim.partition.parts import gather_by_owner
+from fedjax_sim.problems import client_data
 from fedjax_sim.problems.checking import first_line, form_of
-from fedjax_sim.problems.client_data import (
-    check_partition,
-    check_range,
-    on_device,
-    partition_by_ids,
-)
+from fedjax_sim.problems.client_data import check_partition, check_range, on_device
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,8 +41,8 @@ class Examples(NamedTuple):
       clients: The client of each example, n ids of any hashable kind; None if that is not known.
     """
 
-    inputs: Any
-    targets: Any
+    inputs: object
+    targets: object
     clients: Sequence[Hashable] | None = None
 
 
@@ -104,7 +100,7 @@ def _check_fits(name: str, values: npt.ArrayLike, kind: npt.DTypeLike) -> None:
     check_range(name, np.asarray(values), np.iinfo(kind).min, np.iinfo(kind).max)
 
 
-def _numbers(table: Any, name: str) -> np.ndarray:
+def _numbers(table: "pd.DataFrame", name: str) -> np.ndarray:
     """Return a column of finite numbers."""
     values = np.asarray(table[name])
     if values.dtype.kind not in "biuf":
@@ -230,9 +226,8 @@ def _read_data_set(name: str, data: Any, num: int, first: object) -> Params:
         if found != structure or any(
             leaf.shape != row.shape[1:] for leaf, row in zip(leaves, rows, strict=True)
         ):
-            raise ConfigError(
-                place, form_of(jax.tree.unflatten(found, leaves)), f"{form}, as example 0"
-            )
+            other = form_of(jax.tree.unflatten(found, leaves))
+            raise ConfigError(place, other, f"{form}, as example 0")
         for i, leaf in enumerate(leaves):
             if leaf.dtype != rows[i].dtype:  # A number may be whole in some examples only.
                 rows[i] = rows[i].astype(np.result_type(rows[i].dtype, leaf.dtype), copy=False)
@@ -290,7 +285,7 @@ def owners_of_tests(
     ids = _ids_of("test_clients", clients)
     _check_length("test_clients", len(ids), num)
     number = {name: i for i, name in enumerate(names)}
-    unknown = [name for name in partition_by_ids(ids)[1] if name not in number]
+    unknown = [name for name in client_data.partition_by_ids(ids)[1] if name not in number]
     if unknown:
         raise ConfigError("client in test_clients", unknown[0], "one that has training examples")
     return gather_by_owner(np.arange(num), np.array([number[name] for name in ids]), len(names))
@@ -319,7 +314,7 @@ def read_owners(
     if clients is not None and split is None:
         ids = _ids_of(field, clients)
         _check_length(field, len(ids), num)
-        partition, names = partition_by_ids(ids)
+        partition, names = client_data.partition_by_ids(ids)
         return [partition], names
     if split is None or clients is not None:
         raise ConfigError("split", split, "a partition, or else left out and `clients` given")

@@ -333,9 +333,8 @@ def make_gaussian_clients(
     covariance = np.asarray(covariance, float)
     dim = covariance.shape[-1]
     if covariance.shape not in ((dim, dim), (num_clients, dim, dim)):
-        raise ConfigError(
-            "shape of covariance", covariance.shape, f"[P, P] or [{num_clients}, P, P]"
-        )
+        allowed = f"[P, P] or [{num_clients}, P, P]"
+        raise ConfigError("shape of covariance", covariance.shape, allowed)
     if np.size(examples_per_client) not in (1, num_clients):
         allowed = f"one number, or {num_clients}: one per client"
         raise ConfigError("examples_per_client", examples_per_client, allowed)

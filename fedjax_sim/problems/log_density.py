@@ -19,6 +19,7 @@ in the data that no client holds are not among the posterior's; one that two cli
 twice.
 """
 
+import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
@@ -213,19 +214,10 @@ def from_logdensity(
     owned: tuple[Any, Any] = (split, None) if isinstance(split, Partition) else (None, split)
     [partition], names = read_owners(*owned, num, "split")
     [(index, counts)] = pad_partitions([partition], num)
-    return LogDensity(
-        data,
-        index,
-        counts,
-        () if draw else params,
-        log_likelihood,
-        log_prior,
-        draw,
-        probabilities,
-        simulate,
-        per_client=per_client,
-        client_ids=names,
-    )
+    start = () if draw else params
+    made = LogDensity(data, index, counts, start, log_likelihood, log_prior, draw)
+    made = dataclasses.replace(made, probabilities=probabilities, simulate=simulate)
+    return dataclasses.replace(made, per_client=per_client, client_ids=names)
 
 
 def log_density_of(problem: Classification | Logistic) -> LogDensity:
@@ -247,23 +239,16 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
     Raises:
       ConfigError: If the problem is of another kind.
     """
-    data: Params
-    if isinstance(problem, Logistic):
-        data = (problem.data[0], problem.data[1].astype("int32"))
-
-        def logits(params: Params, inputs: Array) -> Array:
-            return trees.in_32_bits(jnp.stack([jnp.zeros((), inputs.dtype), inputs @ params]))
-
-    elif isinstance(problem, Classification):
-        data = problem.data
-
-        def logits(params: Params, inputs: Array) -> Array:
-            prepared, _ = problem.prepare((inputs[None], jnp.zeros(1, "int32")))
-            return outputs_of(problem.model, problem.parameters(params), prepared)[0]
-
-    else:
+    if not isinstance(problem, Classification | Logistic):
         allowed = "a Classification or a Logistic; make others with from_logdensity"
         raise ConfigError("problem", type(problem).__name__, allowed)
+    data = problem.data[0], problem.data[1].astype("int32")
+
+    def logits(params: Params, inputs: Array) -> Array:
+        prepared, _ = problem.prepare((inputs[None], jnp.zeros(1, "int32")))
+        found = outputs_of(problem.model, problem.parameters(params), prepared)[0]
+        return found if found.ndim else jnp.stack([jnp.zeros_like(found), found])
+
     precision = 0.0 if problem.prior_precision is None else problem.prior_precision
 
     def log_likelihood(params: Params, example: Params) -> Array:
@@ -273,14 +258,8 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
     def log_prior(params: Params) -> Array:
         return -precision / 2 * optax.tree.norm(trees.in_32_bits(params), squared=True)
 
-    return LogDensity(
-        data,
-        problem.index,
-        problem.counts,
-        (),
-        log_likelihood,
-        log_prior,
-        problem.init,
-        lambda params, inputs: jax.nn.softmax(logits(params, inputs)),
-        client_ids=getattr(problem, "client_ids", None),
+    own = data, problem.index, problem.counts, ()
+    made = LogDensity(*own, log_likelihood, log_prior, problem.init, client_ids=problem.client_ids)
+    return dataclasses.replace(
+        made, probabilities=lambda params, inputs: jax.nn.softmax(logits(params, inputs))
     )

@@ -186,12 +186,8 @@ class Backdoored(Supervised):
           of other classes than the target, the share that the trigger makes the model name the
           target. With `per_class` also "class_attack_success[class]", nan for the target.
         """
-        triggered = dataclasses.replace(
-            self,
-            prepare=Triggered(self.prepare, self.backdoor),
-            metrics=self.backdoor.metrics(),
-            per_client=False,
-        )
+        prepare, metrics = Triggered(self.prepare, self.backdoor), self.backdoor.metrics()
+        triggered = dataclasses.replace(self, prepare=prepare, metrics=metrics, per_client=False)
         success = dict(Supervised.evaluate(triggered, params))
         del success["loss"]  # Of the true labels; no part of it is computed.
         return {**super().evaluate(params), **success}

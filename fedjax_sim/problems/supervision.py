@@ -35,6 +35,10 @@ from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import Model, draw_params, outputs_of
 from fedjax_sim.problems.losses import Metric, PerExample
 
+Prepare = Callable[[Params], tuple[Params, Params]]
+"""From a mini-batch of data to inputs and targets."""
+Augment = Callable[[Key, Params], Params]
+"""From a key and a mini-batch of data to changed data."""
 Sums = dict[str, tuple[Array, Array | None]]
 """Sums over entries by name, and how many entries these are; None for the number of examples."""
 LARGEST = 2**28
@@ -58,9 +62,7 @@ class Preparation:
       function: The function; None if the data are pairs of both.
     """
 
-    function: Callable[[Params], tuple[Params, Params]] | None = struct.field(
-        pytree_node=False, default=None
-    )
+    function: Prepare | None = struct.field(pytree_node=False, default=None)
 
     def __call__(self, batch: Params) -> tuple[Params, Params]:
         """Return inputs and targets, leaves `[B, ...]`, of data with leaves `[B, ...]`."""
@@ -107,10 +109,8 @@ class Supervised:
     loss_of: PerExample = struct.field(pytree_node=False)
     metrics: tuple[tuple[str, Metric], ...] = struct.field(pytree_node=False, default=())
     mask_of: Callable[[Params], Array] | None = struct.field(pytree_node=False, default=None)
-    prepare: Any = Preparation()
-    augmentation: Callable[[Key, Params], Params] | None = struct.field(
-        pytree_node=False, default=None
-    )
+    prepare: Prepare = Preparation()
+    augmentation: Augment | None = struct.field(pytree_node=False, default=None)
     prior_precision: Array | None = None
     start: Params | None = None
     frozen: Params | None = None
@@ -300,15 +300,12 @@ class Supervised:
                 rows = index[client, jnp.minimum(places, count - 1)]
                 return self._sums(whole, rows, places < count)
 
-            nothing = jax.tree.map(
-                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(block, client)
-            )
-            totals = jax.lax.fori_loop(
-                0,
-                (count + size - 1) // size,
-                lambda number, totals: jax.tree.map(jnp.add, totals, block(number)),
-                nothing,
-            )
+            nothing = optax.tree.zeros_like(jax.eval_shape(block, client))
+
+            def add(number: Array, totals: Sums) -> Sums:
+                return jax.tree.map(jnp.add, totals, block(number))
+
+            totals = jax.lax.fori_loop(0, (count + size - 1) // size, add, nothing)
             means = means_over_examples(totals, count)
             means["loss"] = inf_for_nan(means["loss"])
             return {name: value for name, value in means.items() if "[" not in name}

@@ -71,9 +71,9 @@ from fedjax_sim.server.aggregation import expand
 from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.server.privacy import NoLocalPrivacy
-from fedjax_sim.server.report_settings import ClientMessages, Reports
+from fedjax_sim.server.report_settings import RELIED_ON, ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
-from fedjax_sim.server.robustness import Combination, check_codes, combination_of
+from fedjax_sim.server.robustness import Combination, check_codes, check_edges, combination_of
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
 
@@ -492,3 +492,13 @@ def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
     """
     bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, params)
     return bits_up, types.full_precision_bits(params)
+
+
+edge_messages = types.Messages(
+    member_bits,
+    further=count_client_bits,
+    num_senders=lambda hyper: hyper.num_groups,
+    relies_on=RELIED_ON,
+    check=check_edges,
+)
+"""Messages of groups; a system adds those to the global server, `per_tick`."""

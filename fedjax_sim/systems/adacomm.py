@@ -44,7 +44,6 @@ from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import close
-from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.rounds.synchronous import rounds_within
 
 
@@ -69,7 +68,7 @@ class Communication(Checked):
 
 
 @struct
-class Hyper(LiveCohorts, LastingTraining, Reports):
+class Hyper(live.LiveCohorts, LastingTraining, Reports):
     """Settings of AdaComm: rounds, local training, messages, and local steps in the course of it.
 
     `local_steps` is the first number of local steps, tau_0, which is never exceeded.
@@ -155,14 +154,13 @@ def _rounded_down(steps: Array) -> Array:
     return jnp.maximum(jnp.floor(steps * (1 + close(steps))), 1)
 
 
-SUMMARY = "federated averaging with fewer local steps as the loss falls"
 system = live.with_clock(
     fedavg.system,
     live.Live(lambda hyper: live.Sizes(hyper.num_selected, hyper.local_steps), clock),
     name="adacomm",
     Hyper=Hyper,
     algorithm=seeing_losses(fedavg.algorithm),
-    summary=SUMMARY,
+    summary="federated averaging with fewer local steps as the loss falls",
     hints=Hints(lambda hyper, time: rounds_within(hyper.replace(local_steps=1), time)),
 )
 paper = system.paper

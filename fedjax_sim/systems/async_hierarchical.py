@@ -32,7 +32,7 @@ from fedjax_sim.core import trees, types
 from fedjax_sim.core.checking import Above0
 from fedjax_sim.core.settings import ConfigError, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Timeline, Work
-from fedjax_sim.server import check_edges, edges, report_settings
+from fedjax_sim.server import edges, report_settings
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.server.versions import Versioned, stale_models
@@ -116,14 +116,7 @@ system = types.System(
     algorithm,
     "groups with local servers that report one by one; the global server mixes what has arrived",
     can_repeat=True,
-    messages=types.Messages(
-        edges.member_bits,
-        count_bits,
-        further=edges.count_client_bits,
-        num_senders=lambda hyper: hyper.num_groups,
-        relies_on=report_settings.RELIED_ON,
-        check=check_edges,
-    ),
+    messages=edges.edge_messages._replace(per_tick=count_bits),
     hints=types.Hints(timelines.group_arrivals_within, edges.iteration_examples),
     fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,

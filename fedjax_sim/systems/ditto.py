@@ -32,9 +32,7 @@ from fedjax_sim.timelines import CohortRounds, cohort_system
 class Hyper(CohortRounds, LocalTraining, PrivateReports):
     """Settings of Ditto: its rounds, local training, messages, and the pull on personal models."""
 
-    attachment: AtLeast0 = setting(
-        0.1, "Strength of the pull of personal models to the global one, lambda."
-    )
+    attachment: AtLeast0 = setting(0.1, "Pull of personal models to the global one, lambda.")
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:

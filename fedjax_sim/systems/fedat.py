@@ -57,9 +57,7 @@ class Hyper(Clients, LocalTraining, Reports):
     num_tiers: Count = setting(5, "Tiers into which clients are sorted by response latency, M.")
     num_selected: Count = setting(10, "Size of the cohort, S: clients of a round of a tier.")
     weighting: cohorts.Weighting = cohorts.client_weighting("the mean of a round")
-    proximal: AtLeast0 = setting(
-        0.4, "Strength of the pull to where local training started, lambda."
-    )
+    proximal: AtLeast0 = setting(0.4, "Pull to where local training started, lambda.")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -221,14 +219,13 @@ def sizes(hyper: Hyper) -> Sizes:
     return Sizes(hyper.num_selected, hyper.local_steps, hyper.num_tiers, is_even=True)
 
 
-SUMMARY = "tiers of equally fast clients: rounds within each, asynchronous between them"
 system = live.with_clock(
     fedbuff.system,
     Live(sizes, clock),
     name="fedat",
     Hyper=Hyper,
     algorithm=algorithm,
-    summary=SUMMARY,
+    summary="tiers of equally fast clients: rounds within each, asynchronous between them",
     can_repeat=False,
     hints=types.Hints(
         lambda hyper, time: hyper.ticks_within(time, hyper.num_tiers, used=hyper.num_selected)

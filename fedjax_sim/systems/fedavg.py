@@ -19,7 +19,6 @@ these options do.
 """
 
 from functools import partial
-from typing import Any
 
 from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training, local_training
 from fedjax_sim.core.settings import struct
@@ -33,7 +32,7 @@ class Hyper(CohortRounds, LastingTraining, PrivateReports):
     """Settings of FedAvg: its rounds, local training, compression and privacy of messages."""
 
 
-def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:
+def algorithm(problem: Problem, hyper: LastingTraining, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedAvg to a problem. Clients' optimizers may last, and are kept for every client.
 
     Args:

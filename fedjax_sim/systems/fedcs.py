@@ -40,7 +40,6 @@ from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Plan, Problem, W
 from fedjax_sim.server import Reports, RoundState
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
-from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
 
 ROUNDING = 1e-5
@@ -56,9 +55,7 @@ class Choice(Checked):
         "Clients that tell the server in each round how long they would take; 0 for "
         "`num_selected`.",
     )
-    quantile: Probability = setting(
-        0.5, "Quantile of the clients' response times that is the deadline."
-    )
+    quantile: Probability = setting(0.5, "Quantile of response times that is the deadline.")
     follows: Literal["times", "loss"] = setting(
         "times", "What the deadline follows: response times alone, or the loss as well."
     )
@@ -87,7 +84,7 @@ class Choice(Checked):
 
 
 @struct
-class Hyper(LiveCohorts, LastingTraining, Reports):
+class Hyper(live.LiveCohorts, LastingTraining, Reports):
     """Settings of FedCS: rounds, local training, messages, and the choice with its deadlines."""
 
     clock: CohortClock = group(
@@ -187,8 +184,7 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedAvg, which passes losses to the clock if the deadline follows them."""
-    follows_loss = hyper.choice.follows == "loss"
-    bind = seeing_losses(fedavg.algorithm) if follows_loss else fedavg.algorithm
+    bind = fedavg.algorithm if hyper.choice.follows == "times" else seeing_losses(fedavg.algorithm)
     return bind(problem, hyper, plan)
 
 

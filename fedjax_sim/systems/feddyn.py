@@ -62,9 +62,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         server = optax.tree.add_scale(wire.mean(key, event, start, local), -1 / alpha, memory)
         server = keep_if_empty(event, server, state.server)
         memo = wire.publish(key, event, memo, server)
-        clients = write_clients(
-            state.clients, wire.combination.finite_clients(event, local), linear
-        )
+        finite_clients = wire.combination.finite_clients(event, local)
+        clients = write_clients(state.clients, finite_clients, linear)
         return RoundState(server, memory, clients, memo), work
 
     return wire.algorithm(init, step)

@@ -18,6 +18,7 @@ Readings. Defaults of beta_1, beta_2 and tau are those of Reddi et al.'s experim
 their grid and has to be tuned.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
@@ -30,6 +31,11 @@ from fedjax_sim.core.settings import fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
 from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire, report_messages
 from fedjax_sim.timelines import CohortRounds, cohort_system
+
+Decay = Annotated[float, Limit(least=0, most=0.999)]
+Rule = Callable[[Array, Array, Array | float], Array]
+"""From v, the square of progress and the decay to the new v."""
+Moments = tuple[Params, Params]
 
 
 def adagrad(v: Array, square: Array, decay: Array | float) -> Array:
@@ -48,11 +54,11 @@ def yogi(v: Array, square: Array, decay: Array | float) -> Array:
 
 
 @struct
-class MomentumStep(ServerStep):
-    """Settings of SGD with momentum on the server: v <- beta v + Delta, x <- x + eta v."""
+class WithMomentum(CohortRounds, LocalTraining, ServerStep, PrivateReports):
+    """Settings of FedAvgM: v <- beta v + Delta, x <- x + eta v on the server."""
 
     server_optimizer: Any = fixed(None)
-    server_momentum: Annotated[float, Limit(least=0, most=0.999)] = setting(
+    server_momentum: Decay = setting(
         0.9, "Momentum of the server, beta: share of its last step that is added to the next."
     )
 
@@ -62,30 +68,26 @@ class MomentumStep(ServerStep):
 
 
 @struct
-class AdaptiveStep(ServerStep):
-    """Settings of Algorithm 2 on the server, by default with Adam's rule."""
+class Adaptive(CohortRounds, LocalTraining, ServerStep, PrivateReports):
+    """Settings of FedAdam: Algorithm 2 on the server."""
 
     server_lr: float = redefault(ServerStep, "server_lr", 0.01)
     server_optimizer: Any = fixed(None)
-    rule: Any = fixed(adam)
-    first_decay: Annotated[float, Limit(least=0, most=0.999)] = setting(
-        0.9, "Decay of the mean of progress, beta_1."
-    )
+    rule: Rule = fixed(adam)
+    first_decay: Decay = setting(0.9, "Decay of the mean of progress, beta_1.")
     second_decay: Annotated[float, Limit(least=0, most=0.99999)] = setting(
         0.99, "Decay of the mean of its squares, beta_2."
     )
-    adaptivity: Above0 = setting(
-        1e-3, "Progress that counts as small, tau; the less, the more adaptive."
-    )
+    adaptivity: Above0 = setting(1e-3, "Progress that counts as small, tau: less adapts more.")
 
     def server_transformation(self) -> optax.GradientTransformation:
         """Make the server's optimizer, with the state m and v."""
 
-        def init(model: Params) -> tuple[Params, Params]:
+        def init(model: Params) -> Moments:
             first = jax.tree.map(lambda w: jnp.full_like(w, self.adaptivity**2), model)
             return optax.tree.zeros_like(model), first
 
-        def update(slope: Params, state: Any, model: Params = None) -> tuple[Params, Any]:
+        def update(slope: Params, state: Moments, model: Params = None) -> tuple[Params, Moments]:
             beta, tau = self.first_decay, self.adaptivity
             m = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state[0], slope)
             v = jax.tree.map(lambda v, g: self.rule(v, g * g, self.second_decay), state[1], slope)
@@ -104,32 +106,24 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, PrivateReports):
 
 
 @struct
-class WithMomentum(CohortRounds, LocalTraining, MomentumStep, PrivateReports):
-    """Settings of FedAvgM: SGD with momentum on the server."""
-
-
-@struct
-class Adaptive(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
-    """Settings of FedAdam: Algorithm 2 on the server."""
-
-
-@struct
-class WithoutMomentum(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
+class WithoutMomentum(Adaptive):
     """Settings of FedAdagrad: Algorithm 2, by default without momentum, as in the experiments."""
 
-    rule: Any = fixed(adagrad)
-    first_decay: float = redefault(AdaptiveStep, "first_decay", 0.0)
-    second_decay: Any = fixed(0.0)
+    rule: Rule = fixed(adagrad)
+    first_decay: float = redefault(Adaptive, "first_decay", 0.0)
+    second_decay: float = fixed(0.0)
 
 
 @struct
-class Yogi(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
+class Yogi(Adaptive):
     """Settings of FedYogi: Algorithm 2 on the server."""
 
-    rule: Any = fixed(yogi)
+    rule: Rule = fixed(yogi)
 
 
-def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:
+def algorithm(
+    problem: Problem, hyper: Hyper | WithMomentum | Adaptive, plan: Plan
+) -> Algorithm[RoundState, Work]:
     """Bind FedOpt to a problem; the arguments are those of `System.algorithm`.
 
     The server's memory is the state of its optimizer.

@@ -70,9 +70,8 @@ from fedjax_sim import clients, timelines
 from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.types import Algorithm, Problem
-from fedjax_sim.server import Memo, check_edges, edges
+from fedjax_sim.server import Memo, edges
 from fedjax_sim.server.compression.messages import count_message_bits
-from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.timelines import list_members, presets
 
 
@@ -181,14 +180,7 @@ system = types.System(
     timelines.schedule_group_rounds,
     algorithm,
     "groups with local servers iterate until a sync time; their scaled progress is averaged",
-    messages=types.Messages(
-        edges.member_bits,
-        count_bits,
-        further=edges.count_client_bits,
-        num_senders=lambda hyper: hyper.num_groups,
-        relies_on=RELIED_ON,
-        check=check_edges,
-    ),
+    messages=edges.edge_messages._replace(per_tick=count_bits),
     hints=types.Hints(timelines.group_rounds_within, edges.iteration_examples),
     fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,

@@ -53,7 +53,6 @@ from fedjax_sim.server import Reports, stale_models
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices
-from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.rounds.synchronous import check_clients
 
 
@@ -138,13 +137,13 @@ class Pace(NamedTuple):
       drawn: The clients' speeds and hours.
     """
 
-    acted: Instant
+    acted: live.Instant
     tick: Array
     event: Array
     turns: Array
-    flights: Flights
+    flights: live.Flights
     known: Known
-    drawn: Drawn
+    drawn: live.Drawn
 
 
 class Buffer(NamedTuple):
@@ -156,8 +155,8 @@ class Buffer(NamedTuple):
       filled: `i32[]`, how many they are.
     """
 
-    now: Instant
-    slots: Flights
+    now: live.Instant
+    slots: live.Flights
     filled: Array
 
 
@@ -175,11 +174,11 @@ def utilities(known: Known, turns: Array, penalty: Array | float) -> Array:
     return jnp.where(turns == 0, jnp.inf, jnp.where(known.reports == 0, -1, utility))
 
 
-def clock(problem: Problem, hyper: Hyper) -> Clock:
+def clock(problem: Problem, hyper: Hyper) -> live.Clock:
     """Bind the clock of Pisces."""
     counts, num_slots, num = jnp.asarray(problem.counts), hyper.num_slots, hyper.num_clients
 
-    def best_client(key: Key, devices: Devices, pace: Pace, now: Instant) -> Array:
+    def best_client(key: Key, devices: Devices, pace: Pace, now: live.Instant) -> Array:
         """Choose the idle client of the highest utility: `i32[]`.
 
         If no idle client is available, one of the others is chosen and begins as soon as it is.
@@ -197,7 +196,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
     def init(key: Key) -> Pace:
         drawn = draw_devices(key, hyper).drawn
         kind = drawn.speeds.rate.dtype
-        devices, start, zero = draw_devices(key, hyper, drawn), Instant.at(0.0), jnp.int32(0)
+        devices, start, zero = draw_devices(key, hyper, drawn), live.Instant.at(0.0), jnp.int32(0)
         order = jax.random.permutation(lane_stream(key, "first clients"), num).astype("int32")
         clients = order[: hyper.concurrency]
         flights = live.begin_work(devices, clients, jnp.zeros_like(clients), start, zero)
@@ -205,10 +204,10 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         known = Known(nothing, jnp.zeros((num, hyper.choice.window), kind), never, nothing)
         return Pace(start, zero, zero, never.at[clients].set(1), flights, known, drawn)
 
-    def next_tick(key: Key, carried: Pace, state: object) -> tuple[Pace, Received]:
+    def next_tick(key: Key, carried: Pace, state: object) -> tuple[Pace, live.Received]:
         devices = draw_devices(key, hyper, carried.drawn)
 
-        def due(pace: Pace, buffer: Buffer) -> Instant:
+        def due(pace: Pace, buffer: Buffer) -> live.Instant:
             """Find out when the server would aggregate if nobody else arrived."""
             longest = pace.known.latency[pace.flights.client].max()  # L_max
             interval = longest / jnp.asarray(hyper.staleness_bound, longest.dtype)  # I
@@ -238,14 +237,14 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
             )
             return pace, Buffer(done.ends, slots, buffer.filled + ~lost)
 
-        empty = Flights.none(num_slots, carried.known.latency)
+        empty = live.Flights.none(num_slots, carried.known.latency)
         given = carried, Buffer(carried.acted, empty, jnp.int32(0))
         pace, (now, slots, filled) = found = repeat_while(waits, arrive, given)
-        never = Instant(jnp.full_like(now.value, jnp.inf), jnp.zeros_like(now.rest))
+        never = live.Instant(jnp.full_like(now.value, jnp.inf), jnp.zeros_like(now.rest))
         acts = now.where(filled == num_slots, due(*found).where(filled > 0, never))
         is_there = jnp.arange(num_slots) < filled
         weight = cohorts.mean_weights(hyper.weighting, counts, slots.client, is_there)
-        received = Received(acts, slots.client, slots.steps, slots.version, weight)
+        received = live.Received(acts, slots.client, slots.steps, slots.version, weight)
         flights = pace.flights.after_action(acts, carried.tick)
         return pace._replace(acted=acts, tick=carried.tick + 1, flights=flights), received
 
@@ -271,22 +270,21 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         )
         return pace._replace(known=known)
 
-    return Clock(init, next_tick, after, lambda pace: pace.flights.versions())
+    return live.Clock(init, next_tick, after, lambda pace: pace.flights.versions())
 
 
-def sizes(hyper: Hyper) -> Sizes:
+def sizes(hyper: Hyper) -> live.Sizes:
     """Size the clock by the clients at work."""
-    return Sizes(hyper.num_slots, hyper.local_steps, hyper.concurrency, is_even=True)
+    return live.Sizes(hyper.num_slots, hyper.local_steps, hyper.concurrency, is_even=True)
 
 
-SUMMARY = "guided asynchronous learning: useful clients of little staleness, at a bounded pace"
 system = live.with_clock(
     fedbuff.system,
-    Live(sizes, clock),
+    live.Live(sizes, clock),
     name="pisces",
     Hyper=Hyper,
     algorithm=seeing_losses(fedbuff.algorithm, starts=stale_models),
-    summary=SUMMARY,
+    summary="guided asynchronous learning: useful clients of little staleness, at a bounded pace",
     # Ticks are no more than reports.
     hints=Hints(lambda hyper, time: hyper.ticks_within(time, hyper.concurrency)),
 )

@@ -36,11 +36,10 @@ from fedjax_sim.server import Reports, check_numbers
 from fedjax_sim.server.report_settings import downlink_of_slots, report_messages
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
-from fedjax_sim.timelines.live import Asked, Choosing, Clock, Live, LiveCohorts, Sizes
 
 
 @struct
-class Hyper(LiveCohorts, LastingTraining, Reports):
+class Hyper(live.LiveCohorts, LastingTraining, Reports):
     """Settings of Power-of-Choice: rounds of candidates, local training, messages, the choice."""
 
     tells_losses = True
@@ -66,7 +65,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
             raise ConfigError("clock.num_asked", self.clock.num_asked, "0: num_chosen train")
 
 
-def clock(problem: Problem, hyper: Hyper) -> Clock:
+def clock(problem: Problem, hyper: Hyper) -> live.Clock:
     """Bind the clock."""
     plan, counts = Plan(slots_at_once=hyper.num_selected), jnp.asarray(problem.counts)
     learning = fedavg.algorithm(problem, hyper, plan)
@@ -77,7 +76,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
             return shuffled_index(shuffle_bits(draws), jnp.arange(num), num, number)
         return jax.random.gumbel(jax.random.fold_in(draws, number), counts.shape)
 
-    def select(key: Key, now: Choosing) -> Asked:
+    def select(key: Key, now: live.Choosing) -> live.Asked:
         number, is_here = now.round.number, now.available()
         if hyper.candidates == "uniform":
             # Available clients first, in the order drawn.
@@ -94,7 +93,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         chosen = candidates[jax.lax.top_k(found, hyper.num_chosen)[1]]
         needed = is_candidate.sum(dtype="int32")
         share = hyper.share(counts, chosen)
-        return Asked(chosen, None, share, None, executed, needed, takes=hyper.loss_time)
+        return live.Asked(chosen, None, share, None, executed, needed, takes=hyper.loss_time)
 
     return live.live_rounds(hyper, select, num_used=hyper.num_chosen, draw=draw)
 
@@ -141,13 +140,12 @@ def bits_by_client(problem: Problem, hyper: Hyper, timeline: Timeline) -> np.nda
     return np.where(np.isnan(found), share[:, None], found)
 
 
-SUMMARY = "federated averaging of the candidates with the largest losses"
 system = live.with_clock(
     fedavg.system,
-    Live(lambda hyper: Sizes(hyper.num_chosen, hyper.local_steps, is_even=True), clock),
+    live.Live(lambda hyper: live.Sizes(hyper.num_chosen, hyper.local_steps, is_even=True), clock),
     name="powerofchoice",
     Hyper=Hyper,
-    summary=SUMMARY,
+    summary="federated averaging of the candidates with the largest losses",
     messages=report_messages()._replace(
         per_tick=count_bits,
         by_client=bits_by_client,

@@ -53,7 +53,6 @@ from fedjax_sim.server.report_settings import downlink_of_slots
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import draw_devices
-from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.rounds.synchronous import are_in_time, check_clients
 
 
@@ -109,29 +108,29 @@ class Rounds(NamedTuple):
       drawn: The clients' speeds and hours.
     """
 
-    now: Instant
+    now: live.Instant
     tick: types.Array
     turns: types.Array
-    work: Flights
+    work: live.Flights
     has_reported: types.Array
     was_picked: types.Array
     has_crashed: types.Array
-    drawn: Drawn
+    drawn: live.Drawn
 
 
-def clock(problem: Problem, hyper: Hyper) -> Clock:
+def clock(problem: Problem, hyper: Hyper) -> live.Clock:
     """Bind the clock of SAFA."""
     num, quota, share = hyper.num_clients, hyper.num_selected, hyper.share(problem.counts)
     everyone = jnp.arange(num, dtype="int32")
 
     def init(key: types.Key) -> Rounds:
         drawn = draw_devices(key, hyper).drawn
-        work, none = Flights.none(num, drawn.speeds.rate), jnp.zeros(num, bool)
-        start, zero = Instant.at(0.0), jnp.int32(0)
+        work, none = live.Flights.none(num, drawn.speeds.rate), jnp.zeros(num, bool)
+        start, zero = live.Instant.at(0.0), jnp.int32(0)
         # Everyone is up to date.
         return Rounds(start, zero, jnp.zeros(num, "int32"), work, ~none, none, none, drawn)
 
-    def next_round(key: types.Key, carried: Rounds, state: object) -> tuple[Rounds, Received]:
+    def next_round(key: types.Key, carried: Rounds, state: object) -> tuple[Rounds, live.Received]:
         devices, now = draw_devices(key, hyper, carried.drawn), carried.now
         # The clients begin that are up to date or deprecated, or that crashed.
         is_deprecated = carried.tick - carried.work.version >= hyper.lag_tolerance
@@ -141,7 +140,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         new = live.begin_work(devices, everyone, carried.turns, now, version)
         work = jax.tree.map(lambda a, b: jnp.where(begins, a, b), new, carried.work)
         lost = devices.are_lost(everyone, work.number)
-        taken = work.ends.since(Instant(*(jnp.broadcast_to(leaf, (num,)) for leaf in now)))
+        taken = work.ends.since(live.Instant(*(jnp.broadcast_to(leaf, (num,)) for leaf in now)))
         arrival, is_fresh = jnp.where(lost, jnp.inf, taken), ~carried.was_picked
         # The round ends with enough reports, or with the last one.
         is_enough = jnp.sort(jnp.where(is_fresh, arrival, jnp.inf))[quota - 1]
@@ -157,7 +156,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         slots = jnp.argsort(arrival, stable=True).astype("int32")
         clients = jnp.where(is_in, everyone, types.EMPTY)[slots]
         weight = jnp.where(is_picked, share, 0)[slots]
-        received = Received(acts, clients, work.steps[slots], work.version[slots], weight)
+        received = live.Received(acts, clients, work.steps[slots], work.version[slots], weight)
         after = carried._replace(
             now=acts,
             tick=carried.tick + 1,
@@ -173,7 +172,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         """List the newest versions: who works from an older one is deprecated."""
         return jnp.maximum(carried.tick - jnp.arange(hyper.lag_tolerance), types.EMPTY)
 
-    return Clock(init, next_round, in_use=in_use)
+    return live.Clock(init, next_round, in_use=in_use)
 
 
 class State(NamedTuple):
@@ -208,10 +207,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
-        is_picked, finite_clients = (
-            event.weight > 0,
-            wire.combination.finite_clients(event, reports),
-        )
+        is_picked = event.weight > 0
+        finite_clients = wire.combination.finite_clients(event, reports)
         # Who has not reported for tau rounds received the newest model, after empty rounds too.
         syncs = (event.tick - state.base) // hyper.lag_tolerance
         newest = jax.tree.map(lambda w: w[None], state.server)
@@ -255,19 +252,18 @@ def ticks_within(hyper: Hyper, time: float) -> float:
     return hyper.ticks_within(time, share, used=hyper.num_selected)
 
 
-def sizes(hyper: Hyper) -> Sizes:
+def sizes(hyper: Hyper) -> live.Sizes:
     """Size the clock by all clients, and by the versions of tolerable ones."""
-    return Sizes(hyper.num_clients, hyper.local_steps, hyper.lag_tolerance, is_even=True)
+    return live.Sizes(hyper.num_clients, hyper.local_steps, hyper.lag_tolerance, is_even=True)
 
 
-SUMMARY = "semi-synchronous rounds: everyone trains, late reports are kept for the next mean"
 system = live.with_clock(
     fedbuff.system,
-    Live(sizes, clock),
+    live.Live(sizes, clock),
     name="safa",
     Hyper=Hyper,
     algorithm=algorithm,
-    summary=SUMMARY,
+    summary="semi-synchronous rounds: everyone trains, late reports are kept for the next mean",
     can_repeat=False,
     messages=report_messages(has_weights=False)._replace(
         per_tick=lambda *lane: tuple(bits.sum(axis=1) for bits in count_bits_of_clients(*lane)),

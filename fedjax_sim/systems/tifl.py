@@ -44,7 +44,6 @@ from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import draw_devices
-from fedjax_sim.timelines.live import LiveCohorts
 
 CLIENTS_AT_ONCE = 50
 """Clients whose mini-batches are evaluated together."""
@@ -109,7 +108,7 @@ class Choice(Checked):
 
 
 @struct
-class Hyper(LiveCohorts, LastingTraining, Reports):
+class Hyper(live.LiveCohorts, LastingTraining, Reports):
     """Settings of TiFL: rounds, local training, messages, and the choice of tiers."""
 
     choice: Choice = group(Choice(), "tiers, and which of them the server asks")

@@ -119,7 +119,7 @@ class Fitted(NamedTuple):
         Raises:
           StorageError: If the disk refuses. An older file is then kept.
         """
-        entries: dict[str, Any] = {"kind": type(self.model).__name__}
+        entries: dict[str, object] = {"kind": type(self.model).__name__}
         for part, owner in (("model", self.model), ("params", self.params)):
             names = owner._fields if part == "params" else _fields(owner)
             for name in names:
@@ -235,6 +235,6 @@ def _fields(model: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(model)]
 
 
-def _read(entry: np.ndarray) -> Any:
+def _read(entry: np.ndarray) -> object:
     """Return a number or a text as it was saved, and an array as it is."""
     return entry.item() if entry.ndim == 0 else entry

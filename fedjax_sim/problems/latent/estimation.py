@@ -10,7 +10,7 @@ examples of a mini-batch, `n` examples, `q` numbers of a statistic.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import chex
 import jax
@@ -39,10 +39,10 @@ class LatentModel(Protocol):
     weights are `f[B]`; s, phi and theta are those of `LatentProblem`.
     """
 
-    def with_data(self, examples: Any, weight: Array) -> Self:
-        """Take in what the server must know of all data before learning; weights sum to 1."""
+    def with_data(self, examples: Params, weight: Array) -> Self:
+        """Take in the statistics of all data that the server needs; weights sum to 1."""
 
-    def initial(self, key: Key, examples: Any, weight: Array) -> Array:
+    def initial(self, key: Key, examples: Params, weight: Array) -> Array:
         """Draw natural parameters to start from, given all data: `f[q]`."""
 
     def maximise(self, statistics: Array) -> Params:
@@ -55,10 +55,10 @@ class LatentModel(Protocol):
           params: theta.
         """
 
-    def statistics(self, natural: Array, examples: Any, weight: Array) -> Array:
+    def statistics(self, natural: Array, examples: Params, weight: Array) -> Array:
         """Compute the weighted sum of expected statistics: `f[q]`."""
 
-    def loss(self, params: Params, examples: Any) -> Array:
+    def loss(self, params: Params, examples: Params) -> Array:
         """Compute -log p(y; theta) of every example, up to a constant: `f[B]`."""
 
     def penalty(self, params: Params) -> Array:
@@ -96,16 +96,8 @@ class Estimation:
     share: Array
     start: Array | None = None
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
-
-    @property
-    def metric_labels(self) -> Mapping[str, Sequence[str]]:
-        """Labels of metrics' dimensions: clients are numbered."""
-        return {}
-
-    @property
-    def less_is_better(self) -> Sequence[str]:
-        """Names of the metrics of which small values are good ones."""
-        return ("objective", "client_loss")
+    metric_labels: ClassVar[Mapping[str, Sequence[str]]] = {}
+    less_is_better: ClassVar[Sequence[str]] = ("objective", "client_loss")
 
     def init(self, key: Key) -> Array:
         """Return the initial statistics S_0, drawn unless `start` gives them: `f[q]`.

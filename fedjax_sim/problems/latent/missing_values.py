@@ -350,11 +350,9 @@ def make_matrices(
     values = np.asarray(value, float)
     for name, place, size in zip(("client", "row", "column"), places, shape, strict=True):
         if place.shape != values.shape or place.min(initial=0) < 0 or place.max(initial=0) >= size:
-            raise ConfigError(
-                f"{name} of the visits",
-                f"{place.size} numbers from {place.min(initial=0)} to {place.max(initial=0)}",
-                f"{values.size} numbers from 0 to {size - 1}, one for each value",
-            )
+            given = f"{place.size} numbers from {place.min(initial=0)} to {place.max(initial=0)}"
+            allowed = f"{values.size} numbers from 0 to {size - 1}, one for each value"
+            raise ConfigError(f"{name} of the visits", given, allowed)
     if not np.isfinite(values).all():
         raise ConfigError("value of the visits", "nan or inf", "finite")
     total, visits = np.zeros(shape), np.zeros(shape)

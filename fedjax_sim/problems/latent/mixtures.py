@@ -54,7 +54,11 @@ class OfComponents:
         """
         chex.assert_shape(weight, examples.shape[:1])
         features = self._features(examples)
-        return expected_statistics(self._logits(natural, features), features, weight)
+        logits = self._logits(natural, features)
+        joint = jnp.exp(logits - logits.max(axis=0)[None])
+        share = joint * (weight / joint.sum(axis=0))[None]
+        second = jnp.matmul(share, features, precision="highest")
+        return jnp.concatenate([share.sum(axis=1), second.ravel()])
 
     def responsibilities(self, params: Params, examples: Array) -> Array:
         """Compute the probability of each component given each example: `f[B, G]`.
@@ -81,23 +85,6 @@ class OfComponents:
         """
         first, second = self._split(natural)
         return first[:, None] + jnp.matmul(features, second.T, precision="highest").T
-
-
-def expected_statistics(logits: Array, examples: Array, weight: Array) -> Array:
-    """Compute the weighted sum of the responsibilities rho and of rho y.
-
-    Args:
-      logits: `f[G, B]`.
-      examples: `f[B, D]`.
-      weight: `f[B]`, weight of each example.
-
-    Returns:
-      `f[q]`.
-    """
-    joint = jnp.exp(logits - logits.max(axis=0)[None])
-    share = joint * (weight / joint.sum(axis=0))[None]
-    second = jnp.matmul(share, examples, precision="highest")
-    return jnp.concatenate([share.sum(axis=1), second.ravel()])
 
 
 def spread_examples(key: Key, examples: Array, weight: Array, number: int) -> Array:

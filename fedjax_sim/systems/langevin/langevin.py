@@ -195,6 +195,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
     is_exact, has_momentum = hyper.gradient == "exact", hyper.has_momentum
+    correction = hyper.noise_inflation if hyper.dynamics.noise_correction else 1.0
     counts, whole_at = problem.counts, clients.gradients_at(problem, hyper, plan, is_exact=True)
     slopes_at = clients.gradients_at(problem, hyper, plan, is_exact=is_exact)
     variates = methods.ControlVariates(hyper.control_variates, counts, factor, whole_at)
@@ -218,21 +219,22 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         if not event.facts.keeps("steps"):
             # Another number of steps than K would use a draw in two rounds.
             key = jax.random.fold_in(key, event.tick)
-        shared = shared_noise(hyper, streams.lane_stream(key, "shared noise"), first)
+        shared = noise(hyper, streams.lane_stream(key, "shared noise"), first, hyper.rho**2)
         most_steps = event.facts.most_steps
 
         def training(start: Params, client: Array, offset: Array, *whole: Params) -> Training:
             client_key = jax.random.fold_in(streams.lane_stream(key, "local"), client)
             if is_exact:
-                noise = streams.lane_stream(client_key, "noise")
-                mean = clients.whole_gradient(problem, noise, client, first, most_steps=most_steps)
+                drawn = streams.lane_stream(client_key, "noise")
+                mean = clients.whole_gradient(problem, drawn, client, first, most_steps=most_steps)
             else:
                 mean = clients.batch_gradient(
                     problem, hyper, key, client, first, most_steps=most_steps, is_alone=True
                 )
             gradient = variates.corrected(mean, anchor, factor[client], whole)  # of f^c
             own_key = streams.lane_stream(client_key, "private noise")
-            private = private_noise(hyper, own_key, first, share[client])
+            weight = share[client] * correction
+            private = noise(hyper, own_key, first, 1 - hyper.rho**2, weight)
             moves = langevin_steps(hyper, first, root, [*shared, *private])
             return Training(clients.of_pair(gradient) if has_momentum else gradient, moves)
 
@@ -277,23 +279,14 @@ def eta(hyper: Hyper, k: Array) -> Array:
     return hyper.step_size / (1 + hyper.step_size * hyper.step_decay * k)
 
 
-def shared_noise(hyper: Hyper, key: Key, first: Array) -> list[optax.GradientTransformation]:
-    """Make sqrt(2 eta tau rho^2) xi; no transformation if it is known to be 0."""
-    if settings.is_known(hyper.temperature, 0) or settings.is_known(hyper.rho, 0):
-        return []
-    shared = temperature(hyper) * hyper.rho**2
-    return [clients.add_langevin_noise(key, lambda k: eta(hyper, k), shared, first=first)]
-
-
-def private_noise(
-    hyper: Hyper, key: Key, first: Array, share: Array
+def noise(
+    hyper: Hyper, key: Key, first: Array, part: Array | float, weight: Array | float = 1.0
 ) -> list[optax.GradientTransformation]:
-    """Make sqrt(2 eta tau (1 - rho^2) / p_c) xi^c; no transformation if it is known to be 0."""
-    if settings.is_known(hyper.temperature, 0) or settings.is_known(hyper.rho, 1):
+    """Make sqrt(2 eta tau part / weight) xi; no transformation if it is known to be 0."""
+    if settings.is_known(hyper.temperature, 0) or settings.is_known(part, 0):
         return []
-    correction = hyper.noise_inflation if hyper.dynamics.noise_correction else 1.0
-    private = temperature(hyper) * (1 - hyper.rho**2) / (share * correction)
-    return [clients.add_langevin_noise(key, lambda k: eta(hyper, k), private, first=first)]
+    variance = temperature(hyper) * part / weight
+    return [clients.add_langevin_noise(key, lambda k: eta(hyper, k), variance, first=first)]
 
 
 def temperature(hyper: Hyper) -> Array | float:
