@@ -156,7 +156,7 @@ def plain(value: Any) -> Any:
     """Return a number of NumPy or JAX as Python has it, and any other value as it is.
 
     Args:
-      value: Any value.
+      value: object value.
     """
     is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
     return value.item() if is_number else value

@@ -55,7 +55,7 @@ class OneOfSeveral(Checked):
         return f"{self.name}{which}:options={'|'.join(map(str, self.options))}"
 
 
-def alternatives(values: Sequence[Any]) -> list[tuple[int, tuple[Any, ...]]]:
+def alternatives(values: Sequence[object]) -> list[tuple[int, tuple[Any, ...]]]:
     """Arrange settings structs so that all programs have the same alternatives, one of each kind.
 
     Args:
@@ -75,7 +75,7 @@ def alternatives(values: Sequence[Any]) -> list[tuple[int, tuple[Any, ...]]]:
     ]
 
 
-def alternatives_in(hyper: Any) -> list[str]:
+def alternatives_in(hyper: object) -> list[str]:
     """List full names of the settings that are one of several alternatives."""
     values = {name: names.value_of(hyper, name) for name in fields(type(hyper))}
     return [
@@ -154,13 +154,13 @@ def _register(made: Any) -> None:
     )
     keys = [jax.tree_util.GetAttrKey(name) for name in traced]
 
-    def flatten(hyper: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten(hyper: object) -> tuple[list[Any], tuple[Any, ...]]:
         held = vars(hyper)
         # Values would keep arrays alive in what JAX has compiled.
         rest = (*[held[name] for name in static], Assumed.fromkeys(held[ASSUMED]))
         return [held[name] for name in traced], rest
 
-    def flatten_with_keys(hyper: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten_with_keys(hyper: object) -> tuple[list[Any], tuple[Any, ...]]:
         leaves, rest = flatten(hyper)
         return list(zip(keys, leaves, strict=True)), rest
 
@@ -199,13 +199,13 @@ def _write_changed(self: Any) -> str:
     return f"{type(self).__qualname__}({', '.join(written)})"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Write a value without an address, which is another one in each process."""
     is_bare = type(value).__repr__ is object.__repr__
     return f"<{value}>" if is_bare and type(value).__str__ is not object.__str__ else repr(value)
 
 
-def _is_at(field: dataclasses.Field, value: Any) -> bool:
+def _is_at(field: dataclasses.Field, value: object) -> bool:
     """Tell whether a setting is at its default. Arrays are written in any case."""
     if value is field.default:
         return True
@@ -220,7 +220,7 @@ def _say_where(hyper: Any, name: str) -> Any:
     # Private names are asked for before there are fields, as by `copy`.
     if name.startswith("_"):
         raise AttributeError(name)
-    kind = type(hyper)
+    kind: type = type(hyper)
     sentence = f"{kind.__qualname__} has no attribute {name!r}"
     known = names.names_of(kind)
     if name in known:

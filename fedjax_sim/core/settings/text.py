@@ -117,7 +117,7 @@ def _with_arguments(function: Any, words: tuple[str, ...]) -> Any:
     return functools.partial(function, *(value for name, value in pairs if not name), **named)
 
 
-def text_of(hyper_type: type, name: str, value: Any) -> str:
+def text_of(hyper_type: type, name: str, value: object) -> str:
     """Write one value of a field as text that `parse` reads back, to the last bit.
 
     Args:
