@@ -140,7 +140,7 @@ def is_predicate(value: Any) -> bool:
         return False
 
 
-def leaves_that(chosen: str | Callable[[str], object], model: Params) -> Any:
+def leaves_that(chosen: str | Callable[[str], object], model: Params) -> Params:
     """Tell which leaves of a model are chosen.
 
     Args:
@@ -156,7 +156,7 @@ def leaves_that(chosen: str | Callable[[str], object], model: Params) -> Any:
     return jax.tree.unflatten(jax.tree.structure(model), flags)
 
 
-def split(model: Params, flags: Any) -> tuple[Params, Params]:
+def split(model: Params, flags: Params) -> tuple[Params, Params]:
     """Split models into two parts: the leaves with the flag False, and those with the flag True.
 
     Args:

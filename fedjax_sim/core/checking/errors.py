@@ -36,7 +36,7 @@ class ConfigError(InputError):
             allowed += nearest(value, known, shown)
         super().__init__(f"{field} is {_shown(value)}, but must be {allowed}.")
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         # The sentence alone, for other processes: a bad value may be one that cannot be pickled.
         return type(self).__new__, (type(self), *self.args)
 
@@ -64,7 +64,7 @@ class UnknownAttributeError(AttributeError):
         super().__init__(sentence)
         self.missing, self.known = name, known
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (*self.args, self.missing, list(self.known))
 
     def __str__(self) -> str:

@@ -15,6 +15,7 @@ from fedjax_sim.core.settings import checks, declared, names
 from fedjax_sim.core.settings.names import ASSUMED, Assumed, Checked, fields, groups
 
 HyperT = TypeVar("HyperT")
+ValueT = TypeVar("ValueT")
 
 
 class OneOfSeveral(Checked):
@@ -55,7 +56,7 @@ class OneOfSeveral(Checked):
         return f"{self.name}{which}:options={'|'.join(map(str, self.options))}"
 
 
-def alternatives(values: Sequence[object]) -> list[tuple[int, tuple[Any, ...]]]:
+def alternatives(values: Sequence[ValueT]) -> list[tuple[int, tuple[ValueT, ...]]]:
     """Arrange settings structs so that all programs have the same alternatives, one of each kind.
 
     Args:
@@ -121,7 +122,7 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     own = frozenset(field.name for field in all_fields) - {ASSUMED}
 
     @functools.wraps(init)
-    def with_short_names(self: Any, *args: Any, **settings: Any) -> None:
+    def with_short_names(self: object, *args: object, **settings: Any) -> None:
         before = settings.pop(ASSUMED, {})
         if not settings.keys() <= own:
             settings = _in_groups(made, settings, own)
@@ -175,7 +176,7 @@ def _register(made: Any) -> None:
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
 
 
-def _replace(self: HyperT, **changes: Any) -> HyperT:
+def _replace(self: HyperT, **changes: object) -> HyperT:
     """Return the struct with other values, given by full or short names."""
     made: Any = dataclasses.replace(self, **changes)  # type: ignore[type-var]
     for name in changes:  # Even if it is the value that nobody had given.
@@ -228,7 +229,9 @@ def _say_where(hyper: Any, name: str) -> Any:
     raise UnknownAttributeError(sentence, name, [*known, *(field.name for field in groups(kind))])
 
 
-def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) -> dict[str, Any]:
+def _in_groups(
+    hyper_type: type, settings: dict[str, object], own: frozenset[str]
+) -> dict[str, object]:
     """Put settings that are given by full or short names into their groups."""
     sorted_in = {name: value for name, value in settings.items() if name in own}
     held = {field.name: field for field in groups(hyper_type)}
@@ -239,7 +242,7 @@ def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) 
             allowed = f"left out with `{given[full]}`, which is the same setting"
             raise ConfigError("setting name", name, allowed)
         owner, _, rest = full.partition(".")
-        inside = sorted_in.get(owner, held[owner].default)
+        inside: Any = sorted_in.get(owner, held[owner].default)
         checks.check_kind(held[owner], inside)
         sorted_in[owner] = inside.replace(**{rest: settings[name]})
     return sorted_in

@@ -103,7 +103,7 @@ def parse_function(functions: Mapping[str, FunctionT], text: str) -> FunctionT:
 
 
 @functools.lru_cache(maxsize=256)
-def _with_arguments(function: Any, words: tuple[str, ...]) -> Any:
+def _with_arguments(function: Callable[..., object], words: tuple[str, ...]) -> Any:
     try:
         given = [word.rpartition("=") for word in words]
         values = [
