@@ -34,14 +34,9 @@ from fedjax_sim.version import __version__ as __version__
 if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
+CORE = ("batching", "checking", "events", "lifecycle", "settings", "streams", "targets", "trees")
 MOVED = {
-    **{
-        name: f"core.{name}"
-        for name in (
-            *("batching", "checking", "events", "lifecycle", "settings", "streams", "targets"),
-            *("trees", "types"),
-        )
-    },
+    **{name: f"core.{name}" for name in (*CORE, "types")},
     "compression": "server.compression",
     "privacy": "server.privacy",
     "diagnostics": "results.diagnostics",

@@ -63,7 +63,7 @@ def map_families(
     varying: OtherT,
     *,
     size: int,
-    map_over: Callable[[Callable[..., Any], Any], Any],
+    map_over: Callable[[Callable[..., ResultT], tuple[TreeT, OtherT]], ResultT],
 ) -> ResultT:
     """Apply a function to every lane, batching the members of each family.
 
@@ -100,7 +100,7 @@ def map_slots(
     work: Callable[..., Any],
     plan: Plan,
     steps: Array,
-    *slots: Any,
+    *slots: object,
     trips: int | None = None,
     weights: Array | None = None,
 ) -> tuple[Any, Array]:
@@ -125,7 +125,7 @@ def map_slots(
     if plan.client_devices > 1:
         alone = plan._replace(client_devices=1)
 
-        def share(weights: Array | None, steps: Array, *slots: Any) -> tuple[Any, Array]:
+        def share(weights: Array | None, steps: Array, *slots: object) -> tuple[Any, Array]:
             return map_slots(work, alone, steps, *slots, trips=trips, weights=weights)
 
         return split_over_devices(share, plan, steps, *slots, weights=weights)
@@ -190,7 +190,7 @@ def _in_turn(run: Callable[[Any], Any], inputs: Any, *, is_summed: bool) -> Any:
     if not is_summed:
         return jax.lax.map(run, inputs)
 
-    def add(total: Any, element: Any) -> tuple[Any, Any]:
+    def add(total: Params, element: Params) -> tuple[Params, tuple[Params, Array]]:
         (first, second), taken = run(element)
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, first), (second, taken)
 
@@ -240,7 +240,7 @@ def split_over_devices(
     run: Callable[..., tuple[Any, Array]],
     plan: Plan,
     steps: Array,
-    *slots: Any,
+    *slots: object,
     weights: Array | None = None,
 ) -> tuple[Any, Array]:
     """Give each device of the mesh axis "clients" a share of the slots, and gather the results.
@@ -302,7 +302,7 @@ def any_lane(holds: Array) -> Array:
 
 
 @any_lane.def_vmap
-def _any_of_lanes(size: int, are_batched: Any, holds: Array) -> tuple[Array, bool]:
+def _any_of_lanes(size: int, are_batched: object, holds: Array) -> tuple[Array, bool]:
     return any_lane(holds.any(axis=0)), False
 
 

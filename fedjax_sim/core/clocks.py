@@ -52,7 +52,7 @@ class Instant(NamedTuple):
     rest: jax.Array
 
     @classmethod
-    def at(cls, time: Any) -> Self:
+    def at(cls, time: ArrayLike) -> Self:
         """Make an instant of a number, or of an array of numbers.
 
         Args:
@@ -71,7 +71,7 @@ class Instant(NamedTuple):
         value = jnp.asarray(time, kind)
         return cls(value, jnp.zeros_like(value))
 
-    def later(self, by: Any) -> Self:
+    def later(self, by: "jax.Array | Instant") -> Self:
         """Add a duration: a float, or an instant counted from 0. It may be infinite.
 
         Args:

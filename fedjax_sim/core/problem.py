@@ -22,14 +22,24 @@ class Losses(Protocol):
 
     @property
     def counts(self) -> Array:
-        """Number of examples of each client: `i32[N]`."""
+        """Number of examples of each client, without padding: `i32[N]`."""
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Compute the mean loss of some of a client's examples: `f[]`."""
+        """Compute the mean loss of some of a client's examples; local steps differentiate it.
+
+        Args:
+          params: The model.
+          client: `i32[]`, the client's number.
+          examples: `i32[B]`, positions of the examples, below `counts[client]`.
+          key: For noise or augmentation.
+
+        Returns:
+          `f[]`.
+        """
 
 
 @runtime_checkable
-class Problem(Protocol):
+class Problem(Losses, Protocol):
     """A problem to learn: clients' data and a loss.
 
     A problem is a frozen struct whose arrays are pytree leaves. It is passed to compiled functions
@@ -48,10 +58,6 @@ class Problem(Protocol):
       numbered. `less_is_better`: names of the metrics of which small values are good ones.
     """
 
-    @property
-    def counts(self) -> Array:
-        """Number of examples of each client, without padding: `i32[N]`."""
-
     def init(self, key: Key) -> Params:
         """Draw initial parameters.
 
@@ -60,19 +66,6 @@ class Problem(Protocol):
 
         Returns:
           One model.
-        """
-
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Compute the mean loss of some of a client's examples; local steps differentiate it.
-
-        Args:
-          params: The model.
-          client: `i32[]`, the client's number.
-          examples: `i32[B]`, positions of the examples, below `counts[client]`.
-          key: For noise or augmentation.
-
-        Returns:
-          `f[]`.
         """
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:

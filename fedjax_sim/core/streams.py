@@ -9,7 +9,7 @@ of tick, slot, client or step: a client's mini-batches go on from one tick to th
 
 import functools
 import zlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import chex
@@ -100,8 +100,8 @@ def _pair_of(kind: Any) -> Any:
     """Define the kind of a pair of keys of one kind."""
     num = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=kind))).shape[0]
 
-    def both(derive: Any) -> Any:
-        def derive_both(words: Array, *args: Any) -> Array:
+    def both(derive: Callable[..., Key]) -> Callable[..., Array]:
+        def derive_both(words: Array, *args: Array | int) -> Array:
             parts = (
                 jax.random.wrap_key_data(part, impl=kind) for part in (words[:num], words[num:])
             )

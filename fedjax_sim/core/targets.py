@@ -13,7 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ _TOGETHER: ContextVar[int] = ContextVar("together", default=1)
 
 TreeT = TypeVar("TreeT")
 """A pytree of arrays."""
+InputT = TypeVar("InputT")
+OutputT = TypeVar("OutputT")
 
 
 @contextlib.contextmanager
@@ -178,7 +180,9 @@ def repeat_while(
     return unpack(jax.lax.while_loop(lambda packed: goes_on(unpack(packed)), again, vectors))
 
 
-def scan(step: Callable[[Any, Any], Any], carry: Any, inputs: Any) -> tuple[Any, Any]:
+def scan(
+    step: Callable[[TreeT, InputT], tuple[TreeT, OutputT]], carry: TreeT, inputs: InputT
+) -> tuple[TreeT, OutputT]:
     """Do `jax.lax.scan`, where each step returns small arrays in addition to its carry.
 
     On an accelerator what it returns has no derivatives.
@@ -193,9 +197,9 @@ def scan(step: Callable[[Any, Any], Any], carry: Any, inputs: Any) -> tuple[Any,
     """
     if is_for_cpu():
         return jax.lax.scan(step, carry, inputs)
-    unpack: list[Callable[[Any], Any]] = []
+    unpack: list[Callable[[list[jax.Array]], OutputT]] = []
 
-    def packed(carry: Any, given: Any) -> tuple[Any, Any]:
+    def packed(carry: TreeT, given: InputT) -> tuple[TreeT, list[jax.Array]]:
         carry, returned = step(carry, given)
         vectors, of_vectors = pack(returned, as_bits=True)
         unpack.append(of_vectors)

@@ -31,18 +31,18 @@ def paths_of(model: Params) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
 
-def is_traced(tree: Any) -> bool:
+def is_traced(tree: object) -> bool:
     """Tell whether a tree has traced leaves, or a program is being traced that closes over it.
 
     Args:
-      tree: Any pytree.
+      tree: object pytree.
     """
     # Within `jit` a constant that is put on a device is traced, too.
     leaves = (*jax.tree.leaves(tree), jax.device_put(0))
     return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
 
 
-def as_array(value: Any, dtype: Any = None) -> Array:
+def as_array(value: object, dtype: Any = None) -> Array:
     """Make an array on the device, as `jnp.asarray`, which compiles a program for each new shape.
 
     Args:
@@ -58,7 +58,7 @@ def as_array(value: Any, dtype: Any = None) -> Array:
     return jax.device_put(np.asarray(own, jax.dtypes.canonicalize_dtype(own.dtype)))
 
 
-def has(value: Any, name: str) -> bool:
+def has(value: object, name: str) -> bool:
     """Tell whether an object has an attribute; any failure of the look-up counts as no.
 
     Args:
@@ -98,7 +98,7 @@ class TypedStructure(NamedTuple):
     structure: jax.tree_util.PyTreeDef
     types: Hashable
 
-    def unflatten(self, leaves: Sequence[Any]) -> Any:
+    def unflatten(self, leaves: Sequence[object]) -> Any:
         """Build a tree.
 
         Args:
@@ -110,11 +110,11 @@ class TypedStructure(NamedTuple):
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def typed_structure(tree: Any) -> TypedStructure:
+def typed_structure(tree: object) -> TypedStructure:
     """Find the structure of a pytree, with the types of its nodes.
 
     Args:
-      tree: Any pytree.
+      tree: object pytree.
 
     Returns:
       What equals that of another tree only if the nodes of both are of the same classes.
@@ -132,7 +132,7 @@ def is_predicate(value: Any) -> bool:
     """Tell whether a value can choose leaves: a function of a path, or a regular expression.
 
     Args:
-      value: Any value.
+      value: object value.
     """
     try:
         return callable(value) or bool(re.compile(value))
@@ -140,7 +140,7 @@ def is_predicate(value: Any) -> bool:
         return False
 
 
-def leaves_that(chosen: str | Callable[[str], Any], model: Params) -> Any:
+def leaves_that(chosen: str | Callable[[str], object], model: Params) -> Params:
     """Tell which leaves of a model are chosen.
 
     Args:
@@ -156,7 +156,7 @@ def leaves_that(chosen: str | Callable[[str], Any], model: Params) -> Any:
     return jax.tree.unflatten(jax.tree.structure(model), flags)
 
 
-def split(model: Params, flags: Any) -> tuple[Params, Params]:
+def split(model: Params, flags: Params) -> tuple[Params, Params]:
     """Split models into two parts: the leaves with the flag False, and those with the flag True.
 
     Args:
@@ -206,7 +206,7 @@ def in_32_bits(tree: TreeT) -> TreeT:
       The tree; its other leaves are as they were.
     """
 
-    def widen(leaf: Any) -> Any:
+    def widen(leaf: object) -> Any:
         dtype = getattr(leaf, "dtype", np.dtype(bool))
         if is_narrow(dtype):
             return jnp.asarray(leaf, "float32")

@@ -200,7 +200,7 @@ class Work(NamedTuple):
     executed: Array
     needed: Array
     event: Event | tuple[()] = ()
-    seen: Any = ()
+    seen: object = ()
 
     def and_more(self, *others: "Work", times: int = 1) -> "Work":
         """Add further evaluations within the tick.

@@ -323,7 +323,7 @@ def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any
     class NewBuilder(generic, skip_registration=True):  # type: ignore[call-arg]
         VERSION = tfds.core.Version("1.0.0")
 
-        def _info(self) -> Any:
+        def _info(self) -> object:
             features = {
                 "image": tfds.features.Image(shape=source.image_shape),
                 "label": tfds.features.ClassLabel(),
@@ -335,7 +335,7 @@ def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any
     base: Any = tfds.builder_cls(name) if source.image_shape is None else NewBuilder
 
     class Builder(base, skip_registration=True):  # type: ignore[call-arg]
-        def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        def _split_generators(self, dl_manager: object) -> dict[str, Iterator]:
             raw: Any = source.read(*_find_raw_files(name, source, data_dir, dl_manager))
             if raw.class_names is not None:
                 self.info.features["label"].names = raw.class_names
@@ -344,7 +344,9 @@ def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any
                 for split, examples in raw.splits.items()
             }
 
-        def _generate_examples(self, split: str, examples: Iterable[tuple]) -> Any:
+        def _generate_examples(
+            self, split: str, examples: Iterable[tuple]
+        ) -> Iterator[tuple[int, dict[str, object]]]:
             for i, (image, label, *client) in enumerate(examples):
                 example = {
                     "id": f"{split}_{i:05d}",

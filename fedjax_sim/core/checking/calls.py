@@ -44,9 +44,9 @@ class Kind(NamedTuple):
       parse: Reads a value from the command line's text; None if there is no such text.
     """
 
-    accepts: Callable[[Any, Lengths], bool]
+    accepts: Callable[[object, Lengths], bool]
     words: str
-    parse: Callable[[str], Any] | None = None
+    parse: Callable[[str], object] | None = None
 
 
 def checked(target: TargetT) -> TargetT:
@@ -112,7 +112,7 @@ def _guard(function: Callable[..., Any], owner: object) -> Callable[..., Any]:
     return call
 
 
-def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
+def _check(name: str, value: object, kind: Kind, lengths: Lengths) -> None:
     """Check one argument, and the settings in it."""
     if kind is OPEN:
         return
@@ -156,7 +156,7 @@ def _kinds_of(function: Callable[..., Any], owner: Any) -> dict[str, Kind]:
     return kinds
 
 
-def hints_of(source: Any) -> dict[str, Any]:
+def hints_of(source: object) -> dict[str, Any]:
     """Read annotations, also those with names that are imported for type checkers alone.
 
     Args:
@@ -237,7 +237,7 @@ def kind_of(annotation: Any) -> Kind:
     return Kind(lambda value, _: isinstance(value, kind), name)
 
 
-def _narrowed(kind: Kind, narrow: Any) -> Kind:
+def _narrowed(kind: Kind, narrow: object) -> Kind:
     """Narrow a kind by an annotation's further conditions."""
     if isinstance(narrow, Limit):
         words = kind.words.replace("a number", "a finite number")
@@ -263,7 +263,7 @@ def _narrowed(kind: Kind, narrow: Any) -> Kind:
 def _kind_of_names(names: Sequence[str]) -> Kind:
     """Describe a text that is one of a few."""
 
-    def accepts(value: Any, _: Lengths) -> bool:
+    def accepts(value: object, _: Lengths) -> bool:
         return isinstance(value, str) and value in names
 
     def parse(text: str) -> str:
@@ -272,7 +272,7 @@ def _kind_of_names(names: Sequence[str]) -> Kind:
     return Kind(accepts, "one of " + ", ".join(map(str, names)), parse)
 
 
-def _kind_of_union(args: Sequence[Any]) -> Kind:
+def _kind_of_union(args: Sequence[object]) -> Kind:
     """Join kinds. A union has an array where it has all that NumPy makes an array of."""
     kinds = [kind_of(each) for each in args if not str(each).startswith(NUMPYS)]
     alike = [SIMPLE[each] for each in (bool, int, float, complex, str, bytes)]
@@ -299,7 +299,7 @@ def _kind_of_union(args: Sequence[Any]) -> Kind:
     )
 
 
-def _kind_of_mapping(key: Any, value: Any) -> Kind:
+def _kind_of_mapping(key: object, value: object) -> Kind:
     """Describe a mapping by the kinds of its keys and values."""
     keys, values = kind_of(key), kind_of(value)
     return Kind(
@@ -311,7 +311,7 @@ def _kind_of_mapping(key: Any, value: Any) -> Kind:
     )
 
 
-def _kind_of_several(kind: type, args: Sequence[Any]) -> Kind:
+def _kind_of_several(kind: type, args: Sequence[object]) -> Kind:
     """Describe a list, a tuple, an array of one dimension, or another iterable.
 
     Elements are looked at only if this does not use them up.
@@ -343,31 +343,31 @@ def _kind_of_several(kind: type, args: Sequence[Any]) -> Kind:
     )
 
 
-def _elements(values: Any) -> Any:
+def _elements(values: object) -> Any:
     """Return the elements of a list, or of an array as Python has them."""
     return values.tolist() if hasattr(values, "tolist") else values
 
 
-def _dims(value: Any) -> int | None:
+def _dims(value: object) -> int | None:
     """Return an array's number of dimensions; None of anything else."""
     found = getattr(value, "ndim", None)
     return found if isinstance(found, int) and not isinstance(value, type) else None
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> typing.TypeGuard[Sequence[object]]:
     return bool(_dims(value)) or (isinstance(value, Sequence) and not isinstance(value, NO_LISTS))
 
 
-def _is_own(value: Any) -> bool:
+def _is_own(value: object) -> bool:
     return type(value).__module__.startswith("fedjax_sim.")
 
 
-def _is_traced(value: Any) -> bool:
+def _is_traced(value: object) -> bool:
     jax = sys.modules.get("jax")  # Without JAX nothing is traced.
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
-def _kind_of_scalar(value: Any) -> str:
+def _kind_of_scalar(value: object) -> str:
     """Return NumPy's letter for the kind of a single number, such as "f"; "" if it is none."""
     if isinstance(value, bool):
         return "b"
@@ -379,17 +379,17 @@ def _kind_of_scalar(value: Any) -> str:
     return "f" if str(dtype).startswith(("bfloat", "float")) else getattr(dtype, "kind", "")
 
 
-def _accepts_whole(value: Any, _: Lengths) -> bool:
+def _accepts_whole(value: object, _: Lengths) -> bool:
     is_whole = _kind_of_scalar(value) in ("i", "u")
     return is_whole and (not isinstance(value, int) or abs(value) <= MOST_WHOLE)
 
 
-def _accepts_number(value: Any, _: Lengths) -> bool:
+def _accepts_number(value: object, _: Lengths) -> bool:
     is_real = _kind_of_scalar(value) == "f" and (_is_traced(value) or bool(value == value))
     return is_real or _accepts_whole(value, _)
 
 
-def _accepts_array(value: Any, _: Lengths) -> bool:
+def _accepts_array(value: object, _: Lengths) -> bool:
     """Tell whether a value is an array or a number, or is listed as one."""
     if isinstance(value, bool | int | float):
         return isinstance(value, float) or abs(value) <= MOST_WHOLE
@@ -408,11 +408,11 @@ def _accepts_array(value: Any, _: Lengths) -> bool:
         return bool(value) and all(_is_traced(each) for each in value)
 
 
-def _accepts_key(value: Any, _: Lengths) -> bool:
+def _accepts_key(value: object, _: Lengths) -> bool:
     return _shape_of_keys(value) == ()
 
 
-def _shape_of_keys(value: Any) -> tuple[int, ...] | None:
+def _shape_of_keys(value: object) -> tuple[int, ...] | None:
     """Return the shape of an array of random keys; None of anything else."""
     dtype, shape = str(getattr(value, "dtype", "")), getattr(value, "shape", ())
     if dtype == "uint32" and shape[-1:] == (2,):  # The older kind of keys.
@@ -420,7 +420,7 @@ def _shape_of_keys(value: Any) -> tuple[int, ...] | None:
     return shape if dtype.startswith("key<") else None
 
 
-def _accepts_tree(value: Any, _: Lengths) -> bool:
+def _accepts_tree(value: object, _: Lengths) -> bool:
     """Tell whether a value is one model or more: a pytree of arrays."""
     import jax
 
@@ -430,7 +430,7 @@ def _accepts_tree(value: Any, _: Lengths) -> bool:
     )
 
 
-def _accepts_path(value: Any, _: Lengths) -> bool:
+def _accepts_path(value: object, _: Lengths) -> bool:
     if isinstance(value, str):
         return bool(value) and "\0" not in value
     return isinstance(value, os.PathLike)

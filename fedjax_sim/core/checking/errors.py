@@ -36,7 +36,7 @@ class ConfigError(InputError):
             allowed += nearest(value, known, shown)
         super().__init__(f"{field} is {_shown(value)}, but must be {allowed}.")
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         # The sentence alone, for other processes: a bad value may be one that cannot be pickled.
         return type(self).__new__, (type(self), *self.args)
 
@@ -64,7 +64,7 @@ class UnknownAttributeError(AttributeError):
         super().__init__(sentence)
         self.missing, self.known = name, known
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (*self.args, self.missing, list(self.known))
 
     def __str__(self) -> str:
@@ -156,7 +156,7 @@ def plain(value: Any) -> Any:
     """Return a number of NumPy or JAX as Python has it, and any other value as it is.
 
     Args:
-      value: Any value.
+      value: object value.
     """
     is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
     return value.item() if is_number else value

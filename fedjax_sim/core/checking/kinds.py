@@ -44,7 +44,7 @@ class Limit(NamedTuple):
         is_named = isinstance(self.below, str)
         return self._replace(below=lengths.get(str(self.below))) if is_named else self
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: object) -> bool:
         """Tell whether numbers are finite and within the limits.
 
         Args:

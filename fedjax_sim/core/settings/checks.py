@@ -17,7 +17,7 @@ Seen = set[tuple[type, str, int]]
 """Values that were checked: class and name of the field, and the object's number."""
 
 
-def check(hyper: Any) -> None:
+def check(hyper: object) -> None:
     """Check every field, and then combinations of fields by `check_together` if it is defined.
 
     Settings that a struct has fixed must be as it fixed them, and settings that have no effect at
@@ -29,7 +29,7 @@ def check(hyper: Any) -> None:
     check_all([hyper])
 
 
-def check_all(hypers: Sequence[Any]) -> None:
+def check_all(hypers: Sequence[object]) -> None:
     """Check settings that have many values in common, each of these once.
 
     A setting may be other than its default if it has an effect in one of them at least.
@@ -49,12 +49,12 @@ def check_all(hypers: Sequence[Any]) -> None:
         _check_together(hyper)
 
 
-def _check_together(hyper: Any) -> None:
+def _check_together(hyper: object) -> None:
     if hasattr(hyper, "check_together"):
         hyper.check_together()
 
 
-def _refuse_idle(hypers: Sequence[Any]) -> None:
+def _refuse_idle(hypers: Sequence[object]) -> None:
     """Refuse a setting that has no effect in any of several settings, and is not at its default."""
     kind: type = type(hypers[0])
     for name in names.idle_of(hypers[0]):
@@ -69,12 +69,12 @@ def _refuse_idle(hypers: Sequence[Any]) -> None:
                 break
 
 
-def _is_same(value: Any, default: Any) -> bool:
+def _is_same(value: object, default: object) -> bool:
     """Tell whether a value is the default, or an array of it."""
     return value is default or (default is not None and not np.any(np.asarray(value != default)))
 
 
-def check_left(hyper: Any, values: Mapping[str, Any], why: str) -> None:
+def check_left(hyper: object, values: Mapping[str, object], why: str) -> None:
     """Check that settings are left at the only values that another choice allows.
 
     Args:
@@ -91,7 +91,7 @@ def check_left(hyper: Any, values: Mapping[str, Any], why: str) -> None:
             raise ConfigError(name, value, f"{only!r} {why}")
 
 
-def check_known(value: Any) -> None:
+def check_known(value: object) -> None:
     """Check the values of settings among the arguments of a call, unless some are traced.
 
     Settings without effect are accepted, as the points of a sweep have them.
@@ -110,7 +110,7 @@ def check_known(value: Any) -> None:
         _check_together(known)
 
 
-def _check_fields(hyper: Any, seen: Seen) -> None:
+def _check_fields(hyper: object, seen: Seen) -> None:
     """Check every field alone, and every group, unless its very value was seen before."""
     kind: type = type(hyper)
     own = {name: field for name, field in fields(kind).items() if "." not in name}
@@ -151,7 +151,7 @@ def _check_setting(name: str, value: Any, about: Mapping[str, Any]) -> None:
         _check_range(name, value, allowed)
 
 
-def check_kind(owner: dataclasses.Field, value: Any) -> None:
+def check_kind(owner: dataclasses.Field, value: object) -> None:
     """Check that a group is of its class.
 
     Args:
@@ -166,7 +166,7 @@ def check_kind(owner: dataclasses.Field, value: Any) -> None:
         raise ConfigError(owner.name, value, f"a `{kind.__module__}.{kind.__name__}`")
 
 
-def _check_group(owner: dataclasses.Field, value: Any, seen: Seen) -> None:
+def _check_group(owner: dataclasses.Field, value: object, seen: Seen) -> None:
     """Check a group; errors name its settings in full."""
     try:
         _check_fields(value, seen)
@@ -185,7 +185,7 @@ def _inside(owner: str, error: ConfigError) -> ConfigError:
     return ConfigError(f"{owner}.{field}", value, allowed)
 
 
-def _check_range(name: str, value: Any, allowed: str) -> None:
+def _check_range(name: str, value: object, allowed: str) -> None:
     """Check that finite numbers are neither infinite nor 0 in the type in which lanes compute."""
     if isinstance(value, int | float) and (value == 0 or 1e-30 < abs(value) < 1e30):
         return  # In any type.

@@ -27,8 +27,8 @@ def setting(
     *,
     traced: bool | None = None,
     allowed: str | Named = "",
-    accepts: Callable[[Any], bool] | None = None,
-    parse: Callable[[str], Any] | None = None,
+    accepts: Callable[[object], bool] | None = None,
+    parse: Callable[[str], object] | None = None,
     only_with: Uses = names.NO_CONDITION,
     simpler_at: tuple[float, ...] = (),
     of_time: bool = False,
@@ -66,7 +66,7 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def completed(annotation: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+def completed(annotation: object, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """Complete a setting's metadata from its declared type.
 
     Args:
@@ -109,14 +109,14 @@ def completed(annotation: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]
     return MappingProxyType({**metadata, **of_type})
 
 
-def _is_hashable(value: Any) -> bool:
+def _is_hashable(value: object) -> bool:
     try:
         return isinstance(hash(value), int)
     except TypeError:
         return False
 
 
-def _types_in(annotation: Any) -> list[type]:
+def _types_in(annotation: object) -> list[type]:
     """List the types of which a declared type is made: `[float]` of `Above0 | None`."""
     args = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Annotated:
@@ -138,13 +138,13 @@ def clients_named(meaning: str, *, only_with: Uses = names.NO_CONDITION) -> Any:
         "as 0+3"
     )
 
-    def accepts(value: Any) -> bool:
+    def accepts(value: object) -> bool:
         return isinstance(value, tuple) and _is_hashable(value) and len({*value}) == len(value)
 
     return setting((), meaning, accepts=accepts, allowed=allowed, only_with=only_with)
 
 
-def group(default: Any, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
+def group(default: object, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
     """Declare a group: a settings struct within the owner's settings.
 
     Args:
@@ -156,7 +156,7 @@ def group(default: Any, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
     return dataclasses.field(default=names.as_default(default), metadata=metadata)
 
 
-def redefault(owner: type, name: str, default: Any) -> Any:
+def redefault(owner: type, name: str, default: object) -> Any:
     """Declare a field or a group inherited from `owner` again, with another default.
 
     Args:
@@ -170,7 +170,7 @@ def redefault(owner: type, name: str, default: Any) -> Any:
     return dataclasses.field(default=default, metadata=names.fields(owner)[name].metadata)
 
 
-def fixed(value: Any) -> Any:
+def fixed(value: object) -> Any:
     """Fix an inherited field to one value and hide it from the settings.
 
     Args:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import Field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ import numpy as np
 from fedjax_sim.core.checking.errors import ConfigError
 
 HyperT = TypeVar("HyperT")
-Uses = Mapping[str, tuple[Any, ...] | Callable[[Any], bool]]
+Uses = Mapping[str, tuple[object, ...] | Callable[[Any], bool]]
 """Names of settings, and the values (or a test of them) with which another one has an effect."""
 NO_CONDITION: Uses = MappingProxyType({})
 
@@ -65,7 +66,7 @@ class Checked:
         return self
 
 
-def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
+def fields(hyper_type: type) -> Mapping[str, Field]:
     """Return the settable fields of a settings struct by full name.
 
     The struct's own fields come first, those of the class before those of the classes that it
@@ -77,7 +78,7 @@ def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
     return fields_of(hyper_type)[0]
 
 
-def groups(hyper_type: type) -> tuple[dataclasses.Field, ...]:
+def groups(hyper_type: type) -> tuple[Field, ...]:
     """Return the fields of a settings struct that hold groups.
 
     Args:
@@ -89,8 +90,8 @@ def groups(hyper_type: type) -> tuple[dataclasses.Field, ...]:
 @functools.lru_cache(maxsize=256)
 def fields_of(
     hyper_type: type,
-) -> tuple[Mapping[str, dataclasses.Field], tuple[dataclasses.Field, ...], tuple[Any, ...]]:
-    """Find settable fields by full name, groups, and fields that a base had left settable.
+) -> tuple[Mapping[str, Field], tuple[Field, ...], tuple[Field, ...], Mapping[str, str]]:
+    """Find settable fields by full name, groups, fixed fields, and full names by all names.
 
     Args:
       hyper_type: A settings struct's class.
@@ -117,7 +118,11 @@ def fields_of(
         for field in ordered
         if field.name not in settable and any(field.name in fields(base) for base in bases[1:])
     )
-    return MappingProxyType(settable | inside), held, fixed
+    known = settable | inside
+    ends = [name.rpartition(".")[2] for name in known]
+    shorts = {end: name for end, name in zip(ends, known, strict=True) if ends.count(end) == 1}
+    by_name = shorts | {name: name for name in known}
+    return MappingProxyType(known), held, fixed, MappingProxyType(by_name)
 
 
 def is_struct(kind: type) -> bool:
@@ -129,7 +134,7 @@ def is_struct(kind: type) -> bool:
     return "__dataclass_fields__" in vars(kind)
 
 
-def is_traced(field: dataclasses.Field) -> bool:
+def is_traced(field: Field) -> bool:
     """Tell whether a field can vary between lanes of one compiled program.
 
     Args:
@@ -138,7 +143,7 @@ def is_traced(field: dataclasses.Field) -> bool:
     return bool(field.metadata.get("pytree_node", True))
 
 
-def value_of(hyper: Any, name: str) -> Any:
+def value_of(hyper: object, name: str) -> Any:
     """Return the value of a setting.
 
     Args:
@@ -187,20 +192,16 @@ def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
     return ConfigError("setting name", name, f"one of {', '.join(known)}", ends)
 
 
-@functools.lru_cache(maxsize=256)
 def names_of(hyper_type: type) -> Mapping[str, str]:
     """Return the full name of every setting by each of its names, short ones and full ones.
 
     Args:
       hyper_type: A settings struct's class.
     """
-    known = fields(hyper_type)
-    ends = [name.rpartition(".")[2] for name in known]
-    shorts = {end: name for end, name in zip(ends, known, strict=True) if ends.count(end) == 1}
-    return MappingProxyType(shorts | {name: name for name in known})
+    return fields_of(hyper_type)[3]
 
 
-def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
+def known_values(hyper: object) -> Iterator[tuple[str, float]]:
     """Iterate over full names and values of settings that make the program simpler."""
     if dataclasses.is_dataclass(hyper):
         kind: Any = type(hyper)
@@ -217,7 +218,7 @@ def _simpler_at(hyper_type: type) -> Mapping[str, tuple[float, ...]]:
     return MappingProxyType({name: values for name, values in found.items() if values})
 
 
-def is_known(value: Any, number: float) -> bool:
+def is_known(value: object, number: float) -> bool:
     """Tell whether a setting has this value in every lane and was known before tracing.
 
     Args:
@@ -227,12 +228,12 @@ def is_known(value: Any, number: float) -> bool:
     return not isinstance(value, jax.core.Tracer) and bool(np.all(np.asarray(value) == number))
 
 
-def is_not(number: float) -> Callable[[Any], bool]:
+def is_not(number: float) -> Callable[[object], bool]:
     """Return a test for `only_with`: whether a setting may have another value than `number`."""
     return lambda value: not is_known(value, number)
 
 
-def idle_of(hyper: Any) -> dict[str, str]:
+def idle_of(hyper: object) -> dict[str, str]:
     """Find the settings without effect, as `only_with` and `decided` say.
 
     A condition names a setting of the same struct, or of one of its groups.
@@ -259,7 +260,7 @@ def idle_of(hyper: Any) -> dict[str, str]:
     return found
 
 
-def late_of(hyper: Any, num_ticks: int) -> dict[str, tuple[int, str]]:
+def late_of(hyper: object, num_ticks: int) -> dict[str, tuple[int, str]]:
     """Find the settings by which something would begin after the end of a run, as `begins` says.
 
     Args:
@@ -282,7 +283,7 @@ def late_of(hyper: Any, num_ticks: int) -> dict[str, tuple[int, str]]:
     return found
 
 
-def is_given(hyper: Any, name: str) -> bool:
+def is_given(hyper: object, name: str) -> bool:
     """Tell whether somebody has given a setting, even if it is equal to its default.
 
     Args:
@@ -350,7 +351,7 @@ def describe(hyper_type: type) -> list[str]:
     return lines
 
 
-def default_text(field: dataclasses.Field) -> str:
+def default_text(field: Field) -> str:
     """Write a field's default as a user would type it.
 
     Args:
@@ -362,7 +363,7 @@ def default_text(field: dataclasses.Field) -> str:
     return _text_of(field.default)
 
 
-def _text_of(value: Any) -> str:
+def _text_of(value: object) -> str:
     if callable(value):
         return getattr(value, "__qualname__", repr(value))
     # A part, such as a compressor, is written as the command line reads it.

@@ -15,6 +15,7 @@ from fedjax_sim.core.settings import checks, declared, names
 from fedjax_sim.core.settings.names import ASSUMED, Assumed, Checked, fields, groups
 
 HyperT = TypeVar("HyperT")
+ValueT = TypeVar("ValueT")
 
 
 class OneOfSeveral(Checked):
@@ -55,7 +56,7 @@ class OneOfSeveral(Checked):
         return f"{self.name}{which}:options={'|'.join(map(str, self.options))}"
 
 
-def alternatives(values: Sequence[Any]) -> list[tuple[int, tuple[Any, ...]]]:
+def alternatives(values: Sequence[ValueT]) -> list[tuple[int, tuple[ValueT, ...]]]:
     """Arrange settings structs so that all programs have the same alternatives, one of each kind.
 
     Args:
@@ -75,7 +76,7 @@ def alternatives(values: Sequence[Any]) -> list[tuple[int, tuple[Any, ...]]]:
     ]
 
 
-def alternatives_in(hyper: Any) -> list[str]:
+def alternatives_in(hyper: object) -> list[str]:
     """List full names of the settings that are one of several alternatives."""
     values = {name: names.value_of(hyper, name) for name in fields(type(hyper))}
     return [
@@ -121,7 +122,7 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     own = frozenset(field.name for field in all_fields) - {ASSUMED}
 
     @functools.wraps(init)
-    def with_short_names(self: Any, *args: Any, **settings: Any) -> None:
+    def with_short_names(self: object, *args: object, **settings: Any) -> None:
         before = settings.pop(ASSUMED, {})
         if not settings.keys() <= own:
             settings = _in_groups(made, settings, own)
@@ -154,13 +155,13 @@ def _register(made: Any) -> None:
     )
     keys = [jax.tree_util.GetAttrKey(name) for name in traced]
 
-    def flatten(hyper: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten(hyper: object) -> tuple[list[Any], tuple[Any, ...]]:
         held = vars(hyper)
         # Values would keep arrays alive in what JAX has compiled.
         rest = (*[held[name] for name in static], Assumed.fromkeys(held[ASSUMED]))
         return [held[name] for name in traced], rest
 
-    def flatten_with_keys(hyper: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten_with_keys(hyper: object) -> tuple[list[Any], tuple[Any, ...]]:
         leaves, rest = flatten(hyper)
         return list(zip(keys, leaves, strict=True)), rest
 
@@ -175,7 +176,7 @@ def _register(made: Any) -> None:
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
 
 
-def _replace(self: HyperT, **changes: Any) -> HyperT:
+def _replace(self: HyperT, **changes: object) -> HyperT:
     """Return the struct with other values, given by full or short names."""
     made: Any = dataclasses.replace(self, **changes)  # type: ignore[type-var]
     for name in changes:  # Even if it is the value that nobody had given.
@@ -199,13 +200,13 @@ def _write_changed(self: Any) -> str:
     return f"{type(self).__qualname__}({', '.join(written)})"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Write a value without an address, which is another one in each process."""
     is_bare = type(value).__repr__ is object.__repr__
     return f"<{value}>" if is_bare and type(value).__str__ is not object.__str__ else repr(value)
 
 
-def _is_at(field: dataclasses.Field, value: Any) -> bool:
+def _is_at(field: dataclasses.Field, value: object) -> bool:
     """Tell whether a setting is at its default. Arrays are written in any case."""
     if value is field.default:
         return True
@@ -220,7 +221,7 @@ def _say_where(hyper: Any, name: str) -> Any:
     # Private names are asked for before there are fields, as by `copy`.
     if name.startswith("_"):
         raise AttributeError(name)
-    kind = type(hyper)
+    kind: type = type(hyper)
     sentence = f"{kind.__qualname__} has no attribute {name!r}"
     known = names.names_of(kind)
     if name in known:
@@ -228,7 +229,9 @@ def _say_where(hyper: Any, name: str) -> Any:
     raise UnknownAttributeError(sentence, name, [*known, *(field.name for field in groups(kind))])
 
 
-def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) -> dict[str, Any]:
+def _in_groups(
+    hyper_type: type, settings: dict[str, object], own: frozenset[str]
+) -> dict[str, object]:
     """Put settings that are given by full or short names into their groups."""
     sorted_in = {name: value for name, value in settings.items() if name in own}
     held = {field.name: field for field in groups(hyper_type)}
@@ -239,7 +242,7 @@ def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) 
             allowed = f"left out with `{given[full]}`, which is the same setting"
             raise ConfigError("setting name", name, allowed)
         owner, _, rest = full.partition(".")
-        inside = sorted_in.get(owner, held[owner].default)
+        inside: Any = sorted_in.get(owner, held[owner].default)
         checks.check_kind(held[owner], inside)
         sorted_in[owner] = inside.replace(**{rest: settings[name]})
     return sorted_in

@@ -103,7 +103,7 @@ def parse_function(functions: Mapping[str, FunctionT], text: str) -> FunctionT:
 
 
 @functools.lru_cache(maxsize=256)
-def _with_arguments(function: Any, words: tuple[str, ...]) -> Any:
+def _with_arguments(function: Callable[..., object], words: tuple[str, ...]) -> Any:
     try:
         given = [word.rpartition("=") for word in words]
         values = [
@@ -117,7 +117,7 @@ def _with_arguments(function: Any, words: tuple[str, ...]) -> Any:
     return functools.partial(function, *(value for name, value in pairs if not name), **named)
 
 
-def text_of(hyper_type: type, name: str, value: Any) -> str:
+def text_of(hyper_type: type, name: str, value: object) -> str:
     """Write one value of a field as text that `parse` reads back, to the last bit.
 
     Args:

@@ -6,19 +6,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedjax_sim.core.checking import (
-    Above0,
-    AtLeast0,
-    Count,
-    Fraction,
-    OneOf,
-    Portion,
-    Probability,
-    Share,
-    Whole,
-    checked,
-    checked_all,
-)
+from fedjax_sim.core import checking
 from fedjax_sim.core.settings import ConfigError
 
 SCHEMES = ("full", "with_replacement", "without_replacement")
@@ -27,7 +15,7 @@ ADVERSARIES = ("outsider", "server")
 """Who attacks: an outsider does not know who took part in a round, the server does."""
 
 
-@checked
+@checking.checked
 class PrivacySetup(NamedTuple):
     """The settings of an FA-LD run and the assumptions on its loss.
 
@@ -52,22 +40,22 @@ class PrivacySetup(NamedTuple):
             to 1. None is 1 / N.
     """
 
-    num_clients: Count
-    num_selected: Whole
-    scheme: Annotated[str, OneOf(SCHEMES)]
-    local_steps: Count
-    num_rounds: Count
-    step_size: Above0
-    temperature: Above0
-    rho: Share
-    batch_fraction: Portion
-    sensitivity: Above0
-    least_weight: Portion
-    delta_step: Fraction
-    delta_round: Share
-    delta_total: Share
-    adversary: Annotated[str, OneOf(ADVERSARIES)] = "server"
-    draw_probability: Probability | None = None
+    num_clients: checking.Count
+    num_selected: checking.Whole
+    scheme: Annotated[str, checking.OneOf(SCHEMES)]
+    local_steps: checking.Count
+    num_rounds: checking.Count
+    step_size: checking.Above0
+    temperature: checking.Above0
+    rho: checking.Share
+    batch_fraction: checking.Portion
+    sensitivity: checking.Above0
+    least_weight: checking.Portion
+    delta_step: checking.Fraction
+    delta_round: checking.Share
+    delta_total: checking.Share
+    adversary: Annotated[str, checking.OneOf(ADVERSARIES)] = "server"
+    draw_probability: checking.Probability | None = None
 
     @property
     def private_noise(self) -> float:
@@ -129,7 +117,7 @@ class Guarantee(NamedTuple):
     delta: float
 
 
-def guarantee(setup: PrivacySetup, *, num_examples: Count | None = None) -> Guarantee:
+def guarantee(setup: PrivacySetup, *, num_examples: checking.Count | None = None) -> Guarantee:
     """Compute the privacy of a run (Theorem 6.1).
 
     Against an outsider, if only some clients take part, this issues an `OutsiderWarning`. If
@@ -178,7 +166,7 @@ def guarantee(setup: PrivacySetup, *, num_examples: Count | None = None) -> Guar
     return Guarantee(*map(float, (*of_round, epsilon_sampled, delta_sampled, epsilon, delta)))
 
 
-def composed(epsilon: Above0, num: Count, slack: AtLeast0) -> float:
+def composed(epsilon: checking.Above0, num: checking.Count, slack: checking.AtLeast0) -> float:
     """Compute the epsilon of several mechanisms by the better of plain and strong composition.
 
     Args:
@@ -196,12 +184,12 @@ def composed(epsilon: Above0, num: Count, slack: AtLeast0) -> float:
         return float(epsilon * min(strong, num))
 
 
-def amplified(epsilon: Above0, inclusion: Probability) -> float:
+def amplified(epsilon: checking.Above0, inclusion: checking.Probability) -> float:
     """Compute the epsilon of a mechanism that sees a data point only with some probability.
 
     Args:
         epsilon: epsilon of the mechanism if it always sees the data point, at least 0.
-        inclusion: Probability that it sees the data point, in (0, 1].
+        inclusion: checking.Probability that it sees the data point, in (0, 1].
 
     Returns:
         log(1 + inclusion (e^epsilon - 1)).
@@ -211,7 +199,7 @@ def amplified(epsilon: Above0, inclusion: Probability) -> float:
     return float(np.log1p(inclusion * np.expm1(epsilon)))
 
 
-def softmax_sensitivity(largest_norm: AtLeast0) -> float:
+def softmax_sensitivity(largest_norm: checking.AtLeast0) -> float:
     """Bound Delta_l of softmax (multinomial logistic) regression. Derived.
 
     Args:
@@ -258,7 +246,9 @@ def _delta_of_draws(setup: PrivacySetup, epsilon_round: float) -> float:
     return float(np.sum(probability * grown * single))
 
 
-def largest_rho(setup: PrivacySetup, *, epsilon: Above0, delta: Probability = 1.0) -> float:
+def largest_rho(
+    setup: PrivacySetup, *, epsilon: checking.Above0, delta: checking.Probability = 1.0
+) -> float:
     """Find the largest rho at which the guarantee is still within epsilon and delta.
 
     This is the tuning of Sec. 6: a larger rho is more accurate and less private.
@@ -292,4 +282,4 @@ def largest_rho(setup: PrivacySetup, *, epsilon: Above0, delta: Probability = 1.
     return low
 
 
-checked_all(__name__)
+checking.checked_all(__name__)
