@@ -115,7 +115,7 @@ class Options:
     watch: Watch = Watch(progress=False)
     checkpoints: Checkpoints | None = None
     precision: str = "float32"
-    devices: tuple[Any, ...] = ()
+    devices: tuple[jax.Device, ...] = ()
 
     def __post_init__(self) -> None:
         """Turn numbers of NumPy into those of Python, which files can hold."""
@@ -144,7 +144,7 @@ def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | 
 
 
 def list_lanes(
-    system: System, problem: Any, hyper: Any, grid: Grid, options: Options
+    system: System, problem: Any, hyper: types.Settings, grid: Grid, options: Options
 ) -> list[Lane]:
     """Check the inputs and list the lanes: settings as given, then seeds."""
     seeds, problems = list(grid.seeds), None
@@ -168,7 +168,7 @@ def list_lanes(
     ]
 
 
-def has_default_clients(system: System, hyper: Any, grid: Grid) -> bool:
+def has_default_clients(system: System, hyper: types.Settings, grid: Grid) -> bool:
     """Tell whether nobody has given the number of clients, which the problem then decides."""
     given = system.Hyper() if hyper is None else hyper
     return (
@@ -214,7 +214,7 @@ def _check_models(problems: list[AnyProblem]) -> None:
     }
     for problem in distinct.values() if len(distinct) > 1 else ():
         model = shapes_of_model(problem)
-        metrics: Any = jax.eval_shape(problem.evaluate, model)
+        metrics = jax.eval_shape(problem.evaluate, model)
         found = {"model": _shapes_of(model), "metrics": _shapes_of(metrics)}
         for name, shapes in found.items():
             if shapes != first.setdefault(name, shapes):
@@ -222,7 +222,7 @@ def _check_models(problems: list[AnyProblem]) -> None:
                 raise ConfigError(f"shapes of a problem's {name}", shapes, allowed)
 
 
-def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
+def _shapes_of(tree: object) -> dict[str, tuple[int, ...]]:
     leaves, _ = jax.tree.flatten_with_path(tree)
     return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
 
@@ -232,7 +232,7 @@ def _completed(
 ) -> list[list[HyperT]]:
     """Complete each point's settings from each problem."""
 
-    def completed(hyper: Any, problem: Any) -> HyperT:
+    def completed(hyper: types.Settings, problem: AnyProblem) -> HyperT:
         # Names in a table of clients, or a trace, are matched with those of the problem's clients.
         names = problem.client_ids if has(problem, "client_ids") else None
         if names is not None and hasattr(hyper, "delays"):
@@ -246,7 +246,7 @@ def _completed(
     return [[completed(hyper, problem) for problem in problems] for hyper in hypers]
 
 
-def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> set[str]:
+def settings_completed_from(system: System, hyper: types.Settings, problem: AnyProblem) -> set[str]:
     """Name the numeric settings from which others follow when settings are completed.
 
     Each is mapped over once, so that its value is not known. Others follow from it if the settings
@@ -277,8 +277,8 @@ def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> 
 
 
 def check_call(
-    system: System, hyper: Any, grid: Grid, options: Options
-) -> tuple[list[dict[str, Any]], list[Any]]:
+    system: System, hyper: types.Settings, grid: Grid, options: Options
+) -> tuple[list[dict[str, Any]], list[types.Settings]]:
     """Check everything that can be checked without problems and timelines.
 
     Args:
@@ -339,7 +339,7 @@ def check_call(
     return points, hypers
 
 
-def _check_without_privacy(system: System, hyper: Any) -> None:
+def _check_without_privacy(system: System, hyper: types.Settings) -> None:
     """Refuse noise with a live clock: who takes part then follows from clients' data.
 
     Accountants count how often clients take part, and assume that this does not depend on their

@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.extend.linear_util import WrappedFun
 
 from fedjax_sim.core import lifecycle, trees
@@ -39,7 +39,7 @@ FIXED = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     )
 )
-"""Folders of this package and of what is installed, in which nobody edits code while it runs."""
+"""Folders of this package and of installed ones: nobody edits code there while it runs."""
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -47,7 +47,7 @@ HOLDERS = (tuple, list, set, frozenset, dict)
 HOLDERS += (MethodType, functools.partial, property, staticmethod, classmethod)
 OWN = f"{__name__.partition('.')[0]}."
 MOST_NUMBERED = 512
-"""Programs whose numbers are kept; one that is seen again later gets a new number."""
+"""Programs that keep their numbers; one that is seen again later gets a new number."""
 
 
 SLOW = 0.1, 10
@@ -82,8 +82,8 @@ def in_one_call() -> Iterator[None]:
 
 
 def number_of_code(
-    trace: Callable[[], tuple[ClosedJaxpr, Any]],
-    *used: Any,
+    trace: Callable[[], tuple[ClosedJaxpr, object]],
+    *used: object,
     facts: Hashable = None,
     may_rest: bool = False,
 ) -> int:
@@ -131,7 +131,9 @@ def number_of_code(
     return number
 
 
-def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, float]:
+def _number_of_trace(
+    trace: Callable[[], tuple[ClosedJaxpr, object]], parts: Hashable, used: Iterable[object]
+) -> tuple[int, float]:
     """Trace, and return the number of the program and the seconds that it took."""
 
     def traced() -> tuple[Hashable, float]:
@@ -179,7 +181,7 @@ def _say_once(about: Hashable, sentence: str) -> None:
         lifecycle.say(sentence)
 
 
-def _named(used: Iterable[Any]) -> str:
+def _named(used: Iterable[object]) -> str:
     """Name functions, and others by their classes."""
     named = (each if type(each) is FunctionType else type(each) for each in used)
     return " and ".join(each.__qualname__ for each in named)
@@ -188,7 +190,7 @@ def _named(used: Iterable[Any]) -> str:
 # Which code is there.
 
 
-def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
+def _look_through(used: Iterable[Any]) -> tuple[bool, tuple[Hashable, ...]]:
     """Look for code of users in values, without running any of it.
 
     Returns:
@@ -232,12 +234,12 @@ def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
     return is_users, tuple(parts)
 
 
-def _is_data(leaf: Any) -> bool:
+def _is_data(leaf: object) -> bool:
     return issubclass(type(leaf), jax.Array | np.ndarray | np.generic | bool | int | float)
 
 
 def _is_edited(function: FunctionType) -> bool:
-    """Tell whether a function is a user's. What dataclasses generate follows from their fields."""
+    """Tell whether a function is a user's; methods that dataclasses generate are not."""
     code = function.__code__
     if code.co_filename.startswith("<") and _is_fixed(function.__module__ or ""):
         return False
@@ -246,7 +248,7 @@ def _is_edited(function: FunctionType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_fixed(module: str) -> bool:
-    """Tell whether a module belongs to this package, to Python or to what is installed."""
+    """Tell whether a module belongs to this package, to Python or to an installed package."""
     if module.partition(".")[0] in sys.stdlib_module_names or module.startswith("namedtuple_"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -254,13 +256,13 @@ def _is_fixed(module: str) -> bool:
 
 
 _members_lock = threading.RLock()
-_members: "weakref.WeakKeyDictionary[type, list[Any]]" = weakref.WeakKeyDictionary()
+_members: "weakref.WeakKeyDictionary[type, list[object]]" = weakref.WeakKeyDictionary()
 """Members of classes of this package, as they were when nothing of them was a user's."""
 
 
-def _replaced(kind: type) -> list[Any]:
+def _replaced(kind: type) -> list[object]:
     """List the members of a class of this package and of its bases if there may be other ones."""
-    found: list[Any] = []
+    found: list[object] = []
     for base in kind.__mro__:
         if not base.__module__.startswith(OWN):
             continue
@@ -280,7 +282,7 @@ def _inside_function(function: FunctionType) -> list[object]:
     return gc.get_referents(*(function.__closure__ or ()), *defaults, vars(function))
 
 
-def _named_in(function: FunctionType) -> Iterator[Any]:
+def _named_in(function: FunctionType) -> Iterator[object]:
     """Iterate over the globals that a function names, and over those of modules among them.
 
     Its trace reads the same. But there JAX takes an array of NumPy for what it has met before, so
@@ -315,7 +317,7 @@ def _fields_of(value: object) -> Iterator[object]:
 # What a program computes.
 
 
-def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
+def parts_of_program(program: ClosedJaxpr, results: object) -> Hashable:
     """Key of a traced program: its structure, and the contents of its constants.
 
     Variables are numbered in their order.
@@ -336,9 +338,9 @@ def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
 
     @functools.cache
     def of_jaxpr(jaxpr: Jaxpr) -> Hashable:
-        number: dict[Any, int] = {}
+        number: dict[Var, int] = {}
 
-        def atom(var: Any) -> Hashable:
+        def atom(var: Var | Literal) -> Hashable:
             if isinstance(var, Literal):
                 return var.aval, _part(var.val)
             return number.setdefault(var, len(number)), var.aval
@@ -359,13 +361,13 @@ def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
     return of(program), jax.tree.structure(results)
 
 
-def _has_program(value: Any) -> bool:
+def _has_program(value: object) -> bool:
     if isinstance(value, tuple | list):
         return any(map(_has_program, value))
     return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
-def _part(value: Any) -> Any:
+def _part(value: Any) -> Hashable:
     """Key of a constant or a parameter of a program; numbers by their bits."""
     kind = type(value)
     if issubclass(kind, float | complex):
@@ -411,7 +413,7 @@ def _part_of_array(array: np.ndarray) -> Hashable:
     return array.dtype, array.shape, hashlib.blake2b(flat.data).digest()
 
 
-def _see(value: Any, seen: Hashable) -> Hashable:
+def _see(value: object, seen: Hashable) -> Hashable:
     """Keep the key of an object while it is alive, and return it."""
     if id(value) not in _arrays:
         weakref.finalize(value, _arrays.pop, id(value)).atexit = False

@@ -32,7 +32,7 @@ Returned = Observed | tuple[Observed, dict[str, Array | Limbs]]
 
 
 Report = Callable[[int, Curves], np.ndarray]
-"""From the number of evaluations done and what is known so far, without models, to which lanes stop
+"""From the number of evaluations done, and the curves so far without models, to the lanes that stop
 now, `bool[L]`."""
 
 
@@ -202,7 +202,7 @@ class _Pace:
     """
 
     SECONDS = 10.0
-    """A third of what is promised, because ticks of equal work may take unequal time."""
+    """A third of the promised time, because ticks of equal work may take unequal time."""
 
     def __init__(self, replay: Replay, most: int = 1):
         """Take the program and how many chunks are sent at a time."""

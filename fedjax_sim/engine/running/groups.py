@@ -3,16 +3,18 @@
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_sim.core import events, lifecycle
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import Layout, System, Timeline
+from fedjax_sim.core.types import Layout, System
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.program.replay import Replay
@@ -34,34 +36,44 @@ class Ready(NamedTuple):
       replay: Its program, before anything is on the devices.
       options: The options of the sweep.
       saved: Its checkpoints, which are not open yet; None if none are written.
-      is_drawn: Whether its timelines were drawn now, so that they are to be saved.
     """
 
     planned: Planned
     replay: Replay
     options: Options
     saved: Checkpoint | None = None
-    is_drawn: bool = True
 
 
 def plan_or_load(
     system: System, group: list[Lane], options: Options, *, longest: Callable[[], int]
 ) -> Ready | Returned:
-    """Plan a group, or load the result of its replay if it is finished.
+    """Plan a group as it was when it began, or load the result of its replay if it is finished.
 
     Args:
       group: The lanes.
       options: The options of the sweep.
       longest: As in `lay_out`; called if the group is planned.
     """
-    if options.checkpoints is None:
-        planned = plan_group(system, group, options, longest=longest())
-        return Ready(planned, planned.on_devices(), options)
-    saved = Checkpoint(options.checkpoints, checkpoint.asked_of(system, group, options))
-    drawn, decided = saved.drawn(), saved.decided
-    most = 0 if decided else longest()
-    planned = _plan_again(system, group, options, decided, longest=most, drawn=drawn)
-    if saved.has_result():
+    saved, drawn, decided = None, None, {}
+    if options.checkpoints is not None:
+        saved = Checkpoint(options.checkpoints, checkpoint.asked_of(system, group, options))
+        drawn, decided = saved.drawn(), saved.decided
+    # A part of a sweep whose longest lane is in another part would choose other evaluations, and
+    # less memory another layout.
+    num_evals, per_eval = decided.get("evaluations", (0, None))
+    most = num_evals * per_eval if decided else longest()
+    plan = partial(plan_group, system, group, longest=most, per_eval=per_eval)
+    planned, layout = plan(options, drawn=drawn), decided.get("placement", {})
+    if decided and planned.program.placement.layout() != layout:
+        names = [name for name in Layout._fields if name in layout]
+        placed = options.layout._replace(
+            **{name: json.loads(layout[name].lower()) for name in names}
+        )
+        # It may ask for more devices than there are; the checkpoint then says so.
+        with contextlib.suppress(ConfigError):
+            known = planned.timelines, planned.ticks
+            planned = plan(dataclasses.replace(options, layout=placed), drawn=known)
+    if saved is not None and saved.has_result():
         same = planned.decided(planned.on_devices(is_described=True))
         if (known := saved.finished(same)) is not None:
             lifecycle.say(f"{system.name} had ended; its result is read (lanes: {len(group)}).")
@@ -69,50 +81,14 @@ def plan_or_load(
             if options.watch.trackers:
                 _track_finished(system, planned.group, part, options)
             return part
-    return Ready(planned, planned.on_devices(), options, saved, is_drawn=drawn is None)
-
-
-def _plan_again(
-    system: System,
-    group: list[Lane],
-    options: Options,
-    decided: Mapping[str, Any],
-    *,
-    longest: int = 0,
-    drawn: tuple[Timeline, np.ndarray] | None = None,
-) -> Planned:
-    """Plan lanes with the evaluations and the layout that were decided when they began.
-
-    A part of a sweep whose longest lane is in another part would choose others.
-
-    `longest` and `drawn` are those of `plan_group`.
-
-    Args:
-      group: The lanes.
-      options: The options of the sweep.
-      decided: What `Planned.decided` collected; empty if the lanes begin now.
-    """
-    num_evals, per_eval = decided.get("evaluations", (0, None))
-    longest = max(longest, num_evals * (per_eval or 0))
-    planned = plan_group(system, group, options, longest=longest, per_eval=per_eval, drawn=drawn)
-    layout = decided.get("placement", {})
-    if not decided or planned.program.placement.layout() == layout:
-        return planned
-    placed = {name: json.loads(layout[name].lower()) for name in Layout._fields if name in layout}
-    try:
-        as_before = dataclasses.replace(options, layout=options.layout._replace(**placed))
-        known = planned.timelines, planned.ticks
-        return plan_group(system, group, as_before, longest=longest, per_eval=per_eval, drawn=known)
-    except ConfigError:  # It asks for more devices than there are; the checkpoint will say so.
-        return planned
+    return Ready(planned, planned.on_devices(), options, saved)
 
 
 def replay_group(ready: Ready) -> Returned:
     """Replay a group and collect the results of its lanes."""
-    planned, replay, options, saved, is_drawn = ready
+    planned, replay, options, saved = ready
     if saved is not None:
-        drawn = (planned.timelines, planned.ticks) if is_drawn else None
-        saved.open(planned.decided(replay), drawn=drawn)
+        saved.open(planned.decided(replay), planned.timelines, planned.ticks)
     schedule, row, plan = planned.schedule, planned.row, planned.program.plan
     watch = Watcher(
         planned.program.system.name,
