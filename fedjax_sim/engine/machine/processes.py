@@ -187,7 +187,7 @@ def _constants(program: object) -> Iterator[object]:
             yield from _constants(list(equation.params.values()))
 
 
-def _numbers_of(array: object) -> object:
+def _numbers_of(array: Any) -> Any:
     """Return the numbers of random keys, and anything else as it is."""
     dtype = getattr(array, "dtype", None)
     is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
