@@ -215,7 +215,7 @@ def _completed(
 ) -> list[list[types.HyperT]]:
     """Complete each point's settings from each problem."""
 
-    def completed(hyper: types.Settings, problem: types.AnyProblem) -> types.HyperT:
+    def completed(hyper: types.Settings, problem: Any) -> types.HyperT:
         # Names in a table of clients, or a trace, are matched with those of the problem's clients.
         names = problem.client_ids if has(problem, "client_ids") else None
         if names is not None and hasattr(hyper, "delays"):

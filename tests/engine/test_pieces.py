@@ -288,7 +288,7 @@ def test_a_resumed_run_has_the_pieces_it_had(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("free", "store"), [(1e5, "the store of old server models"), (2.5e5, "client_variance")]
+    ("free", "store"), [(9e4, "the store of old server models"), (2.5e5, "client_variance")]
 )
 def test_a_large_store_of_old_models_is_named(
     free: float,

@@ -43,8 +43,13 @@ FIXED = tuple(
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-HOLDERS = (tuple, list, set, frozenset, dict)
-HOLDERS += (MethodType, functools.partial, property, staticmethod, classmethod)
+HOLDERS: tuple[type, ...] = (
+    *(tuple, list, set, frozenset, dict),
+    *(MethodType, functools.partial, property, staticmethod, classmethod),
+)
+"""Classes that hold nothing but what the collector of Python finds in them."""
+
+
 OWN = f"{__name__.partition('.')[0]}."
 MOST_NUMBERED = 512
 """Programs that keep their numbers; one that is seen again later gets a new number."""
@@ -53,14 +58,14 @@ MOST_NUMBERED = 512
 SLOW = 0.1, 10
 """Seconds from which a trace is slow, and within how many times as long it is not repeated."""
 
-_numbers, _lock = itertools.count(1), threading.Lock()
+_numbers = itertools.count(1)
 _arrays: dict[int, Hashable] = {}
 """Objects that are alive, by their address: contents of arrays, and numbers of others."""
 
 _last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
 """When code was last asked for, how long its trace took, and its number."""
 
-_of_call: ContextVar[dict[Hashable, int] | None] = ContextVar("of_call", default=None)
+_of_call: ContextVar[dict[Hashable, int]] = ContextVar("of_call")
 """Numbers of the code in the call that is under way, in which nobody edits code.
 
 A context variable and no argument, because it only spares traces and decides no number: every
@@ -108,8 +113,8 @@ def number_of_code(
         return _number(parts) if parts else 0
     forms = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(used) if _is_data(leaf))
     asked = parts, trees.typed_structure(used), forms, jax.dtypes.result_type(float), facts
-    of_call = _of_call.get()
-    if of_call is not None and asked in of_call:
+    of_call = _of_call.get({})
+    if asked in of_call:
         return of_call[asked]
     now = time.monotonic()
     asked_at, seconds, number = _last.pop(asked, (0.0, 0.0, 0))
@@ -122,8 +127,7 @@ def number_of_code(
         )
     else:
         number, seconds = _number_of_trace(trace, parts, used)
-    if of_call is not None:
-        of_call[asked] = number
+    of_call[asked] = number
     if may_rest and seconds > SLOW[0]:
         _last[asked] = now, seconds, number
     while len(_last) > MOST_NUMBERED:
@@ -149,11 +153,8 @@ def _number_of_trace(
             _say_once(parts, f"{_named(used)} {sentence}")
         _failed.add(parts)
         return next(_numbers), 0.0
-    with _lock:
-        known = _number.cache_info().misses
-        number = _number(key)
-        is_new = _number.cache_info().misses > known
-    if is_new:
+    newest, number = next(_numbers), _number(key)
+    if number > newest:
         again, seconds = traced()[0], 0.0  # What is traced first takes longer than later.
         if again != key:
             _say_once(
@@ -367,7 +368,7 @@ def _has_program(value: object) -> bool:
     return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
-def _part(value: Any) -> Hashable:
+def _part(value: Any) -> Any:
     """Key of a constant or a parameter of a program; numbers by their bits."""
     kind = type(value)
     if issubclass(kind, float | complex):

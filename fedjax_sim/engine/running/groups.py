@@ -6,9 +6,9 @@ Dimension letters: those of `fedjax_sim.core.types`.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,7 +54,8 @@ def plan_or_load(
       options: The options of the sweep.
       longest: As in `lay_out`; called if the group is planned.
     """
-    saved, drawn, decided = None, None, {}
+    saved, drawn = None, None
+    decided: Mapping[str, Any] = {}
     if options.checkpoints is not None:
         saved = Checkpoint(options.checkpoints, checkpoint.asked_of(system, group, options))
         drawn, decided = saved.drawn(), saved.decided
@@ -71,8 +72,8 @@ def plan_or_load(
         )
         # It may ask for more devices than there are; the checkpoint then says so.
         with contextlib.suppress(ConfigError):
-            known = planned.timelines, planned.ticks
-            planned = plan(dataclasses.replace(options, layout=placed), drawn=known)
+            drawn = planned.timelines, planned.ticks
+            planned = plan(dataclasses.replace(options, layout=placed), drawn=drawn)
     if saved is not None and saved.has_result():
         same = planned.decided(planned.on_devices(is_described=True))
         if (known := saved.finished(same)) is not None:
