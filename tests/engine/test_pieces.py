@@ -217,7 +217,7 @@ def test_running_out_of_memory_keeps_checkpoints(
     sweep: Sweep, whole: fedjax_sim.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else takes the memory after states have been written."""
-    evaluate, calls = chunks._Seen.put, itertools.count()
+    evaluate, calls = chunks.Evaluations.put, itertools.count()
 
     def put(*given: Any) -> None:
         if next(calls) == 3:
@@ -226,7 +226,7 @@ def test_running_out_of_memory_keeps_checkpoints(
 
     saved = fedjax_sim.Checkpoints(tmp_path, every=0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(chunks._Seen, "put", put)
+        patch.setattr(chunks.Evaluations, "put", put)
         with pytest.raises(ConfigError, match="enough for 8 lanes of fedbuff, whose checkpoints"):
             sweep(checkpoints=saved)
     assert list(tmp_path.rglob("state-*"))

@@ -21,11 +21,11 @@ from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Options
 from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
-from fedjax_sim.engine.running.chunks import replay_schedule
+from fedjax_sim.engine.running.chunks import Evaluations, replay_schedule
 from fedjax_sim.engine.running.outcomes import collect, lived_so_far
 from fedjax_sim.engine.watching import Watcher
 from fedjax_sim.results import store
-from fedjax_sim.results.curves import Curves, Returned
+from fedjax_sim.results.curves import Returned
 
 
 class Ready(NamedTuple):
@@ -101,20 +101,19 @@ def replay_group(ready: Ready) -> Returned:
     )
     num_evals = schedule.shape[1]
 
-    def report(done: int, seen: Curves) -> np.ndarray:
+    def report(done: int, seen: Evaluations) -> np.ndarray:
         if plan.live is not None and options.watch.is_needed:
             realised = {
                 name.removeprefix(events.HAPPENED): value[:, :num_evals]
-                for name, value in seen.infos.items()
+                for name, value in seen.kinds["info"].items()
                 if name.startswith(events.HAPPENED)
             }
             lived = lived_so_far(planned, realised)
             watch.know(lived.ticks, lived.time)
-        assert seen.stopped_at is not None
-        return watch.update(done, seen.metrics, seen.stopped_at)
+        return watch.update(done, seen.kinds["metric"], seen.stopped_at)
 
     with watch.display:
-        curves = replay_schedule(replay, checkpoint=saved, report=report)
+        curves = replay_schedule(replay, report, saved)
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(num_evals, curves.metrics, curves.stopped_at)
     if saved is not None:
