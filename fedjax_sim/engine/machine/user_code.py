@@ -47,7 +47,7 @@ HOLDERS: tuple[type, ...] = (
     *(tuple, list, set, frozenset, dict),
     *(MethodType, functools.partial, property, staticmethod, classmethod),
 )
-"""Classes that hold nothing but what the collector of Python finds in them."""
+"""Classes that hold nothing but the objects that Python's collector finds in them."""
 
 
 OWN = f"{__name__.partition('.')[0]}."

@@ -32,8 +32,7 @@ Returned = Observed | tuple[Observed, dict[str, Array | Limbs]]
 
 
 Report = Callable[[int, "Evaluations"], np.ndarray]
-"""From the number of evaluations done, and what they returned, to the lanes that stop now,
-`bool[L]`."""
+"""From the number of evaluations done, and their values, to the lanes that stop now, `bool[L]`."""
 
 
 def replay_schedule(replay: Replay, report: Report, checkpoint: Checkpoint | None = None) -> Curves:
