@@ -18,29 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import types
+from fedjax_sim.core import settings, types
 from fedjax_sim.core.checking import AtLeast0, Count, OneOf, checked
-from fedjax_sim.core.settings import (
-    ConfigError,
-    check_all,
-    full_name,
-    groups,
-    is_given,
-    names_of,
-    plain,
-    value_of,
-)
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import has, shapes_of_model, typed_structure
-from fedjax_sim.core.types import (
-    AnyProblem,
-    Budget,
-    HyperT,
-    Keep,
-    LatentProblem,
-    Layout,
-    Params,
-    System,
-)
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
 from fedjax_sim.engine.planning.placement import check_layout
@@ -53,7 +34,7 @@ Precision = Annotated[str, OneOf(types.PRECISIONS)]
 """How exact matrix products are on accelerators."""
 
 
-ProblemT = TypeVar("ProblemT", bound=AnyProblem)
+ProblemT = TypeVar("ProblemT", bound=types.AnyProblem)
 
 
 ANY_JAX: Literal["any_jax"] = "any_jax"
@@ -93,10 +74,10 @@ class RunOptions(TypedDict, total=False):
     """The arguments of `sweep` that other calls pass on; see there."""
 
     num_evals: Count
-    start: Run | Params | None
-    keep: Keep
+    start: Run | types.Params | None
+    keep: types.Keep
     watch: Watch
-    layout: Layout
+    layout: types.Layout
     precision: Precision
 
 
@@ -108,24 +89,24 @@ class Options:
       devices: Devices to compile for, if these are only described; () to run on the local ones.
     """
 
-    budget: Budget
+    budget: types.Budget
     num_evals: int = 25
-    layout: Layout = Layout()
-    keep: Keep = Keep()
+    layout: types.Layout = types.Layout()
+    keep: types.Keep = types.Keep()
     watch: Watch = Watch(progress=False)
     checkpoints: Checkpoints | None = None
     precision: str = "float32"
-    devices: tuple[Any, ...] = ()
+    devices: tuple[jax.Device, ...] = ()
 
     def __post_init__(self) -> None:
         """Turn numbers of NumPy into those of Python, which files can hold."""
         for name, value in vars(self).items():
-            if isinstance(value, Layout):
-                value = Layout(*map(plain, value))
+            if isinstance(value, types.Layout):
+                value = types.Layout(*map(settings.plain, value))
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-                numbers = {field: plain(each) for field, each in vars(value).items()}
+                numbers = {field: settings.plain(each) for field, each in vars(value).items()}
                 value = dataclasses.replace(value, **numbers)
-            object.__setattr__(self, name, plain(value))
+            object.__setattr__(self, name, settings.plain(value))
         object.__setattr__(self, "devices", tuple(self.devices))
 
     @property
@@ -134,17 +115,17 @@ class Options:
         return None if self.checkpoints is None else Path(self.checkpoints.folder)
 
 
-def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> Grid:
+def grid_of(seeds: int | Sequence[int], swept: Mapping[str, Sequence[Any]] | None) -> Grid:
     """List seeds and the values of settings, with numbers as Python has them."""
-    contract.check_known("settings", dict(settings or {}))
-    seeds = plain(seeds)
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(map(plain, seeds))
-    values = {name: list(map(plain, each)) for name, each in (settings or {}).items()}
+    contract.check_known("settings", dict(swept or {}))
+    seeds = settings.plain(seeds)
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(map(settings.plain, seeds))
+    values = {name: list(map(settings.plain, each)) for name, each in (swept or {}).items()}
     return Grid(values, numbers)
 
 
 def list_lanes(
-    system: System, problem: Any, hyper: Any, grid: Grid, options: Options
+    system: types.System, problem: Any, hyper: types.Settings, grid: Grid, options: Options
 ) -> list[Lane]:
     """Check the inputs and list the lanes: settings as given, then seeds."""
     seeds, problems = list(grid.seeds), None
@@ -168,19 +149,19 @@ def list_lanes(
     ]
 
 
-def has_default_clients(system: System, hyper: Any, grid: Grid) -> bool:
+def has_default_clients(system: types.System, hyper: types.Settings, grid: Grid) -> bool:
     """Tell whether nobody has given the number of clients, which the problem then decides."""
     given = system.Hyper() if hyper is None else hyper
     return (
         hasattr(given, "num_clients")
-        and not is_given(given, "num_clients")
+        and not settings.is_given(given, "num_clients")
         and not isinstance(given, type)
         and "num_clients" not in grid.settings
         and bool(grid.seeds)
     )
 
 
-def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProblem]:
+def _problems_of(system: types.System, problem: Any, seeds: list[int]) -> list[types.AnyProblem]:
     """Return one problem per seed, and check them."""
     problems = [problem] * len(seeds)
     is_one = isinstance(problem, (system.fit.learns, str))
@@ -205,7 +186,7 @@ def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProb
     return [whole[i] for i in number]
 
 
-def _check_models(problems: list[AnyProblem]) -> None:
+def _check_models(problems: list[types.AnyProblem]) -> None:
     """Check that models and metrics of problems have one form, so that lanes fit together."""
     first: dict[str, dict[str, tuple[int, ...]]] = {}
     distinct = {
@@ -214,7 +195,7 @@ def _check_models(problems: list[AnyProblem]) -> None:
     }
     for problem in distinct.values() if len(distinct) > 1 else ():
         model = shapes_of_model(problem)
-        metrics: Any = jax.eval_shape(problem.evaluate, model)
+        metrics = jax.eval_shape(problem.evaluate, model)
         found = {"model": _shapes_of(model), "metrics": _shapes_of(metrics)}
         for name, shapes in found.items():
             if shapes != first.setdefault(name, shapes):
@@ -222,17 +203,19 @@ def _check_models(problems: list[AnyProblem]) -> None:
                 raise ConfigError(f"shapes of a problem's {name}", shapes, allowed)
 
 
-def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
+def _shapes_of(tree: object) -> dict[str, tuple[int, ...]]:
     leaves, _ = jax.tree.flatten_with_path(tree)
     return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
 
 
 def _completed(
-    system: System[HyperT, Any, Any], hypers: list[HyperT], problems: list[AnyProblem]
-) -> list[list[HyperT]]:
+    system: types.System[types.HyperT, Any, Any],
+    hypers: list[types.HyperT],
+    problems: list[types.AnyProblem],
+) -> list[list[types.HyperT]]:
     """Complete each point's settings from each problem."""
 
-    def completed(hyper: Any, problem: Any) -> HyperT:
+    def completed(hyper: types.Settings, problem: Any) -> types.HyperT:
         # Names in a table of clients, or a trace, are matched with those of the problem's clients.
         names = problem.client_ids if has(problem, "client_ids") else None
         if names is not None and hasattr(hyper, "delays"):
@@ -246,7 +229,9 @@ def _completed(
     return [[completed(hyper, problem) for problem in problems] for hyper in hypers]
 
 
-def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> set[str]:
+def settings_completed_from(
+    system: types.System, hyper: types.Settings, problem: types.AnyProblem
+) -> set[str]:
     """Name the numeric settings from which others follow when settings are completed.
 
     Each is mapped over once, so that its value is not known. Others follow from it if the settings
@@ -277,8 +262,8 @@ def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> 
 
 
 def check_call(
-    system: System, hyper: Any, grid: Grid, options: Options
-) -> tuple[list[dict[str, Any]], list[Any]]:
+    system: types.System, hyper: types.Settings, grid: Grid, options: Options
+) -> tuple[list[dict[str, Any]], list[types.Settings]]:
     """Check everything that can be checked without problems and timelines.
 
     Args:
@@ -303,15 +288,15 @@ def check_call(
         allowed = "None with several processes, which could decide differently"
         raise ConfigError("on_evaluation", options.watch.on_evaluation, allowed)
     check_layout(options.layout)
-    if options.keep.client_variance and system.fit.learns is LatentProblem:
+    if options.keep.client_variance and system.fit.learns is types.LatentProblem:
         allowed = f"False for {system.name}, whose clients hold statistics and no models"
         raise ConfigError("client_variance", True, allowed)
     if options.keep.client_variance and system.live is not None:
         allowed = f"False for {system.name}: what clients hold is known from planned schedules only"
         raise ConfigError("client_variance", True, allowed)
-    owners = [field.name for field in groups(system.Hyper)]
+    owners = [field.name for field in settings.groups(system.Hyper)]
     for name, values in grid.settings.items():
-        inside = "" if name in owners else full_name(system.Hyper, name).rpartition(".")[0]
+        inside = "" if name in owners else settings.full_name(system.Hyper, name).rpartition(".")[0]
         if inside in grid.settings:
             # The group's label would have another value of the setting.
             raise ConfigError("setting name", name, f"left out with `{inside}`, its group")
@@ -333,21 +318,21 @@ def check_call(
         for values in itertools.product(*grid.settings.values())
     ]
     hypers = [dataclasses.replace(hyper, **point) for point in points]
-    check_all(hypers)
+    settings.check_all(hypers)
     for hyper in hypers if system.live is not None else ():
         _check_without_privacy(system, hyper)
     return points, hypers
 
 
-def _check_without_privacy(system: System, hyper: Any) -> None:
+def _check_without_privacy(system: types.System, hyper: types.Settings) -> None:
     """Refuse noise with a live clock: who takes part then follows from clients' data.
 
     Accountants count how often clients take part, and assume that this does not depend on their
     data. A choice by losses also gives something away, which no accountant counts.
     """
-    known = names_of(type(hyper))
+    known = settings.names_of(type(hyper))
     for name in ("privacy", "local_privacy"):
-        value = value_of(hyper, known[name]) if name in known else None
+        value = settings.value_of(hyper, known[name]) if name in known else None
         if value is not None and str(value) != "none":
             allowed = (
                 f"none for {system.name}: whom a live clock chooses follows from clients' data"
@@ -355,7 +340,7 @@ def _check_without_privacy(system: System, hyper: Any) -> None:
             raise ConfigError(known[name], str(value), allowed)
 
 
-def give_starts(lanes: Sequence[Lane], start: Run | Params | None) -> list[Lane]:
+def give_starts(lanes: Sequence[Lane], start: Run | types.Params | None) -> list[Lane]:
     """Give each lane the model that it starts from.
 
     Args:
@@ -372,7 +357,7 @@ def give_starts(lanes: Sequence[Lane], start: Run | Params | None) -> list[Lane]
     if start is None:
         return list(lanes)
     found = [_model_of(start, lane) for lane in lanes]
-    fitted: dict[tuple[int, int], Params] = {}
+    fitted: dict[tuple[int, int], types.Params] = {}
     for lane, model in zip(lanes, found, strict=True):
         if (id(model), id(lane.problem)) not in fitted:
             start = contract.fit_start(model, lane.problem)
@@ -383,7 +368,7 @@ def give_starts(lanes: Sequence[Lane], start: Run | Params | None) -> list[Lane]
     ]
 
 
-def _model_of(start: Run | Params, lane: Lane) -> Params:
+def _model_of(start: Run | types.Params, lane: Lane) -> types.Params:
     """Find the model that a lane starts from."""
     if not isinstance(start, Run):
         return start
@@ -392,8 +377,11 @@ def _model_of(start: Run | Params, lane: Lane) -> Params:
 
     def setting(name: str) -> Any:
         kind = type(lane.hyper)
-        known = {**names_of(kind), **{field.name: field.name for field in groups(kind)}}
-        return value_of(lane.hyper, known[name]) if name in known else None
+        known = {
+            **settings.names_of(kind),
+            **{field.name: field.name for field in settings.groups(kind)},
+        }
+        return settings.value_of(lane.hyper, known[name]) if name in known else None
 
     wanted = {
         name: lane.seed if name == "seed" else label_of_value(setting(name))

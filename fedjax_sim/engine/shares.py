@@ -161,7 +161,7 @@ class Listed(NamedTuple):
                 units.append(Unit(lanes, max(1, steps * examples)))
         return units
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Collect the identity of the sweep, whatever machines its parts run on.
 
         Programs are therefore those of one lane and one tick on a CPU.

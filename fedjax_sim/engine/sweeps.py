@@ -205,7 +205,7 @@ def _run(
     return run
 
 
-def _say_what_compiles(system: types.System, grid: Grid, hypers: Sequence[Any]) -> None:
+def _say_what_compiles(system: types.System, grid: Grid, hypers: Sequence[types.Settings]) -> None:
     """Name the swept settings of which each value has a program of its own."""
     known, held = names_of(system.Hyper), fields(system.Hyper)
     for name in grid.settings:

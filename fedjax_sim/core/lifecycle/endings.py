@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
 
 FAULT = 1
 """Exit code of a fault of the program."""
@@ -46,7 +46,7 @@ OF_STORAGE = frozenset(
 
 
 PARENT = "FEDJAX_SIM_PARENT"
-"""Variable with the number of the process whose end ends this one."""
+"""Variable with the number of the process that this one ends with."""
 PR_SET_PDEATHSIG = 1
 """From Linux's `sys/prctl.h`."""
 
@@ -125,13 +125,13 @@ def listening() -> Iterator[None]:
         yield
         return
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: object) -> None:
         _Asked.number = number
         if not _Asked.deferred:
             raise Stopped(number, saved=False)
 
-    def send_again(lost: Any) -> None:
-        """Repeat a signal whose exception Python lost, because it was collecting garbage."""
+    def send_again(lost: "sys.UnraisableHookArgs") -> None:
+        """Repeat a signal if Python lost its exception, because it was collecting garbage."""
         error = lost.exc_value
         if not isinstance(error, Stopped | KeyboardInterrupt):
             hook(lost)
@@ -266,14 +266,14 @@ def _usable_streams() -> Iterator[None]:
             if getattr(sys, name) is None:
                 undo.callback(setattr, sys, name, None)
                 setattr(sys, name, undo.enter_context(Path(os.devnull).open("w")))
-        output: Any = sys.stdout
-        if hasattr(output, "reconfigure"):
-            undo.callback(_set_errors, output, output.errors)
+        output = sys.stdout
+        if isinstance(output, TextIOWrapper):
+            undo.callback(_set_errors, output, output.errors or "strict")
             _set_errors(output, "backslashreplace")
         yield
 
 
-def _set_errors(stream: Any, errors: str) -> None:
+def _set_errors(stream: TextIOWrapper, errors: str) -> None:
     """Choose how a stream treats characters that it cannot encode."""
     # Flushing fails if nobody reads the stream. `exit_code_of` reports that.
     with contextlib.suppress(OSError, ValueError):
@@ -320,16 +320,15 @@ def tell(line: str) -> None:
             print(line, file=sys.stderr, flush=True)
 
 
-def is_terminal(stream: Any) -> bool:
+def is_terminal(stream: object) -> bool:
     """Tell whether a stream is a terminal.
 
     Args:
       stream: `sys.stdout` or `sys.stderr`, which may be closed, None, or any object with `write`.
     """
-    try:
-        return stream.isatty()
-    except (AttributeError, ValueError):
-        return False
+    with contextlib.suppress(AttributeError, ValueError):
+        return bool(stream.isatty())  # type: ignore[attr-defined]
+    return False
 
 
 def nearest(name: object, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:

@@ -103,7 +103,7 @@ def read_arrays(path: Path, *, trust: bool = False) -> dict[str, Any]:
         raise InputError(f"{path} is damaged, or no archive of arrays ({error}).") from None
 
 
-def seal_json(content: Mapping[str, Any], write: Callable[[Any], str] = json.dumps) -> bytes:
+def seal_json(content: Mapping[str, object], write: Callable[[object], str] = json.dumps) -> bytes:
     """Write an object as JSON, with its SHA-256 as the last entry.
 
     Args:
@@ -164,7 +164,7 @@ def _refuse(constant: str) -> None:
 
 
 def read_json(
-    path: Path, *, trust: bool = False, parse_constant: Callable[[str], Any] | None = _refuse
+    path: Path, *, trust: bool = False, parse_constant: Callable[[str], object] | None = _refuse
 ) -> dict[str, Any]:
     """Read a sealed JSON file.
 
@@ -191,14 +191,14 @@ def read_json(
     return content
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Make an object of its entries, none of which may be there twice."""
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("an entry is there twice")
     return found
 
 
-def write_record(path: Path, content: Mapping[str, Any]) -> str:
+def write_record(path: Path, content: Mapping[str, object]) -> str:
     """Write a JSON object for `read_record`.
 
     Args:

@@ -117,7 +117,7 @@ def measure_programs(programs: Sequence[jax.stages.Compiled]) -> int:
     return max(found)
 
 
-def bytes_to_share(tree: Any, devices: Sequence[Any]) -> int:
+def bytes_to_share(tree: object, devices: Sequence[jax.Device]) -> int:
     """Count the bytes that one memory takes when arrays are put on devices, one copy for each.
 
     Devices that are cores of a CPU read one copy in their common memory. What lies on one of the
@@ -140,7 +140,7 @@ def bytes_to_share(tree: Any, devices: Sequence[Any]) -> int:
     return total
 
 
-def count_bytes(tree: Any) -> int:
+def count_bytes(tree: object) -> int:
     """Count the bytes of arrays, or of their descriptions. Repeated entries count once."""
 
     def of_leaf(leaf: Any) -> int:

@@ -85,7 +85,7 @@ def on_first(action: Callable[[], ResultT]) -> ResultT | None:
     return result
 
 
-def put(tree: Any, sharding: jax.sharding.Sharding) -> Any:
+def put(tree: ResultT, sharding: jax.sharding.Sharding) -> ResultT:
     """Put arrays on devices. Every process has all of each array, and keeps its devices' share."""
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
@@ -97,7 +97,7 @@ def put(tree: Any, sharding: jax.sharding.Sharding) -> Any:
     return jax.tree.map(put_leaf, tree)
 
 
-def fetch(tree: Any) -> Any:
+def fetch(tree: object) -> Any:
     """Fetch the whole of all arrays, also from devices of other processes.
 
     All are asked for at once, and then waited for.
@@ -122,7 +122,7 @@ def least(number: float) -> float:
     return float(np.min(multihost_utils.process_allgather(np.float32(number))))
 
 
-def check_equal(inputs: Any) -> None:
+def check_equal(inputs: object) -> None:
     """Check that all processes have the same arrays.
 
     Args:
@@ -139,7 +139,7 @@ def check_equal(inputs: Any) -> None:
         raise ConfigError("inputs of the processes", "different", allowed)
 
 
-def hash_arrays(tree: Any) -> Any:
+def hash_arrays(tree: object) -> Any:
     """Hash the shapes, types and bytes of arrays by SHA-256."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
@@ -158,7 +158,7 @@ def hash_programs(*programs: jax.stages.Lowered) -> str:
     return hashlib.sha256(texts.encode()).hexdigest()
 
 
-def hash_traced(program: ClosedJaxpr, *facts: Any) -> str:
+def hash_traced(program: ClosedJaxpr, *facts: object) -> str:
     """Hash a program that was traced but not lowered, with its constants, by SHA-256.
 
     Lowering takes ten times as long. Besides the program only JAX's version and two switches decide
@@ -175,7 +175,7 @@ def hash_traced(program: ClosedJaxpr, *facts: Any) -> str:
     return digest.hexdigest()
 
 
-def _constants(program: object) -> Iterator[Any]:
+def _constants(program: object) -> Iterator[object]:
     """Iterate over the arrays in a program and inside it. Its text has their shapes alone."""
     if isinstance(program, list | tuple):
         for inner in program:

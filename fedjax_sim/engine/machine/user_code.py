@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.extend.linear_util import WrappedFun
 
 from fedjax_sim.core import lifecycle, trees
@@ -39,28 +39,33 @@ FIXED = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     )
 )
-"""Folders of this package and of what is installed, in which nobody edits code while it runs."""
+"""Folders of this package and of installed ones: nobody edits code there while it runs."""
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-HOLDERS = (tuple, list, set, frozenset, dict)
-HOLDERS += (MethodType, functools.partial, property, staticmethod, classmethod)
+HOLDERS: tuple[type, ...] = (
+    *(tuple, list, set, frozenset, dict),
+    *(MethodType, functools.partial, property, staticmethod, classmethod),
+)
+"""Classes that hold nothing but the objects that Python's collector finds in them."""
+
+
 OWN = f"{__name__.partition('.')[0]}."
 MOST_NUMBERED = 512
-"""Programs whose numbers are kept; one that is seen again later gets a new number."""
+"""Programs that keep their numbers; one that is seen again later gets a new number."""
 
 
 SLOW = 0.1, 10
 """Seconds from which a trace is slow, and within how many times as long it is not repeated."""
 
-_numbers, _lock = itertools.count(1), threading.Lock()
+_numbers = itertools.count(1)
 _arrays: dict[int, Hashable] = {}
 """Objects that are alive, by their address: contents of arrays, and numbers of others."""
 
 _last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
 """When code was last asked for, how long its trace took, and its number."""
 
-_of_call: ContextVar[dict[Hashable, int] | None] = ContextVar("of_call", default=None)
+_of_call: ContextVar[dict[Hashable, int]] = ContextVar("of_call")
 """Numbers of the code in the call that is under way, in which nobody edits code.
 
 A context variable and no argument, because it only spares traces and decides no number: every
@@ -82,8 +87,8 @@ def in_one_call() -> Iterator[None]:
 
 
 def number_of_code(
-    trace: Callable[[], tuple[ClosedJaxpr, Any]],
-    *used: Any,
+    trace: Callable[[], tuple[ClosedJaxpr, object]],
+    *used: object,
     facts: Hashable = None,
     may_rest: bool = False,
 ) -> int:
@@ -108,8 +113,8 @@ def number_of_code(
         return _number(parts) if parts else 0
     forms = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(used) if _is_data(leaf))
     asked = parts, trees.typed_structure(used), forms, jax.dtypes.result_type(float), facts
-    of_call = _of_call.get()
-    if of_call is not None and asked in of_call:
+    of_call = _of_call.get({})
+    if asked in of_call:
         return of_call[asked]
     now = time.monotonic()
     asked_at, seconds, number = _last.pop(asked, (0.0, 0.0, 0))
@@ -122,8 +127,7 @@ def number_of_code(
         )
     else:
         number, seconds = _number_of_trace(trace, parts, used)
-    if of_call is not None:
-        of_call[asked] = number
+    of_call[asked] = number
     if may_rest and seconds > SLOW[0]:
         _last[asked] = now, seconds, number
     while len(_last) > MOST_NUMBERED:
@@ -131,7 +135,9 @@ def number_of_code(
     return number
 
 
-def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, float]:
+def _number_of_trace(
+    trace: Callable[[], tuple[ClosedJaxpr, object]], parts: Hashable, used: Iterable[object]
+) -> tuple[int, float]:
     """Trace, and return the number of the program and the seconds that it took."""
 
     def traced() -> tuple[Hashable, float]:
@@ -147,11 +153,8 @@ def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, 
             _say_once(parts, f"{_named(used)} {sentence}")
         _failed.add(parts)
         return next(_numbers), 0.0
-    with _lock:
-        known = _number.cache_info().misses
-        number = _number(key)
-        is_new = _number.cache_info().misses > known
-    if is_new:
+    newest, number = next(_numbers), _number(key)
+    if number > newest:
         again, seconds = traced()[0], 0.0  # What is traced first takes longer than later.
         if again != key:
             _say_once(
@@ -179,7 +182,7 @@ def _say_once(about: Hashable, sentence: str) -> None:
         lifecycle.say(sentence)
 
 
-def _named(used: Iterable[Any]) -> str:
+def _named(used: Iterable[object]) -> str:
     """Name functions, and others by their classes."""
     named = (each if type(each) is FunctionType else type(each) for each in used)
     return " and ".join(each.__qualname__ for each in named)
@@ -188,7 +191,7 @@ def _named(used: Iterable[Any]) -> str:
 # Which code is there.
 
 
-def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
+def _look_through(used: Iterable[Any]) -> tuple[bool, tuple[Hashable, ...]]:
     """Look for code of users in values, without running any of it.
 
     Returns:
@@ -232,12 +235,12 @@ def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
     return is_users, tuple(parts)
 
 
-def _is_data(leaf: Any) -> bool:
+def _is_data(leaf: object) -> bool:
     return issubclass(type(leaf), jax.Array | np.ndarray | np.generic | bool | int | float)
 
 
 def _is_edited(function: FunctionType) -> bool:
-    """Tell whether a function is a user's. What dataclasses generate follows from their fields."""
+    """Tell whether a function is a user's; methods that dataclasses generate are not."""
     code = function.__code__
     if code.co_filename.startswith("<") and _is_fixed(function.__module__ or ""):
         return False
@@ -246,7 +249,7 @@ def _is_edited(function: FunctionType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_fixed(module: str) -> bool:
-    """Tell whether a module belongs to this package, to Python or to what is installed."""
+    """Tell whether a module belongs to this package, to Python or to an installed package."""
     if module.partition(".")[0] in sys.stdlib_module_names or module.startswith("namedtuple_"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -254,13 +257,13 @@ def _is_fixed(module: str) -> bool:
 
 
 _members_lock = threading.RLock()
-_members: "weakref.WeakKeyDictionary[type, list[Any]]" = weakref.WeakKeyDictionary()
+_members: "weakref.WeakKeyDictionary[type, list[object]]" = weakref.WeakKeyDictionary()
 """Members of classes of this package, as they were when nothing of them was a user's."""
 
 
-def _replaced(kind: type) -> list[Any]:
+def _replaced(kind: type) -> list[object]:
     """List the members of a class of this package and of its bases if there may be other ones."""
-    found: list[Any] = []
+    found: list[object] = []
     for base in kind.__mro__:
         if not base.__module__.startswith(OWN):
             continue
@@ -280,7 +283,7 @@ def _inside_function(function: FunctionType) -> list[object]:
     return gc.get_referents(*(function.__closure__ or ()), *defaults, vars(function))
 
 
-def _named_in(function: FunctionType) -> Iterator[Any]:
+def _named_in(function: FunctionType) -> Iterator[object]:
     """Iterate over the globals that a function names, and over those of modules among them.
 
     Its trace reads the same. But there JAX takes an array of NumPy for what it has met before, so
@@ -321,7 +324,7 @@ def _slots_of(kind: type) -> list[MemberDescriptorType]:
 # What a program computes.
 
 
-def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
+def parts_of_program(program: ClosedJaxpr, results: object) -> Hashable:
     """Key of a traced program: its structure, and the contents of its constants.
 
     Variables are numbered in their order.
@@ -342,9 +345,9 @@ def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
 
     @functools.cache
     def of_jaxpr(jaxpr: Jaxpr) -> Hashable:
-        number: dict[Any, int] = {}
+        number: dict[Var, int] = {}
 
-        def atom(var: Any) -> Hashable:
+        def atom(var: Var | Literal) -> Hashable:
             if isinstance(var, Literal):
                 return var.aval, _part(var.val)
             return number.setdefault(var, len(number)), var.aval
@@ -365,7 +368,7 @@ def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
     return of(program), jax.tree.structure(results)
 
 
-def _has_program(value: Any) -> bool:
+def _has_program(value: object) -> bool:
     if isinstance(value, tuple | list):
         return any(map(_has_program, value))
     return isinstance(value, Jaxpr | ClosedJaxpr)
@@ -417,7 +420,7 @@ def _part_of_array(array: np.ndarray) -> Hashable:
     return array.dtype, array.shape, hashlib.blake2b(flat.data).digest()
 
 
-def _see(value: Any, seen: Hashable) -> Hashable:
+def _see(value: object, seen: Hashable) -> Hashable:
     """Keep the key of an object while it is alive, and return it."""
     if id(value) not in _arrays:
         weakref.finalize(value, _arrays.pop, id(value)).atexit = False

@@ -36,9 +36,10 @@ import numpy as np
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError, fields, value_of, writing_to
-from fedjax_sim.core.types import BUDGETS, System, Timeline
+from fedjax_sim.core.types import BUDGETS, Params, System, Timeline
 from fedjax_sim.engine.planning.drawing import timeline_digest
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.engine.program.replay import Carry
 from fedjax_sim.engine.request import ANY_JAX, Checkpoints, Options
 from fedjax_sim.results import records, store
 from fedjax_sim.results.curves import Curves
@@ -56,7 +57,7 @@ WORK = 9.0
 
 
 KINDS = ("metric", "model", "info", "stop")
-"""Kinds of arrays that a state holds besides what lanes carry."""
+"""Kinds of arrays that a state holds besides the carried ones."""
 
 
 TIMELINE = "program of the schedule"
@@ -76,7 +77,7 @@ SHOWN = (
     "most_ticks",
     *BUDGETS,
 )
-"""Entries whose values are shown where they differ from those of a resumed run."""
+"""Entries that are shown with both values where a resumed run differs."""
 
 
 class Saved(NamedTuple):
@@ -89,11 +90,11 @@ class Saved(NamedTuple):
     """
 
     done: int
-    states: Any
+    states: Carry
     curves: dict[str, Arrays]
 
 
-def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, Any]:
+def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, object]:
     """Collect every input that affects the results of lanes, apart from the program itself."""
     distinct = {id(lane.problem): lane.problem for lane in group}
     problems = {key: _digest_of_tree(problem) for key, problem in distinct.items()}
@@ -123,7 +124,7 @@ def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, A
     return configuration
 
 
-def _digest_of_tree(tree: Any) -> str:
+def _digest_of_tree(tree: object) -> str:
     """Hash a problem or model: its class, static fields as far as they have a text, and arrays."""
     leaves, structure = jax.tree.flatten(tree)
     digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", str(structure)).encode())
@@ -139,7 +140,7 @@ class Checkpoint:
       decided: The plan of the run in the folder; empty if none is resumed.
     """
 
-    def __init__(self, kept: Checkpoints, configuration: Mapping[str, Any]):
+    def __init__(self, kept: Checkpoints, configuration: Mapping[str, object]):
         """Describe the checkpoints; nothing is written yet.
 
         Args:
@@ -161,14 +162,14 @@ class Checkpoint:
             self._compare(known["asked"], self._asked)
             # The versions of JAX stay those of its beginning.
             self._asked, self.decided = known["asked"], known["planned"]
-        self._identity = ""
+        self._identity, self._has_drawn = "", False
         self._every, self._last, self._lasted = kept.every, time.monotonic(), 0.0
 
     def has_result(self) -> bool:
         """Tell whether the folder has the result of a finished group, perhaps of another run."""
         return self._resume and bool(files_in(self._folder, "result"))
 
-    def finished(self, planned: Mapping[str, Any]) -> Arrays | None:
+    def finished(self, planned: Mapping[str, object]) -> Arrays | None:
         """Read the result of the group's replay, if it is finished.
 
         Args:
@@ -191,10 +192,11 @@ class Checkpoint:
                 name: np.broadcast_to(leaf, (leaf.shape[0], length, *leaf.shape[2:]))
                 for name, leaf in store.part(arrays, "timeline").items()
             }
+            self._has_drawn = True
             return Timeline(**whole), arrays["ends"]
         return None
 
-    def _identify(self, planned: Mapping[str, Any]) -> str:
+    def _identify(self, planned: Mapping[str, object]) -> str:
         """Check that the folder belongs to this run, and return the digest of its identity.
 
         Args:
@@ -208,15 +210,13 @@ class Checkpoint:
             self._compare({**self._asked, **self.decided}, ours)
         return _digest_of({**ours, **self.decided})
 
-    def open(
-        self, planned: Mapping[str, Any], *, drawn: tuple[Timeline, np.ndarray] | None = None
-    ) -> None:
+    def open(self, planned: Mapping[str, object], timelines: Timeline, ticks: np.ndarray) -> None:
         """Make the folder, or check that it belongs to the same run.
 
         Args:
           planned: The rest of the configuration, which planning decides, by name.
-          drawn: The timelines and their ticks, to be written; None if they were read, or if none
-            shall be written.
+          timelines: What was drawn, leaves `[D, T, ...]`; written unless `drawn` has read it.
+          ticks: `i64[D]`, ticks of each timeline.
 
         Raises:
           ConfigError: If the folder belongs to another run or cannot be written.
@@ -230,14 +230,14 @@ class Checkpoint:
         self._identity = self._identify(planned)
         if not self.decided:
             self._heal_configuration(planned)
-        if drawn is not None:
+        if not self._has_drawn:
             # What is the same at all ticks takes the room of one tick.
-            short = [leaf[:, :1] if leaf.strides[1] == 0 else leaf for leaf in drawn[0]]
-            length = np.array(drawn[0].time.shape[1])
-            packed = {"length": length, "ends": drawn[1], "timeline": Timeline(*short)}
+            short = [leaf[:, :1] if leaf.strides[1] == 0 else leaf for leaf in timelines]
+            length = np.array(timelines.time.shape[1])
+            packed = {"length": length, "ends": ticks, "timeline": Timeline(*short)}
             self._write("drawn", 0, _digest_of(self._asked), store.pack(packed))
 
-    def _heal_configuration(self, planned: Mapping[str, Any]) -> None:
+    def _heal_configuration(self, planned: Mapping[str, object]) -> None:
         """Write a configuration that is missing or damaged, unless states are of another run."""
         where = f"{CONFIGURATION} in {self._folder}"
         if any(next(self._sound(kind, self._identity), None) for kind in ("state", "result")):
@@ -256,7 +256,7 @@ class Checkpoint:
         content = {"asked": self._asked, "planned": planned}
         lifecycle.write_record(self._folder / CONFIGURATION, content)
 
-    def load(self, states: Any) -> Saved | None:
+    def load(self, states: Carry) -> Saved | None:
         """Read the newest undamaged state. Damaged ones are reported.
 
         Args:
@@ -286,7 +286,7 @@ class Checkpoint:
     def save(
         self,
         done: int,
-        states: Any,
+        states: Carry,
         curves: Mapping[str, Mapping[str, np.ndarray]],
         *,
         now: bool = False,
@@ -401,18 +401,18 @@ def _told(name: str, theirs: Any, ours: Any) -> str:
     return f"{name} ({'; '.join(texts)})"
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: object) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
-def _digest_of(content: Any) -> str:
+def _digest_of(content: object) -> str:
     """Hash a value as JSON: 16 hexadecimal digits of SHA-256."""
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _placed(values: np.ndarray, like: Any) -> Any:
+def _placed(values: np.ndarray, like: jax.Array) -> jax.Array:
     """Put an array on the devices of the one that it was fetched from."""
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
         words = jnp.asarray(values)
@@ -420,7 +420,7 @@ def _placed(values: np.ndarray, like: Any) -> Any:
     return jax.device_put(values, like.sharding)
 
 
-def unpack_curves(arrays: Arrays, model: Any) -> Curves:
+def unpack_curves(arrays: Arrays, model: Params) -> Curves:
     """Make curves of their arrays in a file.
 
     Args:

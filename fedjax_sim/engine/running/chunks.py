@@ -32,30 +32,24 @@ Returned = Observed | tuple[Observed, dict[str, Array | Limbs]]
 """The evaluation of the beginning, or the evaluations and counts of a chunk."""
 
 
-Report = Callable[[int, Curves], np.ndarray]
-"""From the number of evaluations done and what is known so far, without models, to which lanes stop
-now, `bool[L]`."""
+Report = Callable[[int, "Evaluations"], np.ndarray]
+"""From the number of evaluations done, and their values, to the lanes that stop now, `bool[L]`."""
 
 
-def replay_schedule(
-    replay: Replay,
-    *,
-    checkpoint: Checkpoint | None = None,
-    report: Report | None = None,
-) -> Curves:
+def replay_schedule(replay: Replay, report: Report, checkpoint: Checkpoint | None = None) -> Curves:
     """Run a schedule in chunks.
 
     Args:
       replay: The program with its inputs.
-      checkpoint: Opened; resumed from if it holds something, and written to between chunks.
       report: Called after each evaluation.
+      checkpoint: Opened; resumed from if it holds something, and written to between chunks.
 
     Raises:
       Stopped: If a signal asked for it, after the chunks that were sent and a checkpoint.
     """
     saved = None if checkpoint is None else checkpoint.load(replay.carries())
     replay.prepare(begins=saved is None)
-    seen = _Seen(replay.placed.place_of, replay.num_evals)
+    seen = Evaluations(replay.placed.place_of, replay.num_evals)
     per_eval, done = replay.program.chunk[1], 0
     is_live = replay.program.plan.live is not None
     if saved is None:
@@ -74,14 +68,10 @@ def replay_schedule(
                 continue
             observed, counted = returned
             seen.add(counted, begin // per_eval)
+            has_ended = False
             if done % per_eval == 0:
                 seen.put(observed, 1 + begin // per_eval)
-            has_ended = False
-            if done % per_eval == 0 and report is not None:
-                known = Curves(
-                    seen.kinds["metric"], seen.kinds["info"], None, None, seen.stopped_at
-                )
-                stops = report(done // per_eval, known)
+                stops = report(done // per_eval, seen)
                 has_ended = bool(stops.any())
                 seen.stop(stops, done // per_eval)
             if checkpoint is not None and carries is not None:
@@ -122,7 +112,7 @@ def _replayed(
     carries: Carry,
     first: Observed | None,
     done: int,
-    seen: "_Seen",
+    seen: "Evaluations",
     checkpoint: Checkpoint | None,
 ) -> Generator[_Chunk]:
     """Send chunk after chunk to the devices, and yield each with its results on the host.
@@ -203,7 +193,7 @@ class _Pace:
     """
 
     SECONDS = 10.0
-    """A third of what is promised, because ticks of equal work may take unequal time."""
+    """A third of the promised time, because ticks of equal work may take unequal time."""
 
     def __init__(self, replay: Replay, most: int = 1):
         """Take the program and how many chunks are sent at a time."""
@@ -232,7 +222,7 @@ class _Pace:
             self._per_second = (self._work[end] - self._work[begin]) / max(seconds, 1e-3)
 
 
-class _Seen:
+class Evaluations:
     """Values of the evaluations so far, by kind and name.
 
     Metrics and models are `[L, V + 1, ...]`, infos `[L, V]`. A lane that has stopped repeats its

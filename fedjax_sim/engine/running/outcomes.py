@@ -50,7 +50,12 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     if is_live:
         schedule, row = lived_so_far(planned, realised), np.arange(len(group))
         extra_facts = extra_facts_of(system, [lane.hyper for lane in group], schedule.ticks, row)
-        timelines = [_timeline_of(schedule, lane, realised) for lane in range(len(group))]
+        timelines = []
+        for i, end in enumerate(schedule.ticks[:, -1].tolist()):
+            known: dict[str, Any] = {**_happened(realised, i, end)}
+            time, version = Instant(known["time"], known["rest"]).to_float64(), known["version"]
+            slots = known["clients"], known["steps"], version, known["weight"]
+            timelines.append(Timeline(time, *slots, holds=version))
     else:
         # Each lane's schedule, cut to its ticks.
         ends = planned.ticks.tolist()
@@ -62,7 +67,7 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
         if realised:
             schedule, row = as_realised(schedule.take(row), **realised), np.arange(len(group))
             timelines = [
-                _changed(timeline, *(leaf[i] for leaf in realised.values()))
+                timeline._replace(**_happened(realised, i, len(timeline.time)))
                 for i, timeline in enumerate(timelines)
             ]
     for lane, timeline in zip(group, timelines if realised else (), strict=False):
@@ -100,27 +105,10 @@ def lived_so_far(planned: Planned, realised: Mapping[str, np.ndarray]) -> Schedu
     return as_lived(planned.schedule.take(planned.row), **known)
 
 
-def _timeline_of(schedule: Schedule, lane: int, realised: Mapping[str, np.ndarray]) -> Timeline:
-    """Return the timeline of a live lane: `holds` is the version trained from."""
-    end = int(schedule.ticks[lane, -1])
-    value, rest, *slots = (
-        realised[name][lane].reshape(-1, *realised[name].shape[3:])[:end]
-        for name in ("time", "rest", "clients", "steps", "version", "weight")
-    )
-    clients, steps, version, weight = slots
-    weight = weight.astype("float64")
-    time = Instant(value, rest).to_float64()
-    return Timeline(time, clients, steps, version, weight, version)
-
-
-def _changed(
-    timeline: Timeline, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
-) -> Timeline:
-    """Put who took part into a lane's timeline. clients, steps, weight: `[V, E, S]`."""
-    clients, steps, weight = (
-        leaf.reshape(-1, leaf.shape[-1])[: len(timeline.time)] for leaf in (clients, steps, weight)
-    )
-    return timeline._replace(clients=clients, steps=steps, weight=weight.astype("float64"))
+def _happened(realised: Mapping[str, np.ndarray], lane: int, end: int) -> dict[str, np.ndarray]:
+    """Collect the events of a lane before tick `end`, `[end, ...]` by field of its timeline."""
+    found = {name: each[lane].reshape(-1, *each.shape[3:])[:end] for name, each in realised.items()}
+    return {**found, "weight": found["weight"].astype("float64")}
 
 
 def _say_what_a_rule_refuses(system: System, group: list[Lane], timelines: list[Timeline]) -> None:
