@@ -130,9 +130,9 @@ class LiveLane(NamedTuple):
         self,
         live_state: LiveState,
         frame: types.Event,
-        learn: Callable[[Any, types.Event], tuple[Any, Any]],
         ahead: tuple[Array, Any] | None = None,
         *,
+        learn: Callable[[Any, types.Event], tuple[Any, Any]],
         rests: bool,
     ) -> tuple[LiveState, Any]:
         """Take one tick, or nothing if the lane has ended.
@@ -140,9 +140,9 @@ class LiveLane(NamedTuple):
         Args:
           live_state: What the lane carries.
           frame: The event of a timeline that says nothing.
-          learn: The algorithm's step, from state and event.
           ahead: A tick's number, `i32[]`, and what was drawn ahead for it; None if nothing was. A
             lane that has ended at an earlier tick does not get so far.
+          learn: The algorithm's step, from state and event.
           rests: Whether the step does nothing if no slot is filled.
 
         Returns:
