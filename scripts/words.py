@@ -23,7 +23,7 @@ from pathlib import Path
 
 from scripts import structure
 
-MOST = {"first lines": 64, "phrases": 154, "comments": 3}
+MOST = {"first lines": 54, "phrases": 151, "comments": 3}
 """Findings of each rule that are left to mend."""
 HEADING = "## Phrases to avoid"
 COMMENTS = 5

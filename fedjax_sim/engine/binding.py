@@ -17,7 +17,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import typed_structure
 from fedjax_sim.core.types import HyperT, InfoT, StateT
 from fedjax_sim.engine import Run, contract, request
-from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
+from fedjax_sim.engine.planning.drawing import read_timeline, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
 from fedjax_sim.engine.program.bound import Static, named_leaves
@@ -248,7 +248,7 @@ def _bounds_of(
     names = [name for name, _ in named_leaves(hypers[0])]
     # A timeline of the caller's own has read nothing.
     reads = settings_read(system, hyper) if is_drawn else [False] * len(names)
-    places = settings_of_places(system, hyper) if system.weigh else reads
+    places = read_timeline(system, hyper).places if system.weigh else reads
     frozen, weighing = [], []
     for name, is_read, is_placed in zip(names, reads, places, strict=True):
         if name in completed_from or (is_read and is_placed):

@@ -111,7 +111,7 @@ def check_problem(system: types.System, problem: Any) -> None:
 
 
 def _form(value: Any) -> str:
-    """Return dtype and shape of an array, such as "float32[3]", or else the name of the type."""
+    """Return dtype and shape of an array, such as "float32[3]", or the name of another type."""
     if hasattr(value, "dtype"):
         return f"{value.dtype}{list(value.shape)}"
     return type(value).__name__

@@ -17,7 +17,7 @@ from fedjax_sim.core import events, settings, streams, trees, types
 from fedjax_sim.core.targets import is_for_cpu, tracing_for
 from fedjax_sim.core.types import Algorithm
 from fedjax_sim.engine import contract
-from fedjax_sim.engine.program.live import LiveLane, has_twice, open_live
+from fedjax_sim.engine.program.live import LiveLane, open_live, report_again
 from fedjax_sim.results.metric_names import check_metrics
 
 TreeT = TypeVar("TreeT")
@@ -149,7 +149,8 @@ class BoundLane(NamedTuple):
             num_clients = self.system.messages.num_senders(self.hyper) or self.hyper.num_clients
             faults.append((event.clients >= num_clients).any())
             if not self.system.can_repeat:
-                faults.append(has_twice(event.clients, event.clients >= 0, num_clients))
+                again = report_again(event.clients, event.clients >= 0, num_clients)
+                faults.append(again.any())
         return faults
 
     def evaluate(

@@ -51,7 +51,9 @@ class Planned:
     """A group of lanes, ready to be replayed once all planners were called.
 
     Attributes:
+      system: The system.
       group: The lanes; once timelines are drawn, the members of a family are adjacent.
+      options: The options of the sweep.
       budget: How long the lanes run.
       timelines: Leaves `[D, T, ...]`.
       ticks: `i64[D]`, ticks of each timeline.
@@ -61,6 +63,7 @@ class Planned:
       model: Shapes and dtypes of a model.
       cost: Cost of a local step.
       num_examples: Examples of a local step.
+      code: Number of the problem's code, see `number_of_code`.
       lanes: The lanes stacked.
       placement: Where they run.
       program: The program.
@@ -119,7 +122,9 @@ class Planned:
         self.cost = step_cost.measure_step(
             problem, self.model, self.num_examples, has_loss=has_loss, code=self.code
         )
-        self.schedule = self.schedule.with_weights(lanes.precision_of(self.model))
+        stored = self.schedule.stored
+        weight = stored.weight.astype(lanes.precision_of(self.model))
+        self.schedule = self.schedule._replace(stored=stored._replace(weight=weight))
 
     def place(self) -> None:
         """Stack the lanes, and choose their layout by the cost of a local step."""

@@ -37,7 +37,7 @@ from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import Tables, event_at, look_up
-from fedjax_sim.engine.program.live import learn_if, realised_of
+from fedjax_sim.engine.program.live import learn_if, realised_of, zeros_of
 from fedjax_sim.engine.program.opened import BoundLane, Machine, learning_key, open_lane
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.results.metric_names import scalars_of
@@ -353,9 +353,9 @@ def _advance(
 
     def advance_or_wait(*inputs: Any) -> tuple[Carry, Evaluated]:
         *lane, carry, runs = inputs
-        advanced = jax.eval_shape(partial(advance, *lane), carry)[1]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), advanced)
-        return jax.lax.cond(runs, partial(advance, *lane), lambda carry: (carry, nothing), carry)
+        run: Callable[[Carry], tuple[Carry, Evaluated]] = partial(advance, *lane)
+        nothing = zeros_of(lambda carry: run(carry)[1], carry)
+        return jax.lax.cond(runs, run, lambda carry: (carry, nothing), carry)
 
     def advance(
         lane: BoundLane, row: types.Array, given: tuple[Tables, Any], carry: Carry
@@ -407,21 +407,8 @@ def _advance(
             places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
             if num_ticks is None or not differs:
                 return targets.scan(tick, carry, (places, lane.draw_ahead(carry.state, length)))
-            # First the ticks of all lanes, without a copy of their states; then, until the last
-            # lane ends, those of some, where the states of the others are selected.
             left = jnp.clip(num_ticks - (first + number) * per_eval - begin, 0, length)
-            shortest, longest = jax.lax.pmin(left, LANE_AXIS), jax.lax.pmax(left, LANE_AXIS)
-
-            def take(
-                i: types.Array, both: tuple[Carry, Counted], **last: None
-            ) -> tuple[Carry, Counted]:
-                carry, found = tick(both[0], ((number, begin + i), None), **last)
-                return carry, jax.tree.map(lambda all, one: all.at[i].set(one), both[1], found)
-
-            found = jax.eval_shape(tick, carry, ((number, places[1][0]), None))[1]
-            found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
-            both = jax.lax.fori_loop(0, shortest, partial(take, num_ticks=None), (carry, found))
-            return jax.lax.fori_loop(shortest, longest, take, both)
+            return _scan_unevenly(tick, carry, lambda i: (number, begin + i), left, length)
 
         def observe(carry: Carry, number: types.Array, counted: Collection[str] = ()) -> Observed:
             held = tables.held and look_up(tables.held.holders, (row, number))
@@ -449,8 +436,7 @@ def _advance(
             return carry, after
 
         # The bounds are no part of the program, so stretches of all lengths share one.
-        shapes = jax.eval_shape(lambda carry: evaluation(carry, jnp.int32(0))[1], carry)
-        nothing, infos = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        nothing, infos = zeros_of(lambda carry: evaluation(carry, jnp.int32(0))[1], carry)
         begin, end = place[1] // program.block, place[2] // program.block
         carry, infos = jax.lax.fori_loop(begin, end, block, (carry, infos))
         observed = jax.lax.cond(
@@ -465,6 +451,30 @@ def _advance(
     if is_running is None:
         return _over_lanes(advance, program, lanes, tables=both, varying=(carries,))
     return _over_lanes(advance_or_wait, program, lanes, tables=both, varying=(carries, is_running))
+
+
+def _scan_unevenly(
+    tick: Callable[..., tuple[Carry, Counted]],
+    carry: Carry,
+    place_of: Callable[[types.Array], tuple[types.Array, types.Array]],
+    left: types.Array,
+    length: int,
+) -> tuple[Carry, Counted]:
+    """Scan `length` ticks of batched lanes, of which each has only so many left.
+
+    First the ticks of all lanes, without a copy of their states; then, until the last lane ends,
+    those of some, where the states of the others are selected.
+    """
+    shortest, longest = jax.lax.pmin(left, LANE_AXIS), jax.lax.pmax(left, LANE_AXIS)
+
+    def take(i: types.Array, both: tuple[Carry, Counted], **last: None) -> tuple[Carry, Counted]:
+        carry, found = tick(both[0], (place_of(i), None), **last)
+        return carry, jax.tree.map(lambda all, one: all.at[i].set(one), both[1], found)
+
+    found = jax.eval_shape(lambda: tick(carry, (place_of(jnp.int32(0)), None))[1])
+    found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
+    both = jax.lax.fori_loop(0, shortest, partial(take, num_ticks=None), (carry, found))
+    return jax.lax.fori_loop(shortest, longest, take, both)
 
 
 def _counts_of(info: types.Work) -> Counted:
