@@ -17,7 +17,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import typed_structure
 from fedjax_sim.core.types import HyperT, InfoT, StateT
 from fedjax_sim.engine import Run, contract, request
-from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
+from fedjax_sim.engine.planning.drawing import read_timeline, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
 from fedjax_sim.engine.program.bound import Static, named_leaves
@@ -207,22 +207,16 @@ def _joined(
     if len(slots) > 1 or ends.min() == 0:
         allowed = "of equally many slots, and at least one tick"
         raise ConfigError("timelines", f"{sorted(slots)} slots, {ends.min()} ticks", allowed)
-    longest = int(ends.max())
+    tick = np.arange(ends.max())
 
-    def stacked(name: str, dtype: str) -> np.ndarray:
-        leaves = (np.asarray(getattr(timeline, name), dtype) for timeline in found)
-        padded = [
-            np.pad(leaf, ((0, longest - len(leaf)),) + ((0, 0),) * (leaf.ndim - 1), mode="edge")
-            for leaf in leaves
-        ]
+    def stacked(name: str) -> np.ndarray:
+        dtype = "float64" if name in ("time", "weight") else "int32"
+        leaves = [np.asarray(getattr(timeline, name), dtype) for timeline in found]
+        # Shorter ones repeat their last tick.
+        padded = [leaf[np.minimum(tick, len(leaf) - 1)] for leaf in leaves]
         return np.stack([padded[i % len(padded)] for i in range(num)])
 
-    kinds = {
-        name: "float64" if name in ("time", "weight") else "int32"
-        for name in types.Timeline._fields
-    }
-    whole = types.Timeline(**{name: stacked(name, dtype) for name, dtype in kinds.items()})
-    return whole, np.array([ends[i % len(ends)] for i in range(num)])
+    return types.Timeline(*map(stacked, types.Timeline._fields)), np.resize(ends, num)
 
 
 def _bounds_of(
@@ -238,60 +232,57 @@ def _bounds_of(
     Args:
       completed_from: Settings from which others were filled in, which cannot be changed.
     """
-    schedule, program, lanes = planned.schedule, planned.program, planned.lanes
+    schedule, program, group = planned.schedule, planned.program, planned.group
     num_ticks = schedule.shape[1] * schedule.shape[2]
-    plan, facts = program.plan, program.facts
-    hyper = planned.group[0].hyper
+    plan, hyper = program.plan, group[0].hyper
     num_clients = system.messages.num_senders(hyper) or hyper.num_clients
-    facts = facts._replace(owner=(system.name, num_clients, plan.rows))
+    facts = program.facts._replace(owner=(system.name, num_clients, plan.rows))
     if differentiable:
         plan = plan._replace(static_trips=True)
         facts = facts._replace(most_steps=int(schedule.stored.steps.max(initial=0)))
-    stacked = lanes.hyper.replace(known=())
-    hypers = [
-        jax.tree.map(
-            jnp.asarray,
-            stacked.of_lane([leaf if leaf is None else leaf[i] for leaf in stacked.varying]),
-        )
-        for i in range(len(planned.group))
-    ]
+    stacked = planned.lanes.hyper.replace(known=())
+    hypers = []
+    for i in range(len(group)):
+        varying = [leaf if leaf is None else leaf[i] for leaf in stacked.varying]
+        hypers.append(jax.tree.map(jnp.asarray, stacked.of_lane(varying)))
     names = [name for name, _ in named_leaves(hypers[0])]
-
-    def named(flags: list[bool]) -> tuple[str, ...]:
-        return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
-
     # A timeline of the caller's own has read nothing.
-    read = named(settings_read(system, planned.group[0].hyper)) if is_drawn else ()
-    places = named(settings_of_places(system, planned.group[0].hyper)) if system.weigh else read
-    placed = {name for name in places if name in read} | {*completed_from}
-    read, frozen = (tuple(n for n in names if n in each) for each in ({*read} | placed, placed))
-    found: list[Bound | None] = [None] * len(planned.group)
-    for i, lane in enumerate(planned.group):
-        row, end = planned.row[i], planned.ticks[planned.row[i]]
+    reads = settings_read(system, hyper) if is_drawn else [False] * len(names)
+    places = read_timeline(system, hyper).places if system.weigh else reads
+    frozen, weighing = [], []
+    for name, is_read, is_placed in zip(names, reads, places, strict=True):
+        if name in completed_from or (is_read and is_placed):
+            frozen.append(name)
+        elif is_read:
+            weighing.append(name)
+    static = Static(
+        system,
+        plan,
+        facts,
+        num_ticks,
+        tuple(frozen),
+        tuple(weighing),
+        known=planned.lanes.hyper.known,
+        machine=program.machine,
+        differentiable=differentiable,
+        structure=typed_structure((group[0].problem, hypers[0])),
+        code=program.code,
+    )
+    found = []
+    for i in np.argsort([lane.place for lane in group]):
+        lane, row = group[i], planned.row[i]
+        end = planned.ticks[row]
         time = np.full(num_ticks, np.nan if system.live else np.inf)
         if not system.live:
             time[:end] = planned.timelines.time[row, :end]
-        static = Static(
-            system,
-            plan,
-            facts,
-            num_ticks,
-            frozen,
-            weighing=tuple(name for name in read if name not in frozen),
-            known=lanes.hyper.known,
-            machine=program.machine,
-            differentiable=differentiable,
-            structure=typed_structure((lane.problem, hypers[i])),
-            code=program.code,
-        )
         ticks = schedule.take(np.array([row])).stored
-        key = learning_key(lane.seed)
         until = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), schedule.until)
-        given = lane.problem, hypers[i], key, lane.start, ticks, time, until
-        bound: Bound = Bound(*given, static)
-        if static.weighing and not bound.is_weighed:
+        given = hypers[i], learning_key(lane.seed), lane.start, ticks, time, until
+        bound: Bound = Bound(lane.problem, *given, static)
+        if weighing and not bound.is_weighed:
             # The clock is not the one whose weights the system computes.
-            static = static._replace(frozen=read, weighing=())
-            bound = Bound(*given, static)
-        found[lane.place] = bound
-    return [each for each in found if each is not None]
+            read = tuple(name for name in names if name in {*frozen, *weighing})
+            other = static._replace(frozen=read, weighing=())
+            bound = dataclasses.replace(bound, _static=other)
+        found.append(bound)
+    return found

@@ -28,7 +28,7 @@ STATISTICS = "batch_stats"
 """The collection of a flax module's variables with batch normalisation's running statistics."""
 
 
-def check_known(name: str, tree: Any) -> None:
+def check_known(name: str, tree: object) -> None:
     """Check that no input of schedules, programs and files is a tracer.
 
     Args:
@@ -111,7 +111,7 @@ def check_problem(system: types.System, problem: Any) -> None:
 
 
 def _form(value: Any) -> str:
-    """Return dtype and shape of an array, such as "float32[3]", or else the name of the type."""
+    """Return dtype and shape of an array, such as "float32[3]", or the name of another type."""
     if hasattr(value, "dtype"):
         return f"{value.dtype}{list(value.shape)}"
     return type(value).__name__
@@ -130,7 +130,7 @@ def _check_arguments(field: str, method: Callable[..., Any], asked: Callable[...
         raise ConfigError(f"signature of {field}", str(signature), allowed) from None
 
 
-def check_arrays(name: str, tree: Any, allowed: str = "a pytree of arrays") -> None:
+def check_arrays(name: str, tree: object, allowed: str = "a pytree of arrays") -> None:
     """Check that all leaves of a tree are arrays or numbers. They may be traced.
 
     Args:
@@ -146,7 +146,7 @@ def check_arrays(name: str, tree: Any, allowed: str = "a pytree of arrays") -> N
             raise ConfigError(name, leaf, allowed)
 
 
-def fit_start(model: Any, problem: Any) -> Any:
+def fit_start(model: types.Params, problem: types.AnyProblem) -> types.Params:
     """Check that a model has the form of the problem's, and give it the same types.
 
     Args:
@@ -166,7 +166,7 @@ def fit_start(model: Any, problem: Any) -> Any:
     if ours != theirs:
         raise ConfigError("structure of start", theirs, f"{ours}, as of models of the problem")
 
-    def fit(path: Any, like: Any, leaf: Any) -> Any:
+    def fit(path: tuple, like: jax.ShapeDtypeStruct, leaf: types.Leaf) -> types.Leaf:
         found = jnp.result_type(leaf)
         if np.shape(leaf) != like.shape or not np.can_cast(found, like.dtype, "same_kind"):
             place = jax.tree_util.keystr(path) or "the model"
@@ -181,7 +181,7 @@ def fit_start(model: Any, problem: Any) -> Any:
     return jax.tree_util.tree_map_with_path(fit, drawn, model)
 
 
-def check_state(state: Any, first: Any) -> None:
+def check_state(state: object, first: object) -> None:
     """Check that a state has the form of the first one. Leaves are traced.
 
     Args:
@@ -211,7 +211,7 @@ def check_state(state: Any, first: Any) -> None:
             )
 
 
-def check_model(model: Any) -> None:
+def check_model(model: object) -> None:
     """Check that all leaves of a model can be learnt. It may be described or traced.
 
     Raises:
@@ -244,7 +244,7 @@ def check_loss(values: list[Any]) -> None:
         raise ConfigError("loss of a mini-batch", found, "one real number, f[], such as a mean")
 
 
-def read_metrics(found: Any) -> dict[str, jax.Array]:
+def read_metrics(found: object) -> dict[str, jax.Array]:
     """Check the metrics that `evaluate` returned. Values may be traced.
 
     Args:
@@ -264,7 +264,7 @@ def read_metrics(found: Any) -> dict[str, jax.Array]:
     return dict(found)
 
 
-def check_algorithm(found: Any, system: types.System, hyper: Any) -> None:
+def check_algorithm(found: object, system: types.System, hyper: types.HyperT) -> None:
     """Check the result of a system's `algorithm`.
 
     Args:
@@ -293,7 +293,9 @@ def check_algorithm(found: Any, system: types.System, hyper: Any) -> None:
             raise ConfigError(name, value if is_shown else type(value).__name__, allowed)
 
 
-def check_step(state: Any, event: types.Event, result: Any, changes: Collection[str] = ()) -> None:
+def check_step(
+    state: object, event: types.Event, result: Any, changes: Collection[str] = ()
+) -> None:
     """Check that a step returns the next state, like the last one, and counts. Leaves are traced.
 
     Args:
@@ -338,10 +340,10 @@ def check_step(state: Any, event: types.Event, result: Any, changes: Collection[
             raise ConfigError(name, now.str_short(), f"{was.str_short()}, as init returns it")
 
 
-def keep_narrow(before: Any, after: Any) -> Any:
+def keep_narrow(before: types.StateT, after: types.StateT) -> types.StateT:
     """Round a state to the narrow types that it had before a step, as settings have 32 bits."""
 
-    def kept(old: Any, new: Any) -> Any:
+    def kept(old: types.Array, new: types.Array) -> types.Array:
         return new.astype(old.dtype) if trees.is_narrow(jax.typeof(old).dtype) else new
 
     return jax.tree.map(kept, before, after)

@@ -398,11 +398,11 @@ def test_steps_before_each_slot_where_all_ticks_have_the_same_clients(
     clients = np.where(np.isin(np.arange(20), [1, 19])[:, None], EMPTY, clients)
     steps = np.where(clients == EMPTY, 0, steps)
     expected = [steps_before(*lane) for lane in zip(clients, steps, strict=True)]
-    np.testing.assert_array_equal(_steps_before_of_all(clients, steps, 3, steps.shape), expected)
+    np.testing.assert_array_equal(_steps_before_of_all(clients, steps, steps.shape), expected)
 
 
 def test_a_slot_that_is_filled_later_is_no_other_clients_slot() -> None:
     clients = np.array([[[0, EMPTY], [0, 1], [EMPTY, 0]]])
     steps = np.array([[[3, 0], [4, 5], [0, 6]]])
-    found = _steps_before_of_all(clients, steps, 2, steps.shape)
+    found = _steps_before_of_all(clients, steps, steps.shape)
     assert found.tolist() == [[[0, 0], [3, 0], [0, 7]]]

@@ -114,7 +114,11 @@ def lengthen(
         known = [count for count in counts if count is not None]
         if len(known) == len(counts):
             if min(known) == 0:
-                raise _too_short(budget, float(used[:, 0].max()))
+                least = float(used[:, 0].max())
+                allowed = f"at least {least!r}, which the first tick takes"
+                if isinstance(budget, Time):
+                    allowed = f"at least {least:g}, when the server first acts"
+                raise ConfigError(*budget.named, allowed)
             return timelines, np.asarray(known)
         if isinstance(budget, Energy):
             # So many ticks would be needed if they went on as they began.
@@ -147,14 +151,6 @@ def _energy_used(timelines: Timeline, meters: Meters) -> np.ndarray:
     # A trace has ended where times are infinite.
     total = np.cumsum(np.where(np.isposinf(timelines.time), np.inf, each), axis=1)
     return np.where(np.isnan(timelines.time), np.nan, total)
-
-
-def _too_short(budget: Budget, first: float) -> ConfigError:
-    """Refuse a budget that ends before the first tick, which takes or acts at so much."""
-    allowed = f"at least {first!r}, which the first tick takes"
-    if isinstance(budget, Time):
-        allowed = f"at least {first:g}, when the server first acts"
-    return ConfigError(*budget.named, allowed)
 
 
 def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool = False) -> int | None:

@@ -186,7 +186,7 @@ class Schedules(NamedTuple):
         system, budget, num = self.system, self.budget, len(self.seeds)
         planned = budgets.as_planned(system, self.hypers, budget)
         ticks = budgets.ticks_to_draw(system, self.hypers, planned)
-        slots = _traced(system, self.hypers[0]).slots
+        slots = read_timeline(system, self.hypers[0]).slots
         seconds = SECONDS_OF_A_SLOT * ticks * slots * num
         if seconds > MOST_SECONDS:
             field, value = budget.named
@@ -214,9 +214,9 @@ def draw_timelines(
       and slot, and `DRAWN_TOGETHER`.
     """
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
-    reads, _, slots, code, _ = _traced(system, hypers[0])
+    reads, _, slots, code, _ = read_timeline(system, hypers[0])
     if code:  # A user's code may depend on their number.
-        code = _traced(system, hypers[0], num_ticks).code
+        code = read_timeline(system, hypers[0], num_ticks).code
     asked = _identity_of(system, all_seeds, settings, num_ticks, code)
     if (known := _drawn.get(asked)) is not None:
         return known
@@ -399,12 +399,7 @@ def settings_read(system: System, hyper: HyperT) -> list[bool]:
 
     A setting is read if the timeline's program has a path from it to a result.
     """
-    return _traced(system, hyper).reads
-
-
-def settings_of_places(system: System, hyper: HyperT) -> list[bool]:
-    """Find out which numeric settings decide more than weights of slots, as `settings_read`."""
-    return _traced(system, hyper).places
+    return read_timeline(system, hyper).reads
 
 
 def timeline_digest(system: System, hyper: HyperT) -> str:
@@ -414,10 +409,10 @@ def timeline_digest(system: System, hyper: HyperT) -> str:
     what it computes, together with two switches of its random numbers.
     """
     known = stack_settings([hyper]).known
-    return hash_traced(_traced(system, hyper, LEAST[1]).program, known)
+    return hash_traced(read_timeline(system, hyper, LEAST[1]).program, known)
 
 
-class _Traced(NamedTuple):
+class TimelineFacts(NamedTuple):
     """Facts read from the program of a timeline.
 
     Attributes:
@@ -435,7 +430,7 @@ class _Traced(NamedTuple):
     program: ClosedJaxpr
 
 
-def _traced(system: System, hyper: HyperT, num_ticks: int = 2) -> _Traced:
+def read_timeline(system: System, hyper: HyperT, num_ticks: int = 2) -> TimelineFacts:
     """Trace a short timeline with these settings, or others of equal static parts."""
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
     given = system.timeline, typed_structure(hyper), shapes, num_ticks
@@ -464,7 +459,7 @@ def _trace(
     shapes: tuple[tuple, ...],
     num_ticks: int,
     code: int,
-) -> _Traced:
+) -> TimelineFacts:
     closed, drawn = _program_of(timeline, structure, shapes, num_ticks)
     checks.check_form(drawn)
     program = closed.jaxpr
@@ -480,4 +475,4 @@ def _trace(
     weight = Timeline._fields.index("weight")
     others = [var for place, var in enumerate(program.outvars) if place != weight]
     reads, places = reads_of(program.outvars), reads_of(others)
-    return _Traced(reads, places, drawn.clients.shape[1], code, closed)
+    return TimelineFacts(reads, places, drawn.clients.shape[1], code, closed)

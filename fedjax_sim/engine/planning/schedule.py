@@ -154,10 +154,6 @@ class Schedule(NamedTuple):
         kept = {name: jax.tree.map(some, getattr(self, name)) for name in names}
         return self._replace(shape=(len(rows), *self.shape[1:]), **kept)
 
-    def with_weights(self, dtype: np.dtype) -> "Schedule":
-        """Give the weights of slots another type."""
-        return self._replace(stored=self.stored._replace(weight=self.stored.weight.astype(dtype)))
-
     def between(self, first: int, last: int) -> Tables:
         """Cut out the ticks of the evaluations from `first` to before `last`."""
         ticks = jax.tree.map(
@@ -246,7 +242,7 @@ def lay_out(
     # equally many.
     offset = None
     if not _is_steady(clients, steps):
-        offset = _steps_before_of_all(clients, steps, num_clients, (num, total, num_slots))
+        offset = _steps_before_of_all(clients, steps, (num, total, num_slots))
         offset *= is_within[..., None]
 
     def on_grid(leaf: np.ndarray) -> np.ndarray:
@@ -426,7 +422,7 @@ def _is_steady(clients: np.ndarray, steps: np.ndarray) -> bool:
 
 
 def _steps_before_of_all(
-    clients: np.ndarray, steps: np.ndarray, num_clients: int, shape: tuple[int, int, int]
+    clients: np.ndarray, steps: np.ndarray, shape: tuple[int, int, int]
 ) -> np.ndarray:
     """Count the steps that each slot's client delivered before: `i32[D, T, S]`."""
     clients, steps = np.broadcast_to(clients, shape), np.broadcast_to(steps, shape)

@@ -22,7 +22,7 @@ from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
-from fedjax_sim.engine.program.opened import BoundLane, Machine, nan_if, open_lane
+from fedjax_sim.engine.program.opened import BoundLane, Machine, TreeT, nan_if, open_lane, to_leaves
 from fedjax_sim.kernels import linear
 
 LEAST_BLOCKS = 4
@@ -243,7 +243,13 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         contract.check_arrays("state", state)
         return _evaluate(self, state)
 
-    def replace(self, *, problem: Any = None, hyper: Any = None, key: Any = None) -> Self:
+    def replace(
+        self,
+        *,
+        problem: types.AnyProblem | None = None,
+        hyper: HyperT | None = None,
+        key: types.Key | None = None,
+    ) -> Self:
         """Return the same program with other data or settings; its schedule and its length stay.
 
         New values may be traced, so that results can be mapped over them and differentiated.
@@ -261,20 +267,18 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             `simulate`. Traced ones cannot be checked: where a rule needs more messages than there
             are, models are nan.
         """
-        static, ticks, given = self._static, self._ticks, hyper
-        if hyper is None:
-            hyper = self.hyper
-        else:
-            hyper, changed = self._changed(hyper)
+        static, ticks, found = self._static, self._ticks, self.hyper
+        if hyper is not None:
+            found, changed = self._changed(hyper)
             known = tuple(pair for pair in static.known if pair[0] not in changed)
             static = static._replace(known=known)
             if changed & {*static.weighing}:
-                ticks = self._weighed(hyper)
+                ticks = self._weighed(found)
             if changed:
-                self._check(given, ticks, changed)
-                self._check_live(hyper, changed)
+                self._check(hyper, ticks, changed)
+                self._check_live(found, changed)
         problem = self.problem if problem is None else problem
-        if trees.typed_structure((problem, hyper)) != static.structure or _shapes(
+        if trees.typed_structure((problem, found)) != static.structure or _shapes(
             problem
         ) != _shapes(self.problem):
             allowed = "one of the same class, static fields and shapes; others are bound anew"
@@ -284,7 +288,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         if not (kind == "uint32" or jnp.issubdtype(kind, jax.dtypes.prng_key)):
             raise ConfigError("key", key, "a random key, such as jax.random.key(0)")
         return dataclasses.replace(
-            self, problem=problem, hyper=hyper, key=key, _ticks=ticks, _static=static
+            self, problem=problem, hyper=found, key=key, _ticks=ticks, _static=static
         )
 
     def with_settings(self, **settings: Any) -> Self:
@@ -296,9 +300,10 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Raises:
           ConfigError: If there is no such setting, or as in `replace`.
         """
-        return self.replace(hyper=dataclasses.replace(self.hyper, **settings))
+        hyper: Any = self.hyper
+        return self.replace(hyper=dataclasses.replace(hyper, **settings))
 
-    def _check(self, hyper: Any, ticks: Ticks, changed: set[str]) -> None:
+    def _check(self, hyper: HyperT, ticks: Ticks, changed: set[str]) -> None:
         """Check new settings, and the messages of a schedule, where no value is traced.
 
         Those that are not changed may have no effect: some were arrays of a preset's values.
@@ -324,7 +329,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             if name in self.frozen and isinstance(leaf, jax.core.Tracer):
                 _fixed(name, leaf)
 
-    def _check_given(self, state: Any, event: Any, *, num_dims: int) -> None:
+    def _check_given(self, state: StateT, event: types.Event, *, num_dims: int) -> None:
         """Check the arguments of a step, and the clients of a changed event where they are known.
 
         Args:
@@ -351,7 +356,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         if event.facts.has_own_clients or isinstance(event.clients, jax.core.Tracer):
             return
         clients = np.sort(np.asarray(event.clients), axis=-1)
-        num_clients = self.system.messages.num_senders(self.hyper) or self.hyper.num_clients
+        num_clients = int(ours[1])
         if (largest := clients.max(initial=EMPTY)) >= num_clients:
             allowed = f"from 0 to {num_clients - 1}, or {EMPTY} for nobody"
             raise ConfigError("event.clients", int(largest), allowed)
@@ -361,7 +366,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             value = f"client {clients[..., 1:][is_twice][0]} in several slots"
             raise ConfigError("event.clients", value, allowed)
 
-    def _check_live(self, hyper: Any, changed: set[str]) -> None:
+    def _check_live(self, hyper: HyperT, changed: set[str]) -> None:
         """Check that new settings, traced ones too, keep the facts of a live program."""
         live, names = self._static.plan.live, ", ".join(sorted(changed))
         if live is None or self.system.live is None or self._until is None:
@@ -388,7 +393,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         version = np.arange(self.num_ticks, dtype="int32")[:, None] - staleness
         return types.Timeline(self.time, clients, steps, version, weight, version)
 
-    def _changed(self, hyper: Any) -> tuple[Any, set[str]]:
+    def _changed(self, hyper: HyperT) -> tuple[HyperT, set[str]]:
         """Check new settings, give them the types of the old ones, and name those that differ."""
         ours, theirs = trees.typed_structure(self.hyper), trees.typed_structure(hyper)
         if ours != theirs:
@@ -426,7 +431,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         ours, theirs = self._ticks.weight, self._weighed(self.hyper).weight
         return np.allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
-    def _weighed(self, hyper: Any) -> Ticks:
+    def _weighed(self, hyper: HyperT) -> Ticks:
         """Compute the weights of all slots again, by other settings."""
         assert self.system.weigh is not None
         shape = (self.num_ticks, self._ticks.clients.shape[-1])
@@ -465,13 +470,12 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         if len(structures) != 1:
             raise ConfigError("bounds", f"{len(bounds)} programs", "those of one call of bind")
         columns = list(zip(*(jax.tree.leaves(bound) for bound in bounds), strict=True))
-        is_shared = [all(leaf is column[0] for leaf in column) for column in columns]
-        structure = structures.pop()
+        axes = [None if all(leaf is column[0] for leaf in column) else 0 for column in columns]
         leaves = [
-            column[0] if shared else _stacked(column)
-            for column, shared in zip(columns, is_shared, strict=True)
+            column[0] if axis is None else _stacked(column)
+            for column, axis in zip(columns, axes, strict=True)
         ]
-        axes = [None if shared else 0 for shared in is_shared]
+        structure = structures.pop()
         return jax.tree.unflatten(structure, leaves), jax.tree.unflatten(structure, axes)
 
 
@@ -484,14 +488,14 @@ def _words_of(owner: tuple[str | int, ...]) -> str:
     return f"an Event of {name} with {clients} clients, {slots} slots and {rows} stored models"
 
 
-def _stacked(leaves: Sequence[Any]) -> Any:
+def _stacked(leaves: Sequence[types.Leaf]) -> types.Leaf:
     """Stack arrays; those of the host that have 64 bits stay there."""
     if all(isinstance(leaf, np.ndarray) for leaf in leaves):
         return np.stack(leaves)
     return jnp.stack(leaves)
 
 
-def _is_same(new: Any, old: Any) -> bool:
+def _is_same(new: object, old: object) -> bool:
     """Tell whether two values are known to be equal."""
     if new is old:
         return True
@@ -503,11 +507,11 @@ def _is_same(new: Any, old: Any) -> bool:
     return type(new) is type(old) and bool(np.all(new == old))
 
 
-def _shapes(tree: Any) -> list[Any]:
+def _shapes(tree: object) -> list[tuple]:
     return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
-def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+def named_leaves(tree: object) -> list[tuple[str, Any]]:
     """List the leaves of settings with their names, such as "delays.shape"."""
     return [
         (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
@@ -521,7 +525,7 @@ def _event(bound: Bound, t: Array) -> types.Event:
 
 
 @contextlib.contextmanager
-def _opened(bound: Bound, *states: Any) -> Iterator[BoundLane]:
+def _opened(bound: Bound, *states: object) -> Iterator[BoundLane]:
     """Make the algorithm for the trace that is under way, in which a given state is checked."""
     for state in states:  # Within a trace, so once for a program.
         contract.check_state(state, jax.eval_shape(_init.well, bound, None))
@@ -540,12 +544,12 @@ def _init(bound: Bound[HyperT, StateT, InfoT], start: types.Params | None) -> St
         return state if bound._until is None else state._replace(until=bound._until)
 
 
-def _step_of(lane: BoundLane) -> Callable[[StateT, types.Event], tuple[StateT, InfoT]]:
+def _step_of(lane: BoundLane) -> Callable[[StateT, types.Event], tuple[StateT, Any]]:
     """Return the algorithm's step. Where the run is differentiable, a backward pass repeats it."""
     if not lane.is_differentiable:
         return lane.step
 
-    def repeatable(state: StateT, event: types.Event) -> tuple[StateT, InfoT]:
+    def repeatable(state: StateT, event: types.Event) -> tuple[StateT, Any]:
         check_fixed(event.facts)
         return lane.step(state, event)
 
@@ -581,7 +585,12 @@ def _run(
         return _scan_in_blocks(tick, state, given)
 
 
-def _scan_in_blocks(tick: Any, state: Any, given: Any, levels: int = 2) -> tuple[Any, Any]:
+def _scan_in_blocks(
+    tick: Callable[[StateT, TreeT], tuple[StateT, InfoT]],
+    state: StateT,
+    given: TreeT,
+    levels: int = 2,
+) -> tuple[StateT, InfoT]:
     """Scan in blocks of blocks, which a backward pass computes again from the states before them.
 
     Args:
@@ -596,7 +605,7 @@ def _scan_in_blocks(tick: Any, state: Any, given: Any, levels: int = 2) -> tuple
         return jax.lax.scan(tick, state, given)
 
     @jax.checkpoint
-    def block(state: Any, given: Any) -> tuple[Any, Any]:
+    def block(state: StateT, given: TreeT) -> tuple[StateT, InfoT]:
         return _scan_in_blocks(tick, state, given, levels - 1)
 
     length = round(num ** (levels / (levels + 1)))
@@ -626,11 +635,7 @@ def _guarded(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> StateT:
     """Let derivatives pass in forward mode alone, unless the program is differentiable."""
     if bound._static.differentiable:
         return state
-    leaves, structure = jax.tree.flatten(state)
-    is_real = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
-    passed = iter(_forward_only([leaf for leaf, real in zip(leaves, is_real, strict=True) if real]))
-    leaves = [next(passed) if real else leaf for leaf, real in zip(leaves, is_real, strict=True)]
-    return jax.tree.unflatten(structure, leaves)
+    return to_leaves(_forward_only, lambda kind: jnp.issubdtype(kind, jnp.inexact), state)
 
 
 @jax.custom_jvp
@@ -639,18 +644,18 @@ def _forward_only(leaves: list[Array]) -> list[Array]:
 
 
 @_forward_only.defjvp
-def _forward_only_jvp(primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
+def _forward_only_jvp(primals: tuple, tangents: tuple) -> tuple[list[Array], list[Array]]:
     (leaves,), (given,) = primals, tangents
     passed = linear.linear_with_transpose(lambda _, given: given, _refuse, (), given, like=leaves)
     return leaves, passed
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _fixed(name: str, value: Any) -> Any:
+def _fixed(name: str, value: Array) -> Array:
     return value
 
 
-def _fixed_jvp(name: str, primals: Any, tangents: Any) -> Any:
+def _fixed_jvp(name: str, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     (value,), (slope,) = primals, tangents
     is_zero = type(slope) is SymbolicZero
     if not (is_zero or (not isinstance(slope, jax.core.Tracer) and not np.any(slope))):
@@ -662,7 +667,7 @@ def _fixed_jvp(name: str, primals: Any, tangents: Any) -> Any:
 _fixed.defjvp(_fixed_jvp, symbolic_zeros=True)
 
 
-def _refuse(_: Any, slopes: Any) -> Any:
+def _refuse(_: tuple, slopes: list[Array]) -> list[Array]:
     allowed = (
         "True in fedjax_sim.bind for reverse mode, such as jax.grad, because loops of local steps "
         "then have a fixed length (forward mode, such as jax.jvp, needs nothing)"

@@ -20,7 +20,7 @@ from fedjax_sim.core.clocks import ENDINGS, RUNS, Clock, Instant, Received, Size
 from fedjax_sim.core.events import HAPPENED
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import clock_key, tick_key
-from fedjax_sim.core.targets import is_for_cpu, put
+from fedjax_sim.core.targets import TreeT, is_for_cpu, put
 from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
 from fedjax_sim.engine.planning.schedule import Ends
 
@@ -130,9 +130,9 @@ class LiveLane(NamedTuple):
         self,
         live_state: LiveState,
         frame: types.Event,
-        learn: Callable[[Any, types.Event], tuple[Any, Any]],
         ahead: tuple[Array, Any] | None = None,
         *,
+        learn: Callable[[Any, types.Event], tuple[Any, Any]],
         rests: bool,
     ) -> tuple[LiveState, Any]:
         """Take one tick, or nothing if the lane has ended.
@@ -140,9 +140,9 @@ class LiveLane(NamedTuple):
         Args:
           live_state: What the lane carries.
           frame: The event of a timeline that says nothing.
-          learn: The algorithm's step, from state and event.
           ahead: A tick's number, `i32[]`, and what was drawn ahead for it; None if nothing was. A
             lane that has ended at an earlier tick does not get so far.
+          learn: The algorithm's step, from state and event.
           rests: Whether the step does nothing if no slot is filled.
 
         Returns:
@@ -270,7 +270,7 @@ class LiveLane(NamedTuple):
         is_client = (clients >= EMPTY) & (clients < self.num_clients)
         is_client &= is_there | (not sizes.is_full)
         if not self.system.can_repeat:
-            is_client &= ~_report_again(clients, is_there, self.num_clients)
+            is_client &= ~report_again(clients, is_there, self.num_clients)
         is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
         is_allowed &= (steps == sizes.most_steps) | (not sizes.is_even)
         if self.system.overshoot:
@@ -333,9 +333,14 @@ def learn_if(
             info = info._replace(event=known)
         return state, info
 
-    shapes = jax.eval_shape(step, state)[1]
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    nothing = zeros_of(lambda state: step(state)[1], state)
     return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
+
+
+def zeros_of(function: Callable[..., TreeT], *given: Any) -> TreeT:
+    """Make zeros in the form of a function's result, which is traced and not computed."""
+    shapes = jax.eval_shape(function, *given)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def open_live(
@@ -451,7 +456,7 @@ def _facts(known: types.Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) 
 def _first(holds: Array) -> Array:
     """Find the first place of each row at which a condition holds, or the number of places.
 
-    A GPU computes a minimum together with what it is made of, and `argmax` in a kernel of its own.
+    A GPU computes a minimum together with what it is made of, and `argmax` in another kernel.
 
     Args:
       holds: `bool[..., R]`.
@@ -469,19 +474,8 @@ def _is_earlier(clients: Array) -> Array:
     return (clients[:, None] == clients[None]) & (places[:, None] > places[None])
 
 
-def has_twice(clients: Array, is_there: Array, num_clients: int) -> Array:
-    """Tell whether two slots that are filled have the same client: `bool[]`.
-
-    Args:
-      clients: `i32[S]`.
-      is_there: `bool[S]`, which slots are filled.
-      num_clients: Number of clients, N.
-    """
-    return _report_again(clients, is_there, num_clients).any()
-
-
-def _report_again(clients: Array, is_there: Array, num_clients: int) -> Array:
-    """Tell which of the slots that are filled, or some others, show that a client has two.
+def report_again(clients: Array, is_there: Array, num_clients: int) -> Array:
+    """Mark some slots if, and only if, a client has two that are filled.
 
     Args:
       clients: `i32[S]`.

@@ -7,7 +7,7 @@ Dimension letters: those of `fedjax_sim.core.types`.
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
@@ -17,7 +17,7 @@ from fedjax_sim.core import events, settings, streams, trees, types
 from fedjax_sim.core.targets import is_for_cpu, tracing_for
 from fedjax_sim.core.types import Algorithm
 from fedjax_sim.engine import contract
-from fedjax_sim.engine.program.live import LiveLane, has_twice, learn_if, open_live
+from fedjax_sim.engine.program.live import LiveLane, open_live, report_again
 from fedjax_sim.results.metric_names import check_metrics
 
 TreeT = TypeVar("TreeT")
@@ -47,6 +47,7 @@ class Machine(NamedTuple):
             yield
 
 
+@jax.tree_util.register_pytree_node_class
 class _Starting:
     """A problem with a given initial model; all else is the problem's."""
 
@@ -56,29 +57,17 @@ class _Starting:
     def init(self, key: types.Key) -> types.Params:
         return self._start
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # Also of an instance that is being made.
+            raise AttributeError(name)
+        return getattr(self._problem, name)
+
     def tree_flatten(self) -> tuple[Any, None]:
         return (self._problem, self._start), None
 
     @classmethod
     def tree_unflatten(cls, _: None, children: Any) -> Self:
         return cls(*children)
-
-
-@functools.lru_cache(maxsize=64)
-def _starting(names: frozenset[str]) -> type[_Starting]:
-    """Make the class of such problems that have attributes of these names."""
-
-    def read(name: str) -> property:
-        return property(lambda self: getattr(self._problem, name))
-
-    members = {name: read(name) for name in names if not hasattr(_Starting, name)}
-    return jax.tree_util.register_pytree_node_class(type("Starting", (_Starting,), members))
-
-
-def _with_start(problem: types.AnyProblem, start: types.Params) -> _Starting:
-    names = {*dir(problem)} | {*getattr(problem, "__dict__", ())}
-    kind = _starting(frozenset(name for name in names if not name.startswith("_")))
-    return kind(problem, start)
 
 
 class BoundLane(NamedTuple):
@@ -115,7 +104,7 @@ class BoundLane(NamedTuple):
         """
         algorithm = self.algorithm
         if start is not None:
-            problem = _with_start(self.problem, start)
+            problem: Any = _Starting(self.problem, start)
             algorithm = self.system.algorithm(problem, self.hyper, self.plan)
         state = algorithm.init(streams.stream(self.key, "init"))
         return state if self.live is None else self.live.init(state)
@@ -128,25 +117,12 @@ class BoundLane(NamedTuple):
         """Pre-draw a live clock's random numbers for many ticks; see `LiveLane.draw_ahead`."""
         return None if self.live is None else self.live.draw_ahead(state, number)
 
-    def step(
-        self,
-        state: Any,
-        event: types.Event,
-        ahead: Any = None,
-        num_ticks: types.Array | None = None,
-    ) -> tuple[Any, Any]:
-        """Take one tick, and check its result.
-
-        Args:
-          ahead: As in `LiveLane.step`.
-          num_ticks: `i32[]`, the ticks of a planned lane: those that pad it change nothing and
-            count nothing, whatever the step does. None if there are none, or the step `rests`.
-        """
-        if self.live is not None:
-            return self.live.step(state, event, self._learn, ahead, rests=self.rests)
-        if num_ticks is None:
-            return self._learn(state, event)
-        return learn_if(event.tick < num_ticks, self._learn, state, event)
+    @property
+    def step(self) -> Callable[..., tuple[Any, Any]]:
+        """The checked step, from state and event; of a live lane also from numbers drawn ahead."""
+        if self.live is None:
+            return self._learn
+        return functools.partial(self.live.step, learn=self._learn, rests=self.rests)
 
     @property
     def rests(self) -> bool:
@@ -167,13 +143,14 @@ class BoundLane(NamedTuple):
         return nan_if(after, faults), info
 
     def _faults_of(self, event: types.Event) -> list[types.Array]:
-        """Tell whether a changed event has clients or steps that it cannot have: `bool[]` each."""
+        """List faults of a changed event, in its clients or steps: `bool[]` each."""
         faults = _impossible_steps(event)
         if not event.facts.has_own_clients:
             num_clients = self.system.messages.num_senders(self.hyper) or self.hyper.num_clients
             faults.append((event.clients >= num_clients).any())
             if not self.system.can_repeat:
-                faults.append(has_twice(event.clients, event.clients >= 0, num_clients))
+                again = report_again(event.clients, event.clients >= 0, num_clients)
+                faults.append(again.any())
         return faults
 
     def evaluate(
@@ -227,17 +204,24 @@ def _barrier(tree: TreeT) -> TreeT:
 
     Whole numbers have none, and on a GPU each that is kept apart may be a launch.
     """
+
+    def has_one(kind: jnp.dtype) -> bool:
+        return is_for_cpu() or not any(jnp.issubdtype(kind, each) for each in (jnp.integer, bool))
+
+    return to_leaves(jax.lax.optimization_barrier, has_one, tree)
+
+
+def to_leaves(
+    function: Callable[[list[types.Array]], list[types.Array]],
+    chosen: Callable[[jnp.dtype], bool],
+    tree: TreeT,
+) -> TreeT:
+    """Apply a function to the list of those leaves of a tree that are chosen by their types."""
     leaves, structure = jax.tree.flatten(tree)
-    is_kept = [is_for_cpu() or not _is_exact(leaf) for leaf in leaves]
-    kept = [leaf for leaf, keeps in zip(leaves, is_kept, strict=True) if keeps]
-    rest = iter(jax.lax.optimization_barrier(kept))
-    found = (next(rest) if keeps else leaf for leaf, keeps in zip(leaves, is_kept, strict=True))
-    return jax.tree.unflatten(structure, found)
-
-
-def _is_exact(leaf: types.Array) -> bool:
-    kind = jnp.result_type(leaf)
-    return jnp.issubdtype(kind, jnp.integer) or jnp.issubdtype(kind, bool)
+    places = [place for place, leaf in enumerate(leaves) if chosen(jnp.result_type(leaf))]
+    for place, leaf in zip(places, function([leaves[place] for place in places]), strict=True):
+        leaves[place] = leaf
+    return jax.tree.unflatten(structure, leaves)
 
 
 def open_lane(

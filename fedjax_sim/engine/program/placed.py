@@ -78,7 +78,7 @@ class PlacedLanes:
         self._starts = starts
 
     def described(self) -> Self:
-        """Return the same lanes, whose arrays are described and never put on devices."""
+        """Return the same lanes with arrays that are described and never put on devices."""
         other = copy.copy(self)
         other.is_described = True
         for name in ("lanes", "starts"):
@@ -176,7 +176,12 @@ class PlacedLanes:
 
         # Numbers, such as settings, are put together with what is on the only device already.
         places = [i for i, leaf in enumerate(leaves) if is_ready(leaf)]
-        given = [_own(leaves[i]) for i in places]
+        kinds = list(map(jax.dtypes.result_type, leaves))
+        given = [
+            # An array of NumPy is copied, as its owner may write into it.
+            leaves[i] if isinstance(leaves[i], jax.Array) else np.array(leaves[i], kinds[i])
+            for i in places
+        ]
         put = dict(zip(places, self.put(given, is_whole=True), strict=True))
         known: dict[int, jax.Array] = {}
 
@@ -198,7 +203,7 @@ class PlacedLanes:
         return jax.tree.unflatten(structure, shared)
 
     def _of_devices(self, tables: TreeT) -> TreeT:
-        """Give each device its rows. What is equal in all schedules goes to all devices."""
+        """Give each device its rows, and all devices arrays that are equal in all schedules."""
 
         def give(leaf: np.ndarray) -> Any:
             if leaf.shape[0] == 1:
@@ -224,9 +229,3 @@ def _described(
     is_weak = getattr(leaf, "weak_type", False)
     kind = jax.dtypes.result_type(leaf)
     return jax.ShapeDtypeStruct(shape, kind, sharding=sharding, weak_type=is_weak)
-
-
-def _own(leaf: types.Leaf) -> types.Leaf:
-    """Copy an array of NumPy, as its owner may write into it."""
-    is_array = isinstance(leaf, jax.Array)
-    return leaf if is_array else np.array(leaf, jax.dtypes.result_type(leaf))

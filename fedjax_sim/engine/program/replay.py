@@ -30,14 +30,14 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from fedjax_sim.core import events, targets, trees, types
-from fedjax_sim.core.batching import LANE_AXIS, map_families, map_lanes
+from fedjax_sim.core.batching import LANE_AXIS, ResultT, map_families, map_lanes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import compiling, memory, processes
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import Tables, event_at, look_up
-from fedjax_sim.engine.program.live import realised_of
+from fedjax_sim.engine.program.live import learn_if, realised_of, zeros_of
 from fedjax_sim.engine.program.opened import BoundLane, Machine, learning_key, open_lane
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.results.metric_names import scalars_of
@@ -111,6 +111,15 @@ class Carry(NamedTuple):
 Observed = tuple[dict[str, types.Array], types.Params | None]
 """Metrics of evaluations, and their models if these are kept."""
 
+Totals = dict[str, types.Array | Limbs]
+"""Sums of the counts of ticks, and who took part in each where steps have changed that."""
+
+Evaluated = tuple[Observed, Totals]
+"""Evaluations, with the counts of the ticks before each."""
+
+Counted = tuple[dict[str, types.Array], dict[str, types.Array]]
+"""Counts of ticks by name, and who took part where steps have changed that."""
+
 Place = types.Array | tuple[types.Array, types.Array, types.Array]
 """Where a chunk begins and, if it is a stretch, which ticks it has; see `_advance`."""
 
@@ -131,7 +140,6 @@ class Replay:
           ConfigError: If several processes have different inputs.
         """
         self.program, self.placed, self.num_evals = program, placed, placed.schedule.shape[1]
-        self._lowered: dict[str, jax.stages.Lowered] = {}
         self._begin = _begin.quickly if program.begins_quickly else _begin.well
         if not placed.is_described:
             placed.check_equal((program.plan, program.facts))
@@ -223,29 +231,29 @@ class Replay:
         """
         memory.drop_programs_near_the_limit()
         if not begins:
-            return [self.lower().compile()]
-        begin = self._lower_begin()
+            return [self.lowered.compile()]
+        begin = self._begin_lowered
         with ThreadPoolExecutor(1) as worker:
             begun = worker.submit(begin.compile)
-            return [self.lower().compile(), begun.result()]
+            return [self.lowered.compile(), begun.result()]
 
-    def lower(self) -> jax.stages.Lowered:
-        """Lower the program of a chunk."""
-        if "advance" not in self._lowered:
-            given = self.program, self.placed.lanes, self.carries(), *self._inputs(0, 0)
-            self._lowered["advance"] = _advance.lower(*given)
-        return self._lowered["advance"]
+    @functools.cached_property
+    def lowered(self) -> jax.stages.Lowered:
+        """The program of a chunk."""
+        given = self.program, self.placed.lanes, self.carries(), *self._inputs(0, 0)
+        return _advance.lower(*given)
 
-    def _lower_begin(self) -> jax.stages.Lowered:
-        """Lower the program of the beginning."""
-        if "begin" not in self._lowered:
-            self._lowered["begin"] = self._begin.lower(self.program, *self._first)
-        return self._lowered["begin"]
+    @functools.cached_property
+    def _begin_lowered(self) -> jax.stages.Lowered:
+        """The program of the beginning."""
+        return self._begin.lower(self.program, *self._first)
 
     def traced(self) -> tuple[ClosedJaxpr, Any]:
         """Trace the programs, whatever JAX has traced before, and describe their results."""
 
-        def results(lanes: Lanes, holders: Any, starts: Any, *inputs: Any) -> Any:
+        def results(
+            lanes: Lanes, holders: types.Array | None, starts: types.Params | None, *inputs: Any
+        ) -> tuple:
             carries, begun = unwrap(_begin.well)(self.program, lanes, holders, starts)
             after, further = unwrap(_advance)(self.program, lanes, carries, *inputs)
             return begun, further, unwrap(_final_models)(self.program, lanes, after)
@@ -254,7 +262,7 @@ class Replay:
 
     def advance(
         self, carries: Carry, begin: int, end: int, is_running: np.ndarray | None = None
-    ) -> tuple[Carry, tuple[Observed, dict[str, types.Array | Limbs]]]:
+    ) -> tuple[Carry, Evaluated]:
         """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
 
         The memory of the old carries is reused, so they must not be read again. If the chunk ends
@@ -283,7 +291,7 @@ class Replay:
     def program_digest(self) -> str:
         """Hash the texts of all programs: the beginning, a chunk, and the final models."""
         final = _final_models.lower(self.program, self.placed.lanes, self.carries())
-        return processes.hash_programs(self._lower_begin(), self.lower(), final)
+        return processes.hash_programs(self._begin_lowered, self.lowered, final)
 
 
 @partial(RunsOnce, static_argnums=0, keep_unused=True)
@@ -300,8 +308,11 @@ def _begin(
     """
 
     def begin(
-        lane: BoundLane, row: types.Array, holders: Any, start: types.Params | None = None
-    ) -> Any:
+        lane: BoundLane,
+        row: types.Array,
+        holders: types.Array | None,
+        start: types.Params | None = None,
+    ) -> tuple[Carry, Observed]:
         state = lane.init(start)
         carry = Carry(state, ())
         held = None if holders is None else look_up(holders, (row,))
@@ -326,7 +337,7 @@ def _advance(
     tables: Tables,
     place: Place,
     is_running: types.Array | None,
-) -> tuple[Carry, tuple[Observed, dict[str, types.Array | Limbs]]]:
+) -> tuple[Carry, Evaluated]:
     """Replay a chunk.
 
     Args:
@@ -340,21 +351,23 @@ def _advance(
     """
     num_evals, per_eval = program.chunk
 
-    def advance_or_wait(*inputs: Any) -> Any:
+    def advance_or_wait(*inputs: Any) -> tuple[Carry, Evaluated]:
         *lane, carry, runs = inputs
-        advanced = jax.eval_shape(partial(advance, *lane), carry)[1]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), advanced)
-        return jax.lax.cond(runs, partial(advance, *lane), lambda carry: (carry, nothing), carry)
+        run: Callable[[Carry], tuple[Carry, Evaluated]] = partial(advance, *lane)
+        nothing = zeros_of(lambda carry: run(carry)[1], carry)
+        return jax.lax.cond(runs, run, lambda carry: (carry, nothing), carry)
 
-    def advance(lane: BoundLane, row: types.Array, given: Any, carry: Carry) -> Any:
+    def advance(
+        lane: BoundLane, row: types.Array, given: tuple[Tables, Any], carry: Carry
+    ) -> tuple[Carry, Evaluated]:
         tables, place = given
         algorithm = lane.algorithm
         first = place[0] if program.block else place
         # Steps of this package do nothing at the ticks that pad a lane.
-        is_padded = tables.num_ticks is not None and not lane.rests
-        num_ticks = look_up(tables.num_ticks, (row,)) if is_padded else None
+        lengths = None if lane.rests else tables.num_ticks
+        num_ticks = None if lengths is None else look_up(lengths, (row,))
         # Lanes that are batched together end at different ticks.
-        differs = is_padded and program.plan.lanes_at_once and len(tables.num_ticks) > 1
+        differs = lengths is not None and program.plan.lanes_at_once and len(lengths) > 1
         if tables.until is not None:
             # Limits belong to the schedule: states begin without them.
             until = jax.tree.map(lambda leaf: look_up(leaf, (row,)), tables.until)
@@ -363,13 +376,17 @@ def _advance(
         @jax.named_scope("tick")
         def tick(
             carry: Carry,
-            given: tuple[tuple[types.Array, types.Array], Any],
+            inputs: tuple[tuple[types.Array, types.Array], Any],
             num_ticks: types.Array | None = num_ticks,
-        ) -> tuple[Carry, Any]:
-            place, ahead = given
+        ) -> tuple[Carry, Counted]:
+            place, ahead = inputs
             number = (first + place[0]) * per_eval + place[1]
             event = event_at(tables.ticks, row, number, place, facts=program.facts)
-            state, info = lane.step(carry.state, event, ahead, num_ticks)
+            given = () if ahead is None else (ahead,)
+            if num_ticks is None:
+                state, info = lane.step(carry.state, event, *given)
+            else:  # Ticks that pad a lane change nothing and count nothing.
+                state, info = learn_if(number < num_ticks, lane.step, carry.state, event)
             counts, realised = _counts_of(info)
             if lane.live is not None:
                 realised |= realised_of(state, info.event)
@@ -384,29 +401,20 @@ def _advance(
             return Carry(state, versions), (counts, realised)
 
         # An evaluation: the ticks before it, and the metrics of the model after them.
-        def take_ticks(carry: Carry, number: types.Array, begin: Any, length: int) -> Any:
+        def take_ticks(
+            carry: Carry, number: types.Array, begin: types.Array | int, length: int
+        ) -> tuple[Carry, Counted]:
             places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
-            if not differs:
+            if num_ticks is None or not differs:
                 return targets.scan(tick, carry, (places, lane.draw_ahead(carry.state, length)))
-            # First the ticks of all lanes, without a copy of their states; then, until the last
-            # lane ends, those of some, where the states of the others are selected.
             left = jnp.clip(num_ticks - (first + number) * per_eval - begin, 0, length)
-            shortest, longest = jax.lax.pmin(left, LANE_AXIS), jax.lax.pmax(left, LANE_AXIS)
-
-            def take(i: types.Array, both: Any, **last: Any) -> Any:
-                carry, found = tick(both[0], ((number, begin + i), None), **last)
-                return carry, jax.tree.map(lambda all, one: all.at[i].set(one), both[1], found)
-
-            found = jax.eval_shape(tick, carry, ((number, places[1][0]), None))[1]
-            found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
-            both = jax.lax.fori_loop(0, shortest, partial(take, num_ticks=None), (carry, found))
-            return jax.lax.fori_loop(shortest, longest, take, both)
+            return _scan_unevenly(tick, carry, lambda i: (number, begin + i), left, length)
 
         def observe(carry: Carry, number: types.Array, counted: Collection[str] = ()) -> Observed:
             held = tables.held and look_up(tables.held.holders, (row, number))
             return _observe(program, lane, carry, held, counted)
 
-        def evaluation(carry: Carry, number: types.Array) -> Any:
+        def evaluation(carry: Carry, number: types.Array) -> tuple[Carry, Evaluated]:
             carry, (counts, realised) = take_ticks(carry, number, 0, per_eval)
             return carry, (observe(carry, number, counts), {**_summed(counts), **realised})
 
@@ -415,23 +423,20 @@ def _advance(
 
         # A stretch of ticks: block by block, with counts that add up until the
         # evaluation.
-        def block(i: types.Array, both: tuple[Carry, Any]) -> tuple[Carry, Any]:
+        def block(i: types.Array, both: tuple[Carry, Any]) -> tuple[Carry, Totals]:
             carry, totals = both
             begin = i * program.block
             carry, (counts, realised) = take_ticks(carry, jnp.int32(0), begin, program.block)
-            sums = {
+            after = {
                 name: jax.tree.map(jnp.add, totals[name], count)
                 for name, count in _summed(counts).items()
             }
-            pieces = {
-                name: jax.lax.dynamic_update_slice_in_dim(totals[name], piece, begin, axis=0)
-                for name, piece in realised.items()
-            }
-            return carry, {**sums, **pieces}
+            for name, piece in realised.items():
+                after[name] = jax.lax.dynamic_update_slice_in_dim(totals[name], piece, begin, 0)
+            return carry, after
 
         # The bounds are no part of the program, so stretches of all lengths share one.
-        shapes = jax.eval_shape(lambda carry: evaluation(carry, jnp.int32(0))[1], carry)
-        nothing, infos = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        nothing, infos = zeros_of(lambda carry: evaluation(carry, jnp.int32(0))[1], carry)
         begin, end = place[1] // program.block, place[2] // program.block
         carry, infos = jax.lax.fori_loop(begin, end, block, (carry, infos))
         observed = jax.lax.cond(
@@ -448,7 +453,31 @@ def _advance(
     return _over_lanes(advance_or_wait, program, lanes, tables=both, varying=(carries, is_running))
 
 
-def _counts_of(info: Any) -> tuple[dict[str, types.Array], dict[str, types.Array]]:
+def _scan_unevenly(
+    tick: Callable[..., tuple[Carry, Counted]],
+    carry: Carry,
+    place_of: Callable[[types.Array], tuple[types.Array, types.Array]],
+    left: types.Array,
+    length: int,
+) -> tuple[Carry, Counted]:
+    """Scan `length` ticks of batched lanes, of which each has only so many left.
+
+    First the ticks of all lanes, without a copy of their states; then, until the last lane ends,
+    those of some, where the states of the others are selected.
+    """
+    shortest, longest = jax.lax.pmin(left, LANE_AXIS), jax.lax.pmax(left, LANE_AXIS)
+
+    def take(i: types.Array, both: tuple[Carry, Counted], **last: None) -> tuple[Carry, Counted]:
+        carry, found = tick(both[0], (place_of(i), None), **last)
+        return carry, jax.tree.map(lambda all, one: all.at[i].set(one), both[1], found)
+
+    found = jax.eval_shape(lambda: tick(carry, (place_of(jnp.int32(0)), None))[1])
+    found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
+    both = jax.lax.fori_loop(0, shortest, partial(take, num_ticks=None), (carry, found))
+    return jax.lax.fori_loop(shortest, longest, take, both)
+
+
+def _counts_of(info: types.Work) -> Counted:
     """Split an `Info` into numbers, by name, and who took part if the step has changed that."""
     counts = info._asdict()
     event = counts.get("event")
@@ -459,23 +488,21 @@ def _counts_of(info: Any) -> tuple[dict[str, types.Array], dict[str, types.Array
         del counts["seen"]  # of live clocks
     if not isinstance(event, types.Event) or event.facts.is_scheduled:
         return counts, {}
-    return counts, {
-        f"{events.HAPPENED}{name}": getattr(event, name) for name in ("clients", "steps", "weight")
-    }
+    names = ("clients", "steps", "weight")
+    return counts, {f"{events.HAPPENED}{name}": getattr(event, name) for name in names}
 
 
-def _summed(counts: dict[str, types.Array]) -> dict[str, types.Array | Limbs]:
+def _summed(counts: dict[str, types.Array]) -> Totals:
     """Sum the counts of ticks, each `[ticks]`. Whole numbers of 32 bits become `Limbs`."""
-
-    def total(count: types.Array) -> types.Array | Limbs:
-        if count.dtype.kind not in "biu" or count.dtype.itemsize > 4:
-            return count.sum(axis=0)
-        count = count.astype("int32")
-        most = 2**LIMB_BITS - 1
-        limbs = count & most, (count >> LIMB_BITS) & most, count >> 2 * LIMB_BITS
-        return Limbs(*(limb.sum(axis=0) for limb in limbs))
-
-    return {name: total(count) for name, count in counts.items()}
+    sums: Totals = {}
+    for name, count in counts.items():
+        if count.dtype.kind in "biu" and count.dtype.itemsize <= 4:
+            count, most = count.astype("int32"), 2**LIMB_BITS - 1
+            limbs = count & most, (count >> LIMB_BITS) & most, count >> 2 * LIMB_BITS
+            sums[name] = Limbs(*(limb.sum(axis=0) for limb in limbs))
+        else:
+            sums[name] = count.sum(axis=0)
+    return sums
 
 
 @partial(jax.jit, static_argnums=0)
@@ -511,13 +538,13 @@ def _observe(
 
 
 def _over_lanes(
-    run: Callable[..., Any],
+    run: Callable[..., ResultT],
     program: Program,
     lanes: Lanes,
     *,
     tables: Any = None,
-    varying: Any = (),
-) -> Any:
+    varying: tuple = (),
+) -> ResultT:
     """Call `run(lane, row, tables, *varying)` for every lane.
 
     Args:
@@ -529,8 +556,8 @@ def _over_lanes(
       varying: Leaves `[L, ...]`.
     """
 
-    def on_device(lanes: Lanes, tables: Any, varying: Any) -> Any:
-        def lane(inputs: Any) -> Any:
+    def on_device(lanes: Lanes, tables: Any, varying: tuple) -> ResultT:
+        def lane(inputs: tuple) -> ResultT:
             (seed, row, problem_leaves), (hyper_leaves, varying) = inputs
             problem = lanes.problem.of_lane(problem_leaves)
             hyper = lanes.hyper.of_lane(hyper_leaves)
