@@ -160,7 +160,7 @@ def _jvp(
 
 def _transpose(
     slopes: Sequence[Any], *args: Any, transpose: Flat, num_kept: int, **params: Any
-) -> list[Array]:
+) -> list[Array | None]:
     """Run the given transpose as part of the backward pass, as `jax.custom_vjp` does."""
     kept, given = list(args[:num_kept]), args[num_kept:]
     if all(type(slope) is ad.Zero for slope in slopes):
@@ -173,9 +173,12 @@ def _transpose(
                 f"a transpose returned {jax.typeof(of_tangent)} for a tangent that is {expected}"
             )
     # Tangents that are known here are zeros that JAX has put in for inputs without a derivative.
-    return [None] * num_kept + [
-        of_tangent if ad.is_undefined_primal(tangent) else None
-        for of_tangent, tangent in zip(found, given, strict=True)
+    return [
+        *(None for _ in kept),
+        *(
+            of_tangent if ad.is_undefined_primal(tangent) else None
+            for of_tangent, tangent in zip(found, given, strict=True)
+        ),
     ]
 
 

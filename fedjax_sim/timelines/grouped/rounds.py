@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, OneOf, checked, shape
+from fedjax_sim.core.checking import Above0, Count, Limit, OneOf, checked, shape
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines.delays.devices import close, draw_devices, finish_work
@@ -214,9 +214,10 @@ def group_work(
     return jax.lax.scan(next_round, start, (numbers, syncs, exchanges))[1]
 
 
+@checked
 def aggregation_weights(
     shares: Annotated[Array, shape("M", "U M")],
-    steps: Annotated[Array, shape("U M")],
+    steps: Annotated[Array, shape("U M"), Limit(least=1)],
     aggregation: Annotated[str, OneOf(AGGREGATIONS)],
 ) -> Array:
     """Compute the weights of the groups' progress in every round.
