@@ -20,25 +20,31 @@ JAX's own `jax.custom_derivatives.linear_call` does the same, but not under `vma
 
 import contextvars
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
+from jax import Array
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-Flat = Callable[[list[Any], list[Any]], list[Any]]
+In = TypeVar("In")
+Out = TypeVar("Out")
+Kept = TypeVar("Kept")
+Shapes = Sequence[tuple[tuple[int, ...], np.dtype]]
+Flat = Callable[[list[Array], list[Array]], list[Array]]
 """A function of the residuals' leaves and of the leaves in which it is linear."""
 
 
 def linear_with_transpose(
-    fun: Callable[[Any, Any], Any],
-    transpose: Callable[[Any, Any], Any],
-    residuals: Any,
-    tangents: Any,
+    fun: Callable[[Kept, In], Out],
+    transpose: Callable[[Kept, Out], In],
+    residuals: Kept,
+    tangents: In,
     *,
-    like: Any,
-) -> Any:
-    """Compute `fun(residuals, tangents)`, whose transpose in the tangents is given.
+    like: Out,
+) -> Out:
+    """Compute `fun(residuals, tangents)` with a given transpose in the tangents.
 
     Works under `jit`, `vmap`, `scan`, `jax.checkpoint` and further derivatives. Reverse mode never
     traces `fun`, and forward mode never traces `transpose`. The functions must not use traced
@@ -62,10 +68,10 @@ def linear_with_transpose(
     kept, given = jax.tree.leaves(residuals), jax.tree.leaves(tangents)
     fun = _as_now(fun)
 
-    def flat_fun(kept: list[Any], given: list[Any]) -> list[Any]:
+    def flat_fun(kept: list[Array], given: list[Array]) -> list[Array]:
         return out_tree.flatten_up_to(fun(kept_tree.unflatten(kept), given_tree.unflatten(given)))
 
-    def flat_transpose(kept: list[Any], slopes: list[Any]) -> list[Any]:
+    def flat_transpose(kept: list[Array], slopes: list[Array]) -> list[Array]:
         found = transpose(kept_tree.unflatten(kept), out_tree.unflatten(slopes))
         return given_tree.flatten_up_to(found)
 
@@ -81,11 +87,11 @@ def linear_with_transpose(
 
 
 def bilinear_jvp(
-    fun: Callable[[Any, Any], Any],
-    backward: Callable[[Any, Any], tuple[Any, Any]],
-    inputs: tuple[Any, Any],
-    tangents: tuple[Any, Any],
-) -> tuple[Any, Any]:
+    fun: Callable[[Array, Array], Array],
+    backward: Callable[[tuple[Array, Array], Array], tuple[Array, Array]],
+    inputs: tuple[Array, Array],
+    tangents: tuple[Array, Array],
+) -> tuple[Array, Array]:
     """Differentiate a function that is linear in each of its two arguments.
 
     Args:
@@ -99,40 +105,42 @@ def bilinear_jvp(
       The result and its tangent, as a rule of `jax.custom_jvp` returns them.
     """
 
-    def forward(inputs: tuple[Any, Any], tangents: tuple[Any, Any]) -> Any:
+    def forward(inputs: tuple[Array, Array], tangents: tuple[Array, Array]) -> Array:
         return fun(tangents[0], inputs[1]) + fun(inputs[0], tangents[1])
 
     out = fun(*inputs)
     return out, linear_with_transpose(forward, backward, inputs, tangents, like=out)
 
 
-def _as_now(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _as_now(fun: Callable[[Kept, In], Out]) -> Callable[[Kept, In], Out]:
     """Return a function that runs with the settings of now even if it is traced later."""
     context = contextvars.copy_context()
     config: Any = jax.config
     precision, is_wide = config.jax_default_matmul_precision, config.jax_enable_x64
 
-    def run(residuals: Any, tangents: Any) -> Any:
+    def run(residuals: Kept, tangents: In) -> Out:
         with jax.default_matmul_precision(precision), jax.enable_x64(is_wide):
             return context.copy().run(fun, residuals, tangents)
 
     return run
 
 
-def _compute(*args: Any, fun: Flat, transpose: Flat, shapes: Any, num_kept: int) -> list[Any]:
+def _compute(
+    *args: Array, fun: Flat, transpose: Flat, shapes: Shapes, num_kept: int
+) -> list[Array]:
     return fun(list(args[:num_kept]), list(args[num_kept:]))
 
 
-def _shapes_of(*args: Any, shapes: Sequence[tuple[Any, Any]], **params: Any) -> list[Any]:
+def _shapes_of(*args: Array, shapes: Shapes, **params: Any) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(shape, dtype) for shape, dtype in shapes]
 
 
 def _jvp(
-    args: Sequence[Any], dots: Sequence[Any], *, fun: Flat, num_kept: int, **params: Any
-) -> tuple[list[Any], list[Any]]:
+    args: Sequence[Array], dots: Sequence[Any], *, fun: Flat, num_kept: int, **params: Any
+) -> tuple[list[Array], list[Array]]:
     """Differentiate in both: by the same function in the tangents, by JAX in the residuals."""
 
-    def apply(*args: Any) -> list[Any]:
+    def apply(*args: Array) -> list[Array]:
         return _linear.bind(*args, fun=fun, num_kept=num_kept, **params)
 
     kept, given = list(args[:num_kept]), list(args[num_kept:])
@@ -142,7 +150,7 @@ def _jvp(
         parts.append(apply(*kept, *map(ad.instantiate_zeros, dots[num_kept:])))
     if moved:
 
-        def of_moved(*values: Any) -> list[Any]:
+        def of_moved(*values: Array) -> list[Array]:
             replaced = dict(zip(moved, values, strict=True))
             return fun([replaced.get(i, each) for i, each in enumerate(kept)], given)
 
@@ -152,7 +160,7 @@ def _jvp(
 
 def _transpose(
     slopes: Sequence[Any], *args: Any, transpose: Flat, num_kept: int, **params: Any
-) -> list[Any]:
+) -> list[Array | None]:
     """Run the given transpose as part of the backward pass, as `jax.custom_vjp` does."""
     kept, given = list(args[:num_kept]), args[num_kept:]
     if all(type(slope) is ad.Zero for slope in slopes):
@@ -165,27 +173,30 @@ def _transpose(
                 f"a transpose returned {jax.typeof(of_tangent)} for a tangent that is {expected}"
             )
     # Tangents that are known here are zeros that JAX has put in for inputs without a derivative.
-    return [None] * num_kept + [
-        of_tangent if ad.is_undefined_primal(tangent) else None
-        for of_tangent, tangent in zip(found, given, strict=True)
+    return [
+        *(None for _ in kept),
+        *(
+            of_tangent if ad.is_undefined_primal(tangent) else None
+            for of_tangent, tangent in zip(found, given, strict=True)
+        ),
     ]
 
 
 def _batch(
-    args: Sequence[Any],
+    args: Sequence[Array],
     dims: Sequence[int | None],
     *,
     fun: Flat,
     transpose: Flat,
-    shapes: Sequence[tuple[Any, Any]],
+    shapes: Shapes,
     num_kept: int,
-) -> tuple[list[Any], list[int]]:
+) -> tuple[list[Array], list[int]]:
     """Map both functions. The cotangent of a tangent that is not mapped is summed up."""
     size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
     of_kept, of_given = list(dims[:num_kept]), list(dims[num_kept:])
     back = jax.vmap(transpose, in_axes=(of_kept, 0), out_axes=[dim or 0 for dim in of_given])
 
-    def summed(kept: list[Any], slopes: list[Any]) -> list[Any]:
+    def summed(kept: list[Array], slopes: list[Array]) -> list[Array]:
         return [
             each.sum(0) if dim is None else each
             for each, dim in zip(back(kept, slopes), of_given, strict=True)

@@ -1,16 +1,16 @@
 """The server's use of reports.
 
-`aggregation` averages models, `rules` and `attacks` are parts that `robustness` puts together,
-`reports` decodes clients' messages and makes their sum private
-(`report_settings` says how, and counts their bits),
-`steps` moves the server's model along their progress, `versions` keeps old server models for
-clients that still work from them, `staleness` and `buffer` weight stale updates, `edges` are local
+`aggregation` averages models and moves the server's model along clients' progress, `rules` and
+`attacks` are parts that `robustness` puts together, `reports` decodes clients' messages and makes
+their sum private (`report_settings` says how, and counts their bits), `versions` keeps old server
+models for clients that still work from them, `staleness` weights stale updates, `edges` are local
 servers between clients and the global one, and `memories` and `approximation` belong to expectation
 maximisation. What a single system needs is in its folder (`systems.fedopt`, `systems.langevin`).
 All of it runs inside the compiled program, except for the weights, which depend on the schedule
 alone and are part of the timeline.
 """
 
+from fedjax_sim.server.aggregation import ServerStep as ServerStep
 from fedjax_sim.server.aggregation import expand as expand
 from fedjax_sim.server.aggregation import keep_if_empty as keep_if_empty
 from fedjax_sim.server.aggregation import mean_of as mean_of
@@ -19,9 +19,6 @@ from fedjax_sim.server.aggregation import weighted_sum as weighted_sum
 from fedjax_sim.server.approximation import Approximation as Approximation
 from fedjax_sim.server.approximation import broadcast_bits as broadcast_bits
 from fedjax_sim.server.approximation import keep_random as keep_random
-from fedjax_sim.server.buffer import WeightedArrivals as WeightedArrivals
-from fedjax_sim.server.buffer import schedule_stale_arrivals as schedule_stale_arrivals
-from fedjax_sim.server.buffer import weigh_arrivals as weigh_arrivals
 from fedjax_sim.server.edges import EdgeMessages as EdgeMessages
 from fedjax_sim.server.edges import EdgeTraining as EdgeTraining
 from fedjax_sim.server.edges import EdgeWork as EdgeWork
@@ -51,8 +48,10 @@ from fedjax_sim.server.robustness import check_edges as check_edges
 from fedjax_sim.server.robustness import check_numbers as check_numbers
 from fedjax_sim.server.robustness import combination_of as combination_of
 from fedjax_sim.server.staleness import StalenessWeights as StalenessWeights
+from fedjax_sim.server.staleness import WeightedArrivals as WeightedArrivals
+from fedjax_sim.server.staleness import schedule_stale_arrivals as schedule_stale_arrivals
 from fedjax_sim.server.staleness import staleness_weights as staleness_weights
-from fedjax_sim.server.steps import ServerStep as ServerStep
+from fedjax_sim.server.staleness import weigh_arrivals as weigh_arrivals
 from fedjax_sim.server.versions import Versioned as Versioned
 from fedjax_sim.server.versions import first_version as first_version
 from fedjax_sim.server.versions import next_version as next_version

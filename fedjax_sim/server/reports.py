@@ -19,7 +19,7 @@ switched on costs nothing and changes no bit.
   (`server.privacy.local`). With error feedback Delta_i is that noisy progress, so that the
   estimates are made of what was sent.
 - Private by the schedule: the same with noise that needs no sampling and may be correlated over
-  ticks (`fedjax_sim.server.privacy.correlated`).
+  ticks (`fedjax_sim.server.privacy.participation`).
 - Malicious clients forge their progress, and the server makes a centre of what it hears by a rule
   (`fedjax_sim.server.robustness`, which has the order of all parts).
 

@@ -7,7 +7,7 @@ The weights are those of Algorithm 1 and Eq. 8, and the rules that the paper com
 Staleness depends on the schedule alone, never on a model, so averages and weights of all ticks are
 computed together. When its buffer is full the server first notes the staleness of all updates in
 it, in slot order, and then reads the averages: several updates of one client in one buffer share
-an average.
+an average. FedBuff, FedStaleWeight and FedAsync inherit the settings and use the schedule.
 
 Dimension letters: `T` ticks, `S` slots (the buffer size), `A` arrivals.
 """
@@ -17,9 +17,19 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, OneOf, Probability, shape
-from fedjax_sim.core.settings import Checked, setting, struct
-from fedjax_sim.core.types import Array
+from fedjax_sim.core.checking import (
+    Above0,
+    AtLeast0,
+    Count,
+    Limit,
+    OneOf,
+    Probability,
+    checked,
+    shape,
+)
+from fedjax_sim.core.settings import Checked, group, setting, struct
+from fedjax_sim.core.types import Array, Key, Timeline
+from fedjax_sim.timelines import Arrivals, schedule_arrivals
 
 AVERAGED = ("eq8", "alg1", "code")
 """Weightings that use a client's average staleness."""
@@ -101,9 +111,10 @@ class StalenessWeights(Checked):
     )
 
 
+@checked
 def staleness_weights(
     clients: Annotated[Array, shape("T S")],
-    staleness: Annotated[Array, shape("T S")],
+    staleness: Annotated[Array, shape("T S"), Limit(least=0)],
     settings: Any,
     *,
     num_clients: Count,
@@ -227,3 +238,53 @@ def _double(k: Array, run: tuple[Array, ...]) -> tuple[Array, ...]:
         place,
         first,
     )
+
+
+@struct
+class WeightedArrivals(Arrivals):
+    """Settings of arrivals that are weighted by staleness.
+
+    They are inherited by the settings of FedBuff, for example.
+
+        weights = StalenessWeights(rule="exponential", base=0.9)
+        hyper = WeightedArrivals(num_clients=8, buffer_size=3, staleness=weights)
+    """
+
+    staleness: StalenessWeights = group(StalenessWeights(), "weights of the updates in a buffer")
+
+
+def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: Count) -> Timeline:
+    """Schedule buffered arrivals, with weights from their clients' staleness.
+
+    Args:
+      num_ticks: Number of ticks, T.
+
+    Returns:
+      The schedule.
+    """
+    schedule = schedule_arrivals(key, hyper, num_ticks)
+    staleness = jnp.arange(num_ticks)[:, None] - schedule.version
+    return schedule._replace(weight=weigh_arrivals(hyper, schedule.clients, staleness))
+
+
+@checked
+def weigh_arrivals(
+    hyper: WeightedArrivals,
+    clients: Annotated[Array, shape("T S")],
+    staleness: Annotated[Array, shape("T S"), Limit(least=0)],
+) -> Array:
+    """Weight buffered arrivals by their staleness, as `staleness_weights` does.
+
+        halved = StalenessWeights(rule="exponential", base=0.5)
+        hyper = WeightedArrivals(num_clients=8, buffer_size=2, staleness=halved)
+        weight = weigh_arrivals(hyper, jnp.array([[0, 1]]), jnp.array([[0, 1]]))
+        assert jnp.allclose(weight, jnp.array([[2 / 3, 1 / 3]]))  # 1 and 0.5, to sum 1
+
+    Args:
+      clients: `i32[T, S]`, none empty, slots in order of arrival.
+      staleness: `i32[T, S]`, in server versions.
+
+    Returns:
+      `f[T, S]`.
+    """
+    return staleness_weights(clients, staleness, hyper.staleness, num_clients=hyper.num_clients)

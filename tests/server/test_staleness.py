@@ -341,3 +341,21 @@ def test_a_batch_of_lanes_equals_lanes_alone(rule: dict[str, str]) -> None:
     ]
     np.testing.assert_allclose(together, alone, **EXACT)
     assert together.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        *(({"num_clients": value}, "num_clients") for value in (0, -1, 1.5, float("nan"))),
+        ({"staleness": [[0, -1]]}, "staleness"),
+        ({"staleness": [[0.0, float("nan")]]}, "staleness"),
+        ({"staleness": [[0]]}, "staleness"),
+        ({"clients": [0, 1], "staleness": [0, 1]}, "clients"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(changes: dict[str, Any], name: str) -> None:
+    """Values that would give wrong weights in silence are refused by name."""
+    values = {"clients": [[0, 1]], "staleness": [[0, 3]], "num_clients": 2} | changes
+    arrays = (jax.numpy.asarray(values[each]) for each in ("clients", "staleness"))
+    with pytest.raises(ConfigError, match=f"^{name} is"):
+        staleness_weights(*arrays, StalenessWeights(), num_clients=values["num_clients"])

@@ -22,8 +22,6 @@ follows from a seed that both sides know, and costs no bits.
 from fedjax_sim.kernels.rounding import luq as luq
 from fedjax_sim.server.compression.base import Compressor as Compressor
 from fedjax_sim.server.compression.base import Identity as Identity
-from fedjax_sim.server.compression.biased import ScaledSign as ScaledSign
-from fedjax_sim.server.compression.biased import TopK as TopK
 from fedjax_sim.server.compression.grids import BlockQuantization as BlockQuantization
 from fedjax_sim.server.compression.grids import Dithering as Dithering
 from fedjax_sim.server.compression.grids import Luq as Luq
@@ -32,3 +30,5 @@ from fedjax_sim.server.compression.messages import COMPRESSORS as COMPRESSORS
 from fedjax_sim.server.compression.messages import parse_compressor as parse_compressor
 from fedjax_sim.server.compression.sparse import RandK as RandK
 from fedjax_sim.server.compression.sparse import RandSparsification as RandSparsification
+from fedjax_sim.server.compression.sparse import ScaledSign as ScaledSign
+from fedjax_sim.server.compression.sparse import TopK as TopK

@@ -12,10 +12,10 @@ from fedjax_sim.core.checking import checked
 from fedjax_sim.core.settings import Checked, ConfigError, Named, parse_kind, setting, struct
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Event, Key, Params, full_precision_bits
-from fedjax_sim.server.compression import biased, grids, sparse
+from fedjax_sim.server.compression import grids, sparse
 from fedjax_sim.server.compression.base import Compressor, Identity
 
-_KINDS = Identity, *grids.KINDS, *sparse.KINDS, grids.Luq, *biased.KINDS
+_KINDS = Identity, *grids.KINDS, *sparse.KINDS, grids.Luq, *sparse.BIASED
 COMPRESSORS: Named[type[Compressor]] = Named.of(
     "compressor", *_KINDS, example="block:norm=2:block=4"
 )

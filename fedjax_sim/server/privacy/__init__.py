@@ -44,10 +44,6 @@ from fedjax_sim.server.privacy.accounting import find_noise as find_noise
 from fedjax_sim.server.privacy.auditing import Audit as Audit
 from fedjax_sim.server.privacy.auditing import audit_canaries as audit_canaries
 from fedjax_sim.server.privacy.auditing import one_run_bound as one_run_bound
-from fedjax_sim.server.privacy.correlated import gaussian_epsilon as gaussian_epsilon
-from fedjax_sim.server.privacy.correlated import sensitivities as sensitivities
-from fedjax_sim.server.privacy.correlated import separated_sensitivity as separated_sensitivity
-from fedjax_sim.server.privacy.correlated import square_root_bands as square_root_bands
 from fedjax_sim.server.privacy.kinds import PRIVACY as PRIVACY
 from fedjax_sim.server.privacy.kinds import AdaptiveClipping as AdaptiveClipping
 from fedjax_sim.server.privacy.kinds import Clipping as Clipping
@@ -68,6 +64,10 @@ from fedjax_sim.server.privacy.local import local_epsilon as local_epsilon
 from fedjax_sim.server.privacy.local import parse_local_privacy as parse_local_privacy
 from fedjax_sim.server.privacy.local import privatise as privatise
 from fedjax_sim.server.privacy.participation import Participations as Participations
+from fedjax_sim.server.privacy.participation import gaussian_epsilon as gaussian_epsilon
 from fedjax_sim.server.privacy.participation import most_participations as most_participations
 from fedjax_sim.server.privacy.participation import most_sent as most_sent
 from fedjax_sim.server.privacy.participation import participations_of as participations_of
+from fedjax_sim.server.privacy.participation import sensitivities as sensitivities
+from fedjax_sim.server.privacy.participation import separated_sensitivity as separated_sensitivity
+from fedjax_sim.server.privacy.participation import square_root_bands as square_root_bands

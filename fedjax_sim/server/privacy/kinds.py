@@ -160,7 +160,7 @@ class CorrelatedNoise(Privacy):
     """Updates are clipped to a fixed norm, and the noises of ticks may be correlated.
 
     The noise is accounted for by the schedule, without sampling, so that asynchronous servers can
-    have it too. `fedjax_sim.server.privacy.correlated` says how, and has the papers.
+    have it too. `fedjax_sim.server.privacy.participation` says how, and has the papers.
 
         correlated = CorrelatedNoise(clip=0.1, noise=4.0, bands=8)
         hyper = fedjax_sim.SYSTEMS["fedbuff"].Hyper(privacy=correlated)

@@ -50,6 +50,7 @@ from fedjax_sim.server.rules.base import Rule as Rule
 from fedjax_sim.server.rules.bucketing import Bucketing as Bucketing
 from fedjax_sim.server.rules.catalogue import RULES as RULES
 from fedjax_sim.server.rules.catalogue import OneOf as OneOf
+from fedjax_sim.server.rules.catalogue import SecureSum as SecureSum
 from fedjax_sim.server.rules.catalogue import parse_rule as parse_rule
 from fedjax_sim.server.rules.catalogue import rules_of_one_program as rules_of_one_program
 from fedjax_sim.server.rules.centres import CentredClipping as CentredClipping
@@ -61,5 +62,4 @@ from fedjax_sim.server.rules.coordinates import TrimmedMean as TrimmedMean
 from fedjax_sim.server.rules.distances import Bulyan as Bulyan
 from fedjax_sim.server.rules.distances import Krum as Krum
 from fedjax_sim.server.rules.distances import MultiKrum as MultiKrum
-from fedjax_sim.server.rules.secure import SecureSum as SecureSum
 from fedjax_sim.server.rules.trust import FLTrust as FLTrust

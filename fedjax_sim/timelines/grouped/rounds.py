@@ -222,7 +222,7 @@ def group_work(
 @checked
 def aggregation_weights(
     shares: Annotated[Array, shape("M", "U M"), Limit(least=0)],
-    steps: Annotated[Array, shape("U M"), Limit(least=0)],
+    steps: Annotated[Array, shape("U M"), Limit(least=1)],
     aggregation: Annotated[str, OneOf(AGGREGATIONS)],
 ) -> Array:
     """Compute the weights of the groups' progress in every round.
