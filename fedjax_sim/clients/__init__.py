@@ -2,7 +2,7 @@
 
 `gradient_steps` runs optimizer steps on `mini_batches`, by `local_settings`, for every system that
 sends models; `packing` lays clients' steps end to end. `base_optimizers` has optimizers with
-statistics of the server's, `whole_gradients` computes gradients at one model, `personal` splits and
+statistics of the server's, `mini_batches` computes gradients, `personal` splits and
 evaluates clients' own models, and `rows` reads and writes arrays over clients. `e_steps` computes
 expected statistics, for the systems of expectation maximisation. `langevin_noise` has optax
 transformations that turn gradient steps into Langevin steps, with momentum or a preconditioner. All
@@ -33,8 +33,12 @@ from fedjax_sim.clients.local_settings import LastingTraining as LastingTraining
 from fedjax_sim.clients.local_settings import LocalTraining as LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient as BatchGradient
 from fedjax_sim.clients.mini_batches import LossGradient as LossGradient
+from fedjax_sim.clients.mini_batches import WholeGradients as WholeGradients
 from fedjax_sim.clients.mini_batches import batch_gradient as batch_gradient
 from fedjax_sim.clients.mini_batches import batch_loss as batch_loss
+from fedjax_sim.clients.mini_batches import check_exact as check_exact
+from fedjax_sim.clients.mini_batches import gradients_at as gradients_at
+from fedjax_sim.clients.mini_batches import whole_gradient as whole_gradient
 from fedjax_sim.clients.personal import PersonalLeaves as PersonalLeaves
 from fedjax_sim.clients.personal import personal_metrics as personal_metrics
 from fedjax_sim.clients.rows import read_clients as read_clients
@@ -42,7 +46,3 @@ from fedjax_sim.clients.rows import read_rows as read_rows
 from fedjax_sim.clients.rows import write_clients as write_clients
 from fedjax_sim.clients.seen_losses import losses_of as losses_of
 from fedjax_sim.clients.seen_losses import seeing_losses as seeing_losses
-from fedjax_sim.clients.whole_gradients import WholeGradients as WholeGradients
-from fedjax_sim.clients.whole_gradients import check_exact as check_exact
-from fedjax_sim.clients.whole_gradients import gradients_at as gradients_at
-from fedjax_sim.clients.whole_gradients import whole_gradient as whole_gradient

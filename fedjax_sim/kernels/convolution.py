@@ -44,9 +44,13 @@ from jax import Array, lax
 
 from fedjax_sim.core import targets
 from fedjax_sim.kernels import linear
-from fedjax_sim.kernels.blocks import backward_in_blocks, largest_block, map_blocks
+from fedjax_sim.kernels.winograd import (
+    backward_in_blocks,
+    largest_block,
+    map_blocks,
+    saves_products,
+)
 from fedjax_sim.kernels.winograd import convolve as convolve_3x3
-from fedjax_sim.kernels.winograd import saves_products
 
 Convolution = Callable[..., Array]
 """A function with the arguments and the result of `lax.conv_general_dilated`."""

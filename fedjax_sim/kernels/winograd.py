@@ -11,13 +11,15 @@ compiled as one batched product, and each transformation of tiles, which comes o
 so that this is fast inside a loop too. Outputs differ from those of a direct convolution by
 rounding, in 32 bits typically by a few times 1e-6 of the largest one.
 
-Letters: `B` images; `H`, `W` height and width; `C` input and `F` output channels; `h`, `w` tiles
-along the height and the width.
+Images are computed in blocks, one after the other, so that each fits into a cache.
+
+Letters: `B` images, `b` of a block, a divisor of `B`; `H`, `W` height and width; `C` input and `F`
+output channels; `h`, `w` tiles along the height and the width.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -25,7 +27,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedjax_sim.kernels import blocks
 from fedjax_sim.kernels.linear import bilinear_jvp
 
 Pair = tuple[Array, Array]
@@ -86,7 +87,7 @@ def convolve(x: Array, kernel: Array, precision: lax.PrecisionLike = None) -> Ar
         products = _multiply(_tiles_of(x), places, (4, 1), precision)
         return _lay(_transform(_OF_OUTPUTS, products))[:, : x.shape[1] - 2, : x.shape[2] - 2]
 
-    return blocks.map_blocks(outputs, x, _images_at_once(x, kernel))
+    return map_blocks(outputs, x, _images_at_once(x, kernel))
 
 
 @convolve.defjvp
@@ -113,7 +114,7 @@ def _backward(precision: lax.PrecisionLike, saved: Pair, slope: Array) -> Pair:
         return of_x[:, : x.shape[1], : x.shape[2]], of_places
 
     few = _images_at_once(x, kernel)
-    of_x, of_places = blocks.backward_in_blocks(of_both, x, slope, few, like=places)
+    of_x, of_places = backward_in_blocks(of_both, x, slope, few, like=places)
     return of_x, _transform(_OF_KERNEL.T, of_places).reshape(kernel.shape)
 
 
@@ -124,7 +125,7 @@ def _images_at_once(x: Array, kernel: Array) -> int:
     each = TILE**2 * tiles * sum(kernel.shape[2:]) * x.dtype.itemsize
     if num * each <= SPLIT_ABOVE:
         return num
-    return blocks.largest_block(num, each, BLOCK_BYTES)
+    return largest_block(num, each, BLOCK_BYTES)
 
 
 def _tiles_of(x: Array) -> Array:
@@ -203,3 +204,51 @@ def _take_up(y: Array) -> Array:
     return rows.transpose(2, 4, 0, 1, 3, 5).reshape(
         STEP * STEP, num, height // STEP, width // STEP, features
     )
+
+
+def largest_block(num: int, bytes_each: int, most_bytes: int) -> int:
+    """Find the largest equal blocks of images with at most some bytes, 1 image if all have more."""
+    divisors = (few for few in range(1, num + 1) if num % few == 0)
+    return max(few for few in divisors if few == 1 or few * bytes_each <= most_bytes)
+
+
+def map_blocks(fun: Callable[[Array], Array], x: Array, few: int) -> Array:
+    """Apply a function of images to blocks of `few` of them; all at once if these are all."""
+    if few == x.shape[0]:
+        return fun(x)
+    y = lax.map(fun, x.reshape(-1, few, *x.shape[1:]))
+    return y.reshape(-1, *y.shape[2:])
+
+
+def backward_in_blocks(
+    fun: Callable[[Array, Array], tuple[Array, Array]],
+    x: Array,
+    slope: Array,
+    few: int,
+    like: Array | jax.ShapeDtypeStruct,
+) -> tuple[Array, Array]:
+    """Compute the cotangents of images, and of a kernel that all images share, in blocks.
+
+    Args:
+      fun: From images `[b, ...]` and the cotangents of their outputs to those of the images, and
+        to the block's part of that of the kernel.
+      x: Images `[B, ...]`.
+      slope: Cotangents of their outputs `[B, ...]`.
+      few: b.
+      like: An array, or its shape and dtype, that the cotangent of the kernel is like.
+
+    Returns:
+      The cotangents of the images and of the kernel.
+    """
+    if few == x.shape[0]:
+        return fun(x, slope)
+
+    def add_block(total: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
+        of_x, of_kernel = fun(*block)
+        return total + of_kernel.astype(total.dtype), of_x
+
+    blocks = (x.reshape(-1, few, *x.shape[1:]), slope.reshape(-1, few, *slope.shape[1:]))
+    # Sums over many blocks are kept in at least 32 bits.
+    wide_type = jnp.promote_types(jnp.result_type(x, slope), "float32")
+    of_kernel, of_x = lax.scan(add_block, jnp.zeros(like.shape, wide_type), blocks)
+    return of_x.reshape(x.shape), of_kernel.astype(like.dtype)

@@ -4,8 +4,7 @@
 `attacks` are parts that `robustness` puts together, `reports` decodes clients' messages and makes
 their sum private (`report_settings` says how, and counts their bits), `versions` keeps old server
 models for clients that still work from them, `staleness` weights stale updates, `edges` are local
-servers between clients and the global one, and `memories` and `approximation` belong to expectation
-maximisation. What a single system needs is in its folder (`systems.fedopt`, `systems.langevin`).
+servers between clients and the global one, and `memories` belong to expectation maximisation. What a single system needs is in its folder (`systems.fedopt`, `systems.langevin`).
 All of it runs inside the compiled program, except for the weights, which depend on the schedule
 alone and are part of the timeline.
 """
@@ -16,9 +15,6 @@ from fedjax_sim.server.aggregation import keep_if_empty as keep_if_empty
 from fedjax_sim.server.aggregation import mean_of as mean_of
 from fedjax_sim.server.aggregation import scaled_progress as scaled_progress
 from fedjax_sim.server.aggregation import weighted_sum as weighted_sum
-from fedjax_sim.server.approximation import Approximation as Approximation
-from fedjax_sim.server.approximation import broadcast_bits as broadcast_bits
-from fedjax_sim.server.approximation import keep_random as keep_random
 from fedjax_sim.server.edges import EdgeMessages as EdgeMessages
 from fedjax_sim.server.edges import EdgeTraining as EdgeTraining
 from fedjax_sim.server.edges import EdgeWork as EdgeWork
@@ -28,10 +24,13 @@ from fedjax_sim.server.edges import edge_wire as edge_wire
 from fedjax_sim.server.edges import first_memo as first_memo
 from fedjax_sim.server.edges import iteration_examples as iteration_examples
 from fedjax_sim.server.edges import member_bits as member_bits
+from fedjax_sim.server.memories import Approximation as Approximation
 from fedjax_sim.server.memories import Memories as Memories
 from fedjax_sim.server.memories import Memory as Memory
+from fedjax_sim.server.memories import broadcast_bits as broadcast_bits
 from fedjax_sim.server.memories import exchange as exchange
 from fedjax_sim.server.memories import first_memory as first_memory
+from fedjax_sim.server.memories import keep_random as keep_random
 from fedjax_sim.server.memories import memory_messages as memory_messages
 from fedjax_sim.server.report_settings import ClientMessages as ClientMessages
 from fedjax_sim.server.report_settings import PrivateReports as PrivateReports

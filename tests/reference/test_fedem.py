@@ -19,8 +19,8 @@ from fedjax_sim.core.streams import stream
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
-from fedjax_sim.server.approximation import STEP_FACTORS
 from fedjax_sim.server.compression import BlockQuantization
+from fedjax_sim.server.memories import STEP_FACTORS
 from tests.reference import fedem_loop, mixture
 
 SEED, N, M, G, BATCH, TICKS = 3, 5, 12, 2, 3, 18

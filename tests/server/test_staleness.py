@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.server.staleness import StalenessWeights, mean_staleness, staleness_weights
 
 AVERAGED = ("eq8", "alg1", "code")

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedjax_sim import Event, Plan
 from fedjax_sim.problems import latent
-from fedjax_sim.server.approximation import keep_random
+from fedjax_sim.server.memories import keep_random
 from tests.systems.noisy_means import (
     BLOCKS,
     EM,

@@ -15,9 +15,8 @@ from fedjax_sim.clients.e_steps import local_expectation
 from fedjax_sim.core.settings import parse
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
-from fedjax_sim.server.approximation import STEP_FACTORS
 from fedjax_sim.server.compression import BlockQuantization, RandSparsification
-from fedjax_sim.server.memories import Memory, count_bits
+from fedjax_sim.server.memories import STEP_FACTORS, Memory, count_bits
 from tests.compression.variances import variance
 from tests.systems.noisy_means import (
     BLOCKS,
