@@ -17,7 +17,7 @@ from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.core.checking import Above0, Count, Whole
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import Keep, Layout, Time, Tracker
+from fedjax_sim.core.types import Keep, Layout, Time
 from fedjax_sim.engine import request, shares
 from fedjax_sim.engine.machine import compiling, processes
 from fedjax_sim.engine.planning import placement
@@ -189,7 +189,7 @@ def _train(study: Study, identity: Mapping[str, Any], *, is_known: bool) -> dict
             list(workers.map(lambda grid: shares.listed(**grid).check_schedules(), grids.values()))
     processes.on_first(lambda: folder.open(identity) if folder is not None else None)
     resume = request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
-    runs, saved, tracking = {}, None, list[Tracker]()
+    runs, saved, tracking = {}, None, list[trackers.Tracker]()
 
     def withdraw(kind: object, error: object, trace: object) -> None:
         if folder is not None and isinstance(error, InputError):

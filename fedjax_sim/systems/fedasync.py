@@ -26,7 +26,14 @@ from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.core.checking import AtLeast0, Portion
 from fedjax_sim.core.settings import ConfigError, fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
-from fedjax_sim.server import Reports, StalenessWeights, Wire, buffer, report_messages
+from fedjax_sim.server import (
+    Reports,
+    StalenessWeights,
+    WeightedArrivals,
+    Wire,
+    report_messages,
+    staleness,
+)
 from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
 
@@ -34,14 +41,14 @@ DISCOUNTS = ("polynomial", "hinge", "exponential", "mean")
 
 
 @struct
-class Hyper(buffer.WeightedArrivals, LocalTraining, Reports):
+class Hyper(WeightedArrivals, LocalTraining, Reports):
     """Settings of FedAsync: its clock, discount, local training, and mixing."""
 
     buffer_size: int = fixed(1)
     staleness: StalenessWeights = redefault(
-        buffer.WeightedArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
+        WeightedArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
     )
-    clock: ArrivalClock = redefault(buffer.WeightedArrivals, "clock", ArrivalClock(restart="free"))
+    clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="free"))
     mixing: Portion = setting(
         0.6, "Share of a received model in the server's, alpha, if it is not stale."
     )
@@ -83,11 +90,11 @@ paper = presets.preset(Hyper, presets.STALENESS)
 system = System(
     "fedasync",
     Hyper,
-    buffer.schedule_stale_arrivals,
+    staleness.schedule_stale_arrivals,
     algorithm,
     "asynchronous mixing: every arriving model is averaged into the server's, stale ones less",
     messages=report_messages(),
     hints=Hints(arrivals_within),
-    weigh=buffer.weigh_arrivals,
+    weigh=staleness.weigh_arrivals,
     paper=paper,
 )

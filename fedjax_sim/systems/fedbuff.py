@@ -46,8 +46,8 @@ from fedjax_sim.core.checking import Above0, Limit
 from fedjax_sim.core.settings import is_known, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
 from fedjax_sim.server import Memo, ScheduledReports, StalenessWeights, Wire, keep_if_empty
-from fedjax_sim.server.buffer import WeightedArrivals, schedule_stale_arrivals, weigh_arrivals
 from fedjax_sim.server.report_settings import report_messages
+from fedjax_sim.server.staleness import WeightedArrivals, schedule_stale_arrivals, weigh_arrivals
 from fedjax_sim.server.versions import stale_models
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
 

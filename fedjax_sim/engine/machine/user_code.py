@@ -309,9 +309,10 @@ def _fields_of(value: object) -> Iterator[object]:
     """
     with contextlib.suppress(AttributeError):
         yield from object.__getattribute__(value, "__dict__").values()
-    for member in _slots_of(type(value)):
+    kind: type = type(value)
+    for member in _slots_of(kind):
         with contextlib.suppress(AttributeError):  # Not assigned yet.
-            yield member.__get__(value, type(value))
+            yield member.__get__(value, kind)
 
 
 @functools.lru_cache(maxsize=1024)
