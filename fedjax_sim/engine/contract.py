@@ -83,7 +83,9 @@ def check_problem(system: types.System, problem: Any) -> None:
     check_known("problem", problem)
     kind = system.fit.learns
     name = (problem if isinstance(problem, type) else type(problem)).__name__
-    members = [member for member in vars(kind) if not member.startswith("_")]
+    bases = [base for base in reversed(kind.__mro__) if base is not object]
+    named = dict.fromkeys(member for base in bases for member in vars(base))
+    members = [member for member in named if not member.startswith("_")]
     # Looked up in the class where possible, as a property may take long to compute.
     owner = type(problem)
     lacking = [each for each in members if not (hasattr(owner, each) or has(problem, each))]

@@ -90,11 +90,12 @@ def sweep(
     given: Any = {name: value for name, value in options.items() if name != "start"}
     asked, grid = request.Options(budget, **given), request.grid_of(seeds, settings)
     num_lanes, resume = math.prod(grid.shape), bool(checkpoints.resume)
+    if not request.has_default_clients(system, hyper, grid):
+        request.check_call(system, hyper, grid, asked)
     num_parts = launcher.count_parts(parts, where, num_lanes, resume=resume)
+    # A function of the seed is called in the parts.
     if not callable(problem) or isinstance(problem, system.fit.learns):
         request.list_lanes(system, problem, hyper, grid, asked)
-    elif not request.has_default_clients(system, hyper, grid):
-        request.check_call(system, hyper, grid, asked)  # The function is called in the parts.
     arguments = {"system": system, "problem": problem, "hyper": hyper, "seeds": seeds, **options}
     arguments |= {"settings": settings, "budget": budget, "checkpoints": checkpoints}
     switches = {name: getattr(jax.config, name) for name in SWITCHES}

@@ -51,7 +51,7 @@ from fedjax_sim.clients import (
 )
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
 from fedjax_sim.core import batching, settings, trees, types
-from fedjax_sim.core.checking import AtLeast0, Count
+from fedjax_sim.core.checking import AtLeast0, Count, unchecked
 from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import (
@@ -179,7 +179,9 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     @property
     def has_one_batch(self) -> bool:
         """Whether an iteration is one large batch of the group, with no model for each client."""
-        is_whole = isinstance(self.messages.compression, Identity) and loss_shares(self) is None
+        is_whole = (
+            isinstance(self.messages.compression, Identity) and unchecked(loss_shares)(self) is None
+        )
         return self.has_one_step and is_whole and combination_of(self).is_plain
 
 

@@ -35,6 +35,7 @@ import numpy as np
 from fedjax_sim import timelines
 from fedjax_sim.clients.clipping import finite
 from fedjax_sim.core import batching, streams
+from fedjax_sim.core.checking import unchecked
 from fedjax_sim.core.settings import Checked, ConfigError, fields, group, setting, struct, value_of
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings, Timeline
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
@@ -297,7 +298,7 @@ def check_edges(hyper: Any, timeline: Timeline) -> None:
     if hyper.work.weighting != "equal":
         allowed = f"equal with {rule}, which does not weigh messages"
         raise ConfigError("work.weighting", hyper.work.weighting, allowed)
-    if rule.least_present() > 1 and timelines.loss_shares(hyper) is not None:
+    if rule.least_present() > 1 and unchecked(timelines.loss_shares)(hyper) is not None:
         allowed = f"a rule that can do with one message where messages may be lost; {rule} needs "
         raise ConfigError("aggregator", str(rule), f"{allowed}{rule.least_present()}")
 

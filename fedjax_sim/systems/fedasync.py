@@ -52,7 +52,9 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
     mixing: Portion = setting(
         0.6, "Share of a received model in the server's, alpha, if it is not stale."
     )
-    proximal: AtLeast0 = setting(0.005, "Pull to where local training started, rho.")
+    proximal: AtLeast0 = setting(
+        0.005, "Strength of the pull to where local training started, rho."
+    )
 
     def check_together(self) -> None:
         """Check combinations of settings."""

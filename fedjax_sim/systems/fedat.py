@@ -57,7 +57,9 @@ class Hyper(Clients, LocalTraining, Reports):
     num_tiers: Count = setting(5, "Tiers into which clients are sorted by response latency, M.")
     num_selected: Count = setting(10, "Size of the cohort, S: clients of a round of a tier.")
     weighting: cohorts.Weighting = cohorts.client_weighting("the mean of a round")
-    proximal: AtLeast0 = setting(0.4, "Pull to where local training started, lambda.")
+    proximal: AtLeast0 = setting(
+        0.4, "Strength of the pull to where local training started, lambda."
+    )
 
     def check_together(self) -> None:
         """Check combinations of settings.

@@ -22,6 +22,7 @@ from fedjax_sim.core.checking.calls import checked as checked
 from fedjax_sim.core.checking.calls import checked_all as checked_all
 from fedjax_sim.core.checking.calls import hints_of as hints_of
 from fedjax_sim.core.checking.calls import kind_of as kind_of
+from fedjax_sim.core.checking.calls import unchecked as unchecked
 from fedjax_sim.core.checking.kinds import Limit as Limit
 from fedjax_sim.core.checking.kinds import OneOf as OneOf
 from fedjax_sim.core.checking.kinds import shape as shape

@@ -80,6 +80,15 @@ def checked_all(module: str) -> None:
             held[name] = checked(value)
 
 
+def unchecked(function: TargetT) -> TargetT:
+    """Return a checked function without its checks, for arguments that were checked before.
+
+    Args:
+      function: A function that `checked` returned.
+    """
+    return function.__wrapped__  # type: ignore[attr-defined]
+
+
 def _guard(function: Callable[..., Any], owner: object) -> Callable[..., Any]:
     """Return a function that checks its arguments and calls `function`."""
     read = functools.cache(lambda: (inspect.signature(function), _kinds_of(function, owner)))

@@ -9,7 +9,6 @@ each call, and the number of what it was traced to is a static argument of the c
 import contextlib
 import dataclasses
 import functools
-import gc
 import hashlib
 import itertools
 import os
@@ -27,7 +26,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.linear_util import WrappedFun
 
 from fedjax_sim.core import lifecycle, trees
@@ -39,33 +38,26 @@ FIXED = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     )
 )
-"""Folders of this package and of installed ones: nobody edits code there while it runs."""
+"""Folders of this package and of what is installed, in which nobody edits code while it runs."""
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-HOLDERS: tuple[type, ...] = (
-    *(tuple, list, set, frozenset, dict),
-    *(MethodType, functools.partial, property, staticmethod, classmethod),
-)
-"""Classes that hold nothing but the objects that Python's collector finds in them."""
-
-
 OWN = f"{__name__.partition('.')[0]}."
 MOST_NUMBERED = 512
-"""Programs that keep their numbers; one that is seen again later gets a new number."""
+"""Programs whose numbers are kept; one that is seen again later gets a new number."""
 
 
 SLOW = 0.1, 10
 """Seconds from which a trace is slow, and within how many times as long it is not repeated."""
 
-_numbers = itertools.count(1)
+_numbers, _lock = itertools.count(1), threading.Lock()
 _arrays: dict[int, Hashable] = {}
 """Objects that are alive, by their address: contents of arrays, and numbers of others."""
 
 _last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
 """When code was last asked for, how long its trace took, and its number."""
 
-_of_call: ContextVar[dict[Hashable, int]] = ContextVar("of_call")
+_of_call: ContextVar[dict[Hashable, int] | None] = ContextVar("of_call", default=None)
 """Numbers of the code in the call that is under way, in which nobody edits code.
 
 A context variable and no argument, because it only spares traces and decides no number: every
@@ -87,8 +79,8 @@ def in_one_call() -> Iterator[None]:
 
 
 def number_of_code(
-    trace: Callable[[], tuple[ClosedJaxpr, object]],
-    *used: object,
+    trace: Callable[[], tuple[ClosedJaxpr, Any]],
+    *used: Any,
     facts: Hashable = None,
     may_rest: bool = False,
 ) -> int:
@@ -113,8 +105,8 @@ def number_of_code(
         return _number(parts) if parts else 0
     forms = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(used) if _is_data(leaf))
     asked = parts, trees.typed_structure(used), forms, jax.dtypes.result_type(float), facts
-    of_call = _of_call.get({})
-    if asked in of_call:
+    of_call = _of_call.get()
+    if of_call is not None and asked in of_call:
         return of_call[asked]
     now = time.monotonic()
     asked_at, seconds, number = _last.pop(asked, (0.0, 0.0, 0))
@@ -127,7 +119,8 @@ def number_of_code(
         )
     else:
         number, seconds = _number_of_trace(trace, parts, used)
-    of_call[asked] = number
+    if of_call is not None:
+        of_call[asked] = number
     if may_rest and seconds > SLOW[0]:
         _last[asked] = now, seconds, number
     while len(_last) > MOST_NUMBERED:
@@ -135,9 +128,7 @@ def number_of_code(
     return number
 
 
-def _number_of_trace(
-    trace: Callable[[], tuple[ClosedJaxpr, object]], parts: Hashable, used: Iterable[object]
-) -> tuple[int, float]:
+def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, float]:
     """Trace, and return the number of the program and the seconds that it took."""
 
     def traced() -> tuple[Hashable, float]:
@@ -153,8 +144,11 @@ def _number_of_trace(
             _say_once(parts, f"{_named(used)} {sentence}")
         _failed.add(parts)
         return next(_numbers), 0.0
-    newest, number = next(_numbers), _number(key)
-    if number > newest:
+    with _lock:
+        known = _number.cache_info().misses
+        number = _number(key)
+        is_new = _number.cache_info().misses > known
+    if is_new:
         again, seconds = traced()[0], 0.0  # What is traced first takes longer than later.
         if again != key:
             _say_once(
@@ -182,7 +176,7 @@ def _say_once(about: Hashable, sentence: str) -> None:
         lifecycle.say(sentence)
 
 
-def _named(used: Iterable[object]) -> str:
+def _named(used: Iterable[Any]) -> str:
     """Name functions, and others by their classes."""
     named = (each if type(each) is FunctionType else type(each) for each in used)
     return " and ".join(each.__qualname__ for each in named)
@@ -191,7 +185,7 @@ def _named(used: Iterable[object]) -> str:
 # Which code is there.
 
 
-def _look_through(used: Iterable[Any]) -> tuple[bool, tuple[Hashable, ...]]:
+def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
     """Look for code of users in values, without running any of it.
 
     Returns:
@@ -231,16 +225,16 @@ def _look_through(used: Iterable[Any]) -> tuple[bool, tuple[Hashable, ...]]:
             rest += value.__bases__
         else:
             rest.append(kind)
-            rest += gc.get_referents(value) if issubclass(kind, HOLDERS) else _fields_of(value)
+            rest += _inside(value)
     return is_users, tuple(parts)
 
 
-def _is_data(leaf: object) -> bool:
+def _is_data(leaf: Any) -> bool:
     return issubclass(type(leaf), jax.Array | np.ndarray | np.generic | bool | int | float)
 
 
 def _is_edited(function: FunctionType) -> bool:
-    """Tell whether a function is a user's; methods that dataclasses generate are not."""
+    """Tell whether a function is a user's. What dataclasses generate follows from their fields."""
     code = function.__code__
     if code.co_filename.startswith("<") and _is_fixed(function.__module__ or ""):
         return False
@@ -249,7 +243,7 @@ def _is_edited(function: FunctionType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_fixed(module: str) -> bool:
-    """Tell whether a module belongs to this package, to Python or to an installed package."""
+    """Tell whether a module belongs to this package, to Python or to what is installed."""
     if module.partition(".")[0] in sys.stdlib_module_names or module.startswith("namedtuple_"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -257,13 +251,13 @@ def _is_fixed(module: str) -> bool:
 
 
 _members_lock = threading.RLock()
-_members: "weakref.WeakKeyDictionary[type, list[object]]" = weakref.WeakKeyDictionary()
+_members: "weakref.WeakKeyDictionary[type, list[Any]]" = weakref.WeakKeyDictionary()
 """Members of classes of this package, as they were when nothing of them was a user's."""
 
 
-def _replaced(kind: type) -> list[object]:
+def _replaced(kind: type) -> list[Any]:
     """List the members of a class of this package and of its bases if there may be other ones."""
-    found: list[object] = []
+    found: list[Any] = []
     for base in kind.__mro__:
         if not base.__module__.startswith(OWN):
             continue
@@ -277,13 +271,19 @@ def _replaced(kind: type) -> list[object]:
     return found
 
 
-def _inside_function(function: FunctionType) -> list[object]:
-    """List a function's closed-over values, its defaults, and the function it decorates."""
-    defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
-    return gc.get_referents(*(function.__closure__ or ()), *defaults, vars(function))
+def _inside_function(function: FunctionType) -> Iterator[Any]:
+    """Iterate over a function's closed-over values, its defaults, and the function it decorates."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # Not assigned yet.
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from vars(function).values()
 
 
-def _named_in(function: FunctionType) -> Iterator[object]:
+def _named_in(function: FunctionType) -> Iterator[Any]:
     """Iterate over the globals that a function names, and over those of modules among them.
 
     Its trace reads the same. But there JAX takes an array of NumPy for what it has met before, so
@@ -302,15 +302,25 @@ def _named_in(function: FunctionType) -> Iterator[object]:
             yield from (vars(value)[each] for each in names if each in vars(value))
 
 
-def _fields_of(value: object) -> Iterator[object]:
-    """Iterate over an object's attributes. No code of its class is run, such as `__getattr__`.
-
-    Objects of other languages have more inside, which changes without an edit, such as caches.
-    """
+def _inside(value: Any) -> Iterator[Any]:
+    """Iterate over parts of a value. No code of its class is run, such as `__getattr__`."""
+    kind = type(value)
+    for each in (tuple, list, set, frozenset):
+        if issubclass(kind, each):
+            yield from each.__iter__(value)
+    if issubclass(kind, dict):
+        yield from dict.values(value)
+    elif kind is MethodType:
+        yield from (value.__func__, value.__self__)
+    elif issubclass(kind, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif issubclass(kind, property):
+        yield from (value.fget, value.fset)
+    elif issubclass(kind, staticmethod | classmethod):
+        yield value.__func__
     with contextlib.suppress(AttributeError):
         yield from object.__getattribute__(value, "__dict__").values()
-    kind: type = type(value)
-    for member in _slots_of(kind):
+    for member in _slots_of(kind):  # type: ignore[arg-type]
         with contextlib.suppress(AttributeError):  # Not assigned yet.
             yield member.__get__(value, kind)
 
@@ -325,51 +335,53 @@ def _slots_of(kind: type) -> list[MemberDescriptorType]:
 # What a program computes.
 
 
-def parts_of_program(program: ClosedJaxpr, results: object) -> Hashable:
+def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
     """Key of a traced program: its structure, and the contents of its constants.
-
-    Variables are numbered in their order.
 
     Args:
       program: The program.
       results: A tree that describes its results.
     """
+    known: dict[int, Hashable] = {}
 
     def of(value: Any) -> Hashable:
         if isinstance(value, ClosedJaxpr):
-            return of_jaxpr(value.jaxpr), *map(of, value.consts)
+            return of(value.jaxpr), *map(of, value.consts)
         if isinstance(value, Jaxpr):
-            return of_jaxpr(value)
+            if id(value) not in known:
+                known[id(value)] = _parts_of_jaxpr(value, of)
+            return known[id(value)]
         if type(value) in (tuple, list):
             return type(value), *map(of, value)
         return _part(value)
 
-    @functools.cache
-    def of_jaxpr(jaxpr: Jaxpr) -> Hashable:
-        number: dict[Var, int] = {}
-
-        def atom(var: Var | Literal) -> Hashable:
-            if isinstance(var, Literal):
-                return var.aval, _part(var.val)
-            return number.setdefault(var, len(number)), var.aval
-
-        parts: list[Hashable] = [*map(atom, (*jaxpr.constvars, *jaxpr.invars))]
-        for equation in jaxpr.eqns:
-            # Functions that a program is made of are new in each trace.
-            is_made = any(map(_has_program, equation.params.values()))
-            told = [
-                (name, of(each))
-                for name, each in equation.params.items()
-                if not (is_made and (isinstance(each, WrappedFun) or callable(each)))
-            ]
-            outs = [*map(atom, equation.outvars)]
-            parts.append((equation.primitive, *map(atom, equation.invars), *outs, *told))
-        return *parts, *map(atom, jaxpr.outvars)
-
     return of(program), jax.tree.structure(results)
 
 
-def _has_program(value: object) -> bool:
+def _parts_of_jaxpr(jaxpr: Jaxpr, of: Callable[[Any], Hashable]) -> Hashable:
+    """Return the equations of a program, its variables numbered in their order."""
+    number: dict[Any, int] = {}
+
+    def atom(var: Any) -> Hashable:
+        if isinstance(var, Literal):
+            return var.aval, _part(var.val)
+        return number.setdefault(var, len(number)), var.aval
+
+    parts: list[Hashable] = [*map(atom, (*jaxpr.constvars, *jaxpr.invars))]
+    for equation in jaxpr.eqns:
+        # Functions that a program is made of are new in each trace.
+        is_made = any(map(_has_program, equation.params.values()))
+        told = [
+            (name, of(each))
+            for name, each in equation.params.items()
+            if not (is_made and (isinstance(each, WrappedFun) or callable(each)))
+        ]
+        outs = [*map(atom, equation.outvars)]
+        parts.append((equation.primitive, *map(atom, equation.invars), *outs, *told))
+    return *parts, *map(atom, jaxpr.outvars)
+
+
+def _has_program(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return any(map(_has_program, value))
     return isinstance(value, Jaxpr | ClosedJaxpr)
@@ -421,7 +433,7 @@ def _part_of_array(array: np.ndarray) -> Hashable:
     return array.dtype, array.shape, hashlib.blake2b(flat.data).digest()
 
 
-def _see(value: object, seen: Hashable) -> Hashable:
+def _see(value: Any, seen: Hashable) -> Hashable:
     """Keep the key of an object while it is alive, and return it."""
     if id(value) not in _arrays:
         weakref.finalize(value, _arrays.pop, id(value)).atexit = False
