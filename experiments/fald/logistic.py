@@ -90,6 +90,7 @@ def split_problem() -> Logistic:
 
 def at_mode(problem: Logistic) -> Logistic:
     """Start a problem from the posterior's mode."""
+    assert problem.prior_precision is not None and problem.start is not None  # It has a prior.
     ridge = LogisticRegression(
         C=1 / float(problem.prior_precision), fit_intercept=False, tol=1e-8, max_iter=10_000
     )
