@@ -50,7 +50,7 @@ as one file."""
 
 
 def run(given: argparse.Namespace) -> None:
-    """Run what is not at an end yet, one after another, until the time is over.
+    """Run the unfinished runs one after another, until the time is over.
 
     Args:
       given: The command line of `python -m experiments queue`.

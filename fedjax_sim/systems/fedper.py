@@ -79,7 +79,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     return wire.algorithm(init, step, model=model, metrics=metrics, client_models=client_models)
 
 
-SUMMARY = "federated averaging of a shared body; every client keeps a head of its own"
+SUMMARY = "federated averaging of a shared body; every client keeps its own head"
 system = cohort_system(
     "fedper",
     Hyper,

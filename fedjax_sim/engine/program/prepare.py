@@ -191,7 +191,7 @@ class Planned:
             code=self.code,
         )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves((self.lanes, laid_out.stored))]
-        # Of functions that plan, the timeline has a number of its own.
+        # A timeline's code is numbered apart from that of steps.
         used = self.system._replace(timeline=cast(Any, None)), self.group[0].hyper
         code = number_of_code(
             lambda: self.on_devices(is_described=True).traced(),

@@ -400,7 +400,7 @@ def end_round(
 
 
 def are_in_time(arrival: Array, limit: Array) -> Array:
-    """Tell which reports are in by a deadline, despite the last bits of their times.
+    """Mask of the reports that are in time for a deadline, up to last bits.
 
     Args:
       arrival: Times at which they are in, `f[...]`.
