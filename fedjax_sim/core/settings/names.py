@@ -246,18 +246,25 @@ def idle_of(hyper: object) -> dict[str, str]:
     """
     decided = hyper.decided() if hasattr(hyper, "decided") else {}
     found = {name: f"with {what}, where it has no effect" for name, what in decided.items()}
-    for name, field in fields(type(hyper)).items():
-        inside = name.rpartition(".")[0]
-        for other, values in field.metadata["only_with"].items():
-            where = f"{inside}.{other}" if inside else other
-            value = value_of(hyper, where)
-            if callable(values):
-                if not values(value):
-                    words = f"with {where} = {_text_of(value)}, where it has no effect"
-                    found.setdefault(name, words)
-            elif value not in values:
-                found.setdefault(name, f"unless {where} is {' or '.join(map(repr, values))}")
+    for name, where, values in _conditions(type(hyper)):
+        value = value_of(hyper, where)
+        if callable(values):
+            if not values(value):
+                words = f"with {where} = {_text_of(value)}, where it has no effect"
+                found.setdefault(name, words)
+        elif value not in values:
+            found.setdefault(name, f"unless {where} is {' or '.join(map(repr, values))}")
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _conditions(hyper_type: type) -> tuple[tuple[str, str, Any], ...]:
+    """List a setting's full name, that of one it depends on, and what that one must be."""
+    return tuple(
+        (name, f"{name.rpartition('.')[0]}.{other}".lstrip("."), values)
+        for name, field in fields(hyper_type).items()
+        for other, values in field.metadata["only_with"].items()
+    )
 
 
 def late_of(hyper: object, num_ticks: int) -> dict[str, tuple[int, str]]:
@@ -271,16 +278,16 @@ def late_of(hyper: object, num_ticks: int) -> dict[str, tuple[int, str]]:
       By full name, the value and what never begins. Defaults are left out: nobody has given them.
     """
     found: dict[str, tuple[int, str]] = {}
-    idle = idle_of(hyper)
     for name, field in fields(type(hyper)).items():
         value = value_of(hyper, name)
         for part in value if isinstance(value, tuple) else (value,):
             if dataclasses.is_dataclass(part):
                 found |= {f"{name}.{each}": late for each, late in late_of(part, num_ticks).items()}
         begins = field.metadata["begins"]
-        if begins and name not in idle and value != field.default and value >= num_ticks:
+        if begins and value != field.default and value >= num_ticks:
             found[name] = int(value), begins
-    return found
+    idle = idle_of(hyper) if found else {}
+    return {name: late for name, late in found.items() if name not in idle}
 
 
 def is_given(hyper: object, name: str) -> bool:
