@@ -13,6 +13,7 @@ EXPERIMENTS = (
     "fig5",
     "fig6",
     "fig7",
+    "fig7_own_rates",
     "headlines",
     "lemmas",
     "table2",

@@ -640,6 +640,36 @@ CLAIMS = Claims(
             ),
             since="2026-11-29",
         ),
+        35: Claim(
+            "ours",
+            "Fig. 7",
+            "Claim 15 on MNIST non-IID, each precision and each s at its own rate.",
+            Criterion(
+                "At T = 5000, for both precisions, each larger of s = 5, 20, 50 ends more than "
+                "{lead:g} points above the one before by a whole 95 % t interval, each at the "
+                "rate that is best on held-out training images. Nothing is judged of runs below "
+                "twice chance.",
+                lead=LEAST_LEAD,
+            ),
+            by=("favano/fig7_own_rates",),
+            since="2026-11-29",
+        ),
+        36: Claim(
+            "ours",
+            "Fig. 7",
+            "Claim 25 on MNIST non-IID, each precision and each s at its own rate.",
+            Criterion(
+                "At T = 5000 and at every s of 5, 20, 50 training in few bits ends within "
+                "{close:g} points of 32 bits by a whole 95 % t interval, each at the rate that is "
+                "best on held-out training images; as other parts, it ends more than {lead:g} "
+                "points below 32 bits. Nothing is judged at an s at which a compared run is below "
+                "twice chance.",
+                close=5.0,
+                lead=LEAST_LEAD,
+            ),
+            by=("favano/fig7_own_rates",),
+            since="2026-11-29",
+        ),
     },
     since="2026-11-27",
     pictures={

@@ -58,11 +58,12 @@ def run(arguments: Arguments) -> Outcome:
     return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
 
-def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 15 and 25 on the final accuracies.
+def judge(inputs: Mapping[str, Any], numbers: tuple[int, int] = (15, 25)) -> list[Verdict]:
+    """Judge claims 15 and 25 on the final accuracies, or two others that say the same.
 
     Args:
       inputs: What `inputs_of` returns, with methods named "32 bits, s = 4" and "QNN, s = 4".
+      numbers: The claim on s and that on few bits.
     """
     final = {name: Sample.read(each) for name, each in inputs["final"].items()}
     sizes = sorted({int(name.rpartition(" ")[2]) for name in final})
@@ -81,6 +82,6 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             by_bits[f"{words} at s = {s}"] = harness.unless_collapsed(part, (low, whole), CHANCE)
     measured = {"final accuracy, %": {name: x.described(CHANCE) for name, x in final.items()}}
     return [
-        setup.decided(15, inputs, measured, by_size, final, CHANCE),
-        setup.decided(25, inputs, measured, by_bits, final, CHANCE, harness.begins(NEAR)),
+        setup.decided(numbers[0], inputs, measured, by_size, final, CHANCE),
+        setup.decided(numbers[1], inputs, measured, by_bits, final, CHANCE, harness.begins(NEAR)),
     ]
