@@ -63,6 +63,35 @@ class PackedRows(NamedTuple):
     lane_slots: int
 
 
+class Timeline(NamedTuple):
+    """A schedule of server actions, known before any learning.
+
+    Times are 64-bit floats, because float32 puts arrivals in the wrong order. A tick at time `inf`
+    never happens (a recorded trace has ended). A time of `nan` means that the tick cannot be known
+    before more ticks are drawn.
+
+        timeline = run.timelines[0]
+        stale = (np.arange(len(timeline.time))[:, None] - timeline.version)[timeline.clients >= 0]
+        print(timeline.time[-1], stale.max())
+
+    Attributes:
+      time: `f64[T]`, virtual time at which the server acts; non-decreasing.
+      clients: `i32[T, S]`, client whose work is received in each slot; `EMPTY` for none.
+      steps: `i32[T, S]`, local steps behind that work.
+      version: `i32[T, S]`, server version the work started from; version 0 is the initial model
+        and tick t makes version t + 1. The staleness of the work is tick - version.
+      weight: `f64[T, S]`, weight of the slot's progress, as far as the schedule determines it.
+      holds: `i32[T, S]`, server version that the client holds after the tick (its base model).
+    """
+
+    time: Leaf
+    clients: Leaf
+    steps: Leaf
+    version: Leaf
+    weight: Leaf
+    holds: Leaf
+
+
 class Facts(NamedTuple):
     """Static facts of all events of a schedule.
 

@@ -16,8 +16,6 @@ statistic.
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
-import jax
-
 from fedjax_sim.core.clocks import Clock as Clock
 from fedjax_sim.core.clocks import Instant as Instant
 from fedjax_sim.core.clocks import Live as Live
@@ -28,6 +26,9 @@ from fedjax_sim.core.events import Event as Event
 from fedjax_sim.core.events import Facts as Facts
 from fedjax_sim.core.events import Leaf as Leaf
 from fedjax_sim.core.events import PackedRows as PackedRows
+from fedjax_sim.core.events import Timeline as Timeline
+from fedjax_sim.core.messages import Messages as Messages
+from fedjax_sim.core.messages import full_precision_bits as full_precision_bits
 from fedjax_sim.core.options import BUDGETS as BUDGETS
 from fedjax_sim.core.options import PRECISIONS as PRECISIONS
 from fedjax_sim.core.options import Budget as Budget
@@ -54,35 +55,6 @@ StateT = TypeVar("StateT")
 """State of an algorithm: a pytree."""
 InfoT = TypeVar("InfoT")
 """Report of an algorithm on one tick: a NamedTuple of numbers."""
-
-
-class Timeline(NamedTuple):
-    """A schedule of server actions, known before any learning.
-
-    Times are 64-bit floats, because float32 puts arrivals in the wrong order. A tick at time `inf`
-    never happens (a recorded trace has ended). A time of `nan` means that the tick cannot be known
-    before more ticks are drawn.
-
-        timeline = run.timelines[0]
-        stale = (np.arange(len(timeline.time))[:, None] - timeline.version)[timeline.clients >= 0]
-        print(timeline.time[-1], stale.max())
-
-    Attributes:
-      time: `f64[T]`, virtual time at which the server acts; non-decreasing.
-      clients: `i32[T, S]`, client whose work is received in each slot; `EMPTY` for none.
-      steps: `i32[T, S]`, local steps behind that work.
-      version: `i32[T, S]`, server version the work started from; version 0 is the initial model
-        and tick t makes version t + 1. The staleness of the work is tick - version.
-      weight: `f64[T, S]`, weight of the slot's progress, as far as the schedule determines it.
-      holds: `i32[T, S]`, server version that the client holds after the tick (its base model).
-    """
-
-    time: Leaf
-    clients: Leaf
-    steps: Leaf
-    version: Leaf
-    weight: Leaf
-    holds: Leaf
 
 
 class Plan(NamedTuple):
@@ -215,60 +187,6 @@ class Work(NamedTuple):
         executed = times * self.executed + sum(other.executed for other in others)
         needed = times * self.needed + sum(other.needed for other in others)
         return Work(executed, needed, self.event)
-
-
-def full_precision_bits(params: Params) -> int:
-    """Count the bits of an uncompressed model. Leaves are arrays or `ShapeDtypeStruct`s.
-
-    Args:
-      params: A model, or only its shapes and types.
-    """
-    return sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-
-
-class Messages(NamedTuple):
-    """The messages of a system: senders, bits, and spent privacy.
-
-    Attributes:
-      bits: From shapes and dtypes of a model and the settings to the bits of one client's message
-        to the server and of the server's message to one client. By default the whole model in full
-        precision both ways, for every filled slot.
-      per_tick: For systems where not every filled slot is one message each way: from the problem,
-        the settings and one lane's timeline to the bits sent up and down at each tick, `i64[T]`
-        each. It replaces `bits` unless it returns None.
-      by_client: For systems that also send to clients which do not report: from the same arguments
-        to the bits that each client sends and receives at each tick, `i64[T, N]`. The energy of
-        messages follows from it; by default, and where it returns None, those who report take equal
-        shares of a tick's bits.
-      further: Traffic that does not reach the server: from the same arguments to bits at each tick,
-        `i64[T]`, by name of their coordinate in the curves.
-      facts: From the settings and the ticks before each evaluation, `i64[V + 1]`, to further
-        coordinates of a lane's curves, `f64[V + 1]`, such as the epsilon spent.
-      num_senders: From the settings to how many senders the slots of a timeline can name; None
-        stands for the problem's clients.
-      relies_on: Settings from which the counts and facts follow only if the algorithm obeys them:
-        full names, each with the value, or a setting of the kind, at which there is nothing to
-        obey. With another one, an algorithm that does not name the setting in `supports` is
-        refused: bits would be counted, and an epsilon stated, of what is not done.
-      check: From the settings and a timeline, on the host and before compiling; it raises a
-        `ConfigError` if the server cannot do with the messages of some tick what is asked for. It
-        looks at each tick alone: the timeline may have the ticks of several lanes.
-      facts_of_schedule: Further facts that follow from who takes part when: from the settings, one
-        lane's timeline and the ticks before each evaluation to coordinates as those of `facts`.
-        Which coordinates follows from the settings alone.
-    """
-
-    bits: Callable[[Params, Any], tuple[int, int]] = lambda params, hyper: (
-        (full_precision_bits(params),) * 2
-    )
-    per_tick: Callable[[Any, Any, Timeline], tuple[Leaf, Leaf] | None] | None = None
-    by_client: Callable[[Any, Any, Timeline], Leaf | None] | None = None
-    further: Callable[[Any, Any, Timeline], Mapping[str, Leaf]] = lambda *lane: {}
-    facts: Callable[[Any, Leaf], Mapping[str, Leaf]] = lambda hyper, ticks: {}
-    num_senders: Callable[[Any], int | None] = lambda hyper: None
-    relies_on: tuple[tuple[str, Any], ...] = ()
-    check: Callable[[Any, Timeline], None] = lambda hyper, timeline: None
-    facts_of_schedule: Callable[[Any, Timeline, Leaf], Mapping[str, Leaf]] = lambda *lane: {}
 
 
 class Hints(NamedTuple):

@@ -1,8 +1,8 @@
 """The server's use of reports.
 
 `aggregation` averages models and moves the server's model along clients' progress, `rules` and
-`attacks` are parts that `robustness` puts together, `reports` decodes clients' messages and makes
-their sum private (`report_settings` says how, and counts their bits), `versions` keeps old server
+`attacks` are parts with settings, `stages` is what happens to a message in which order, `reports`
+binds the stages (`report_settings` says how, and counts their bits), `versions` keeps old server
 models for clients that still work from them, `staleness` weights stale updates, `edges` are local
 servers between clients and the global one, and `memories` belong to expectation maximisation.
 What a single system needs is in its folder (`systems.fedopt`, `systems.langevin`). All of it runs
@@ -19,12 +19,10 @@ from fedjax_sim.server.aggregation import weighted_sum as weighted_sum
 from fedjax_sim.server.edges import EdgeMessages as EdgeMessages
 from fedjax_sim.server.edges import EdgeTraining as EdgeTraining
 from fedjax_sim.server.edges import EdgeWork as EdgeWork
-from fedjax_sim.server.edges import count_client_bits as count_client_bits
 from fedjax_sim.server.edges import edge_training as edge_training
 from fedjax_sim.server.edges import edge_wire as edge_wire
 from fedjax_sim.server.edges import first_memo as first_memo
 from fedjax_sim.server.edges import iteration_examples as iteration_examples
-from fedjax_sim.server.edges import member_bits as member_bits
 from fedjax_sim.server.memories import Approximation as Approximation
 from fedjax_sim.server.memories import Memories as Memories
 from fedjax_sim.server.memories import Memory as Memory
@@ -35,6 +33,7 @@ from fedjax_sim.server.memories import keep_random as keep_random
 from fedjax_sim.server.memories import memory_messages as memory_messages
 from fedjax_sim.server.report_settings import ClientMessages as ClientMessages
 from fedjax_sim.server.report_settings import PrivateReports as PrivateReports
+from fedjax_sim.server.report_settings import ReportMessages as ReportMessages
 from fedjax_sim.server.report_settings import Reports as Reports
 from fedjax_sim.server.report_settings import ScheduledReports as ScheduledReports
 from fedjax_sim.server.report_settings import count_downlink as count_downlink
@@ -44,9 +43,8 @@ from fedjax_sim.server.reports import RoundState as RoundState
 from fedjax_sim.server.reports import Wire as Wire
 from fedjax_sim.server.robustness import COMBINED as COMBINED
 from fedjax_sim.server.robustness import Robust as Robust
-from fedjax_sim.server.robustness import check_edges as check_edges
 from fedjax_sim.server.robustness import check_numbers as check_numbers
-from fedjax_sim.server.robustness import combination_of as combination_of
+from fedjax_sim.server.stages import combination_of as combination_of
 from fedjax_sim.server.staleness import StalenessWeights as StalenessWeights
 from fedjax_sim.server.staleness import WeightedArrivals as WeightedArrivals
 from fedjax_sim.server.staleness import schedule_stale_arrivals as schedule_stale_arrivals

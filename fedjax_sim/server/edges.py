@@ -66,15 +66,15 @@ from fedjax_sim.core.types import (
     Timeline,
     Work,
 )
-from fedjax_sim.server import attacks
 from fedjax_sim.server.aggregation import expand
-from fedjax_sim.server.attacks import Adversary
+from fedjax_sim.server.attacks import attacked
 from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.server.privacy import NoLocalPrivacy
 from fedjax_sim.server.report_settings import RELIED_ON, ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
-from fedjax_sim.server.robustness import Combination, check_codes, check_edges, combination_of
+from fedjax_sim.server.robustness import check_codes, check_heard, check_weights
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
+from fedjax_sim.server.stages import combination_of
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
 
 
@@ -231,7 +231,7 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
         present = partial(present_clients, problem, hyper, key)
         clients, weight = jax.vmap(present)(jnp.maximum(event.clients, 0), draws)
         states = None
-        if wire.has_estimates:
+        if wire.code.has_estimates:
             known = rows.read_clients(memo.members, clients.ravel())
             known = jax.tree.map(lambda d: d.reshape(*clients.shape, *d.shape[1:]), known)
             states = jnp.zeros_like(event.steps), known
@@ -273,7 +273,7 @@ def edge_wire(
         can_repeat=can_repeat,
         compression=hyper.messages.edge_compression,
         num_senders=hyper.num_groups,
-        combination=Combination(hyper.edge_aggregator, Adversary()),
+        rule=hyper.edge_aggregator,
     )
 
 
@@ -321,7 +321,7 @@ def _iterations(
 
         def first(edge: Params) -> tuple[Array, Params]:
             zeros = batching.replicate(jax.tree.map(jnp.zeros_like, edge), clients.shape[0])
-            return jnp.int32(0), zeros if wire.has_estimates else ()
+            return jnp.int32(0), zeros if wire.code.has_estimates else ()
 
         def iterate(edge: Params, state: tuple[Array, Params], _: Params) -> tuple[Params, Params]:
             """Return how the group's model changes in an iteration."""
@@ -338,16 +338,16 @@ def _iterations(
             rule_key = jax.random.fold_in(of_group, offset + iteration)
             is_there = jnp.where(weight > 0, clients, types.EMPTY)
             members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
-            draws, adversary = lane_stream(rule_key, "attack"), wire.combination.adversary
-            seen = key, members, from_edge, reached, wire.num_senders
-            reached = attacks.attacked(adversary, *seen, draws=draws)
-            sent, estimates = wire.decode(
+            draws, senders = lane_stream(rule_key, "attack"), wire.senders
+            seen = key, members, from_edge, reached, senders.number
+            reached = attacked(senders.adversary, *seen, draws=draws)
+            sent, estimates = wire.code.decode(
                 lane_stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )
             # Their mean, over those heard; if nobody is heard the group keeps its
             # model.
-            if wire.has_estimates and not wire.combination.is_honest:
-                is_finite = wire.combination.finite_clients(members, estimates) != types.EMPTY
+            if wire.code.has_estimates and not senders.adversary.is_idle:
+                is_finite = senders.finite_clients(members, estimates) != types.EMPTY
                 estimates = jax.tree.map(
                     lambda d, new: jnp.where(expand(is_finite, d) > 0, new, d), known, estimates
                 )
@@ -364,7 +364,7 @@ def _iterations(
                 estimates = jax.tree.map(
                     lambda d, new: jnp.where(expand(is_lost, d) > 0, d, new), known, estimates
                 )
-            mean = wire.combination.mean(rule_key, members, edge, sent)
+            mean = wire.mean(rule_key, members, edge, sent)
             if lost_shares is not None:
                 mean = jax.tree.map(lambda m, x: jnp.where(total > 0, m, x), mean, edge)
             return jax.tree.map(jnp.subtract, mean, edge), (iteration + 1, estimates)
@@ -456,51 +456,60 @@ def iteration_examples(hyper: EdgeTraining) -> int:
     return hyper.batch_size * clients * hyper.client_steps
 
 
-def count_client_bits(
-    problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
-) -> dict[str, Leaf]:
-    """Count the bits sent between clients and their local servers at each tick, `i64[T]` each.
+class GroupMessages(types.Messages):
+    """The messages of groups. A system adds those to the global server by `per_tick`.
 
-    In every iteration a model goes down to each client that takes part and one comes back, which
-    is also counted if it is lost.
+    In every iteration a model goes down to each client that takes part and one comes back, which is
+    also counted if it is lost.
 
         hyper = EdgeTraining(num_clients=8, num_groups=2)
+        assert GroupMessages().bits(jnp.zeros(3), hyper) == (3 * 32, 3 * 32)
         groups, iterations = np.array([[0, 1]]), np.array([[2, 5]])
         timeline = run.timelines[0]._replace(clients=groups, steps=iterations)
-        bits = count_client_bits(problem, hyper, timeline)["client_uplink_bits"]
+        bits = GroupMessages().further(problem, hyper, timeline)["client_uplink_bits"]
         assert bits == (2 + 5) * 4 * 3 * 32  # four clients in a group, three numbers
-
-    Args:
-      timeline: One lane's schedule.
     """
-    clients = np.asarray(delay_sizes(hyper), np.int64)
-    each = np.where(timeline.clients >= 0, timeline.steps * clients[timeline.clients], 0)
-    up, down = member_bits(trees.shapes_of_model(problem), hyper)
-    messages = each.sum(axis=1)
-    return {"client_uplink_bits": messages * up, "client_downlink_bits": messages * down}
 
+    relies_on = RELIED_ON
 
-def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
-    """Count the bits of a client's message to its local server, and of the one that it gets.
+    def bits(self, params: Params, hyper: EdgeTraining) -> tuple[int, int]:
+        """Count the bits of a client's message to its local server, and of the one that it gets."""
+        bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, params)
+        return bits_up, types.full_precision_bits(params)
 
-        hyper = EdgeTraining(num_clients=8, num_groups=2)
-        assert member_bits(jnp.zeros(3), hyper) == (3 * 32, 3 * 32)
+    def report_bits(self, model: Params, hyper: EdgeTraining) -> int:
+        """Count the bits of a local server's report to the global one."""
+        return hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
 
-    Args:
-      params: A model, or its shapes.
+    def further(
+        self, problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
+    ) -> dict[str, Leaf]:
+        """Count the bits sent between clients and their local servers at each tick."""
+        clients = np.asarray(delay_sizes(hyper), np.int64)
+        each = np.where(timeline.clients >= 0, timeline.steps * clients[timeline.clients], 0)
+        up, down = self.bits(trees.shapes_of_model(problem), hyper)
+        messages = each.sum(axis=1)
+        return {"client_uplink_bits": messages * up, "client_downlink_bits": messages * down}
 
-    Returns:
-      Bits up and bits down.
-    """
-    bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, params)
-    return bits_up, types.full_precision_bits(params)
+    def num_senders(self, hyper: EdgeTraining) -> int:
+        """Return the number of groups, which are the slots."""
+        return hyper.num_groups
 
-
-edge_messages = types.Messages(
-    member_bits,
-    further=count_client_bits,
-    num_senders=lambda hyper: hyper.num_groups,
-    relies_on=RELIED_ON,
-    check=check_edges,
-)
-"""Messages of groups; a system adds those to the global server, `per_tick`."""
+    def check(self, hyper: EdgeTraining, timeline: Timeline) -> None:
+        """Check the rules of local servers and of the global one."""
+        heard = (timeline.clients != types.EMPTY).sum(axis=1)
+        check_heard("edge_aggregator", hyper.edge_aggregator, heard)
+        check_weights(hyper, "edge_aggregator", timeline)
+        rule, active = hyper.aggregator.chosen, hyper.grouping.active_per_group
+        sizes = np.asarray(list_members(hyper).size)
+        check_heard("aggregator", rule, np.minimum(sizes, active) if active else sizes)
+        if rule.weighs:
+            return
+        if hyper.work.weighting != "equal":
+            allowed = f"equal with {rule}, which does not weigh messages"
+            raise ConfigError("work.weighting", hyper.work.weighting, allowed)
+        if rule.least_present() > 1 and unchecked(loss_shares)(hyper) is not None:
+            allowed = (
+                f"a rule that can do with one message where messages may be lost; {rule} needs "
+            )
+            raise ConfigError("aggregator", str(rule), f"{allowed}{rule.least_present()}")

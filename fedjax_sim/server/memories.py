@@ -151,35 +151,36 @@ def exchange(
     return field, Memory(clients_after, memory.server + alpha * mean)
 
 
-def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf]:
-    """Count the bits sent up and down at each tick: `i64[T]` each.
+class MemoryMessages(Messages):
+    """The messages of systems with memories of clients."""
 
-    Clients that take part send a compressed message; S and theta go to all clients uncompressed.
-    The first tick includes the means h_i(S_0) that memories start from.
-
-    Args:
-      timeline: One lane's schedule.
-    """
-    statistics = trees.shapes_of_model(problem)
-    senders = ((timeline.clients >= 0) & (timeline.weight > 0)).sum(axis=1, dtype=np.int64)
-    up = senders * hyper.memories.compression.bits(
-        statistics.size, word=8 * statistics.dtype.itemsize
-    )
-    up[:1] += (
-        types.full_precision_bits(statistics) * hyper.num_clients * hyper.memories.starts_known
-    )
-    return up, broadcast_bits(problem, timeline)
-
-
-memory_messages = Messages(
-    per_tick=count_bits,
-    relies_on=(
+    relies_on = (
         ("memories.compression", Identity()),
         ("memories.memory_start", "zero"),
         ("memories.field_rule", "fedem"),
-    ),
-)
-"""Messages of systems with memories of clients."""
+    )
+
+    def per_tick(self, problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf]:
+        """Count the bits sent up and down at each tick: `i64[T]` each.
+
+        Clients that take part send a compressed message; S and theta go to all, uncompressed.
+        The first tick includes the means h_i(S_0) that memories start from.
+
+        Args:
+          timeline: One lane's schedule.
+        """
+        statistics = trees.shapes_of_model(problem)
+        senders = ((timeline.clients >= 0) & (timeline.weight > 0)).sum(axis=1, dtype=np.int64)
+        up = senders * hyper.memories.compression.bits(
+            statistics.size, word=8 * statistics.dtype.itemsize
+        )
+        up[:1] += (
+            types.full_precision_bits(statistics) * hyper.num_clients * hyper.memories.starts_known
+        )
+        return up, broadcast_bits(problem, timeline)
+
+
+memory_messages = MemoryMessages()
 
 
 def constant(tick: Array) -> Array:

@@ -1,5 +1,6 @@
 """Settings of the messages between clients and server, and the counts of their bits."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -37,6 +38,63 @@ RELIED_ON = (
     *COMBINED,
 )
 """Settings by which bits are counted and privacy is accounted for, with their idle values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportMessages(Messages):
+    """The messages of a system with reports of models.
+
+    Down, a client that takes part gets all the changes of the model that it has missed, or the
+    whole model if that is shorter, as on its first visit. Without a downlink compressor that is the
+    whole model for each report.
+
+        messages = ReportMessages()
+        assert messages.bits(jnp.zeros(3), fedavg.Hyper()) == (3 * 32, 3 * 32)
+        twice = ReportMessages(lambda model, hyper: (model, model))  # a client sends two models
+        assert twice.bits(jnp.zeros(3), fedavg.Hyper()) == (6 * 32, 6 * 32)
+
+    Attributes:
+      up: From a model and the settings to what a client sends.
+      down: The same for what the server sends, if that is something else.
+      has_weights: Whether the weights of the schedule are those with which messages are averaged.
+    """
+
+    relies_on = RELIED_ON
+    up: Callable[[Params, Any], Params] = lambda params, hyper: params
+    down: Callable[[Params, Any], Params] | None = None
+    has_weights: bool = True
+
+    def bits(self, params: Params, hyper: Any) -> tuple[int, int]:
+        """Count a message in the rule's code, or compressed, and the server's whole one."""
+        up = self.up(params, hyper)
+        down = up if self.down is None else self.down(params, hyper)
+        bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, up)
+        return bits_up, types.full_precision_bits(down)
+
+    def per_tick(self, problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
+        """Count changes of the model that clients have missed, where these are compressed."""
+        if isinstance(hyper.messages.downlink, Identity):
+            return None
+        model = trees.shapes_of_model(problem)
+        reports = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
+        down = (self.down or self.up)(model, hyper)
+        return reports * self.bits(model, hyper)[0], count_downlink(hyper, timeline, down)
+
+    def facts(self, hyper: Any, ticks: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the epsilon of the settings, see `PrivateReports.facts`."""
+        return hyper.facts(ticks)
+
+    def facts_of_schedule(
+        self, hyper: Any, timeline: Timeline, ticks: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return the epsilon of the schedule, see `Reports.facts_of_schedule`."""
+        return hyper.facts_of_schedule(timeline, ticks)
+
+    def check(self, hyper: Any, timeline: Timeline) -> None:
+        """Check numbers of messages, and their weights if these are the schedule's."""
+        robustness.check_numbers(hyper, timeline)
+        if self.has_weights:
+            robustness.check_weights(hyper, "aggregator", timeline)
 
 
 @struct
@@ -91,6 +149,8 @@ class Reports(Robust):
 
     tells_losses: ClassVar[bool] = False
     """Whether clients send the server more than messages: their losses."""
+    counted: ClassVar[Messages] = ReportMessages()
+    """How messages are counted, unless a system says otherwise."""
     messages: ClientMessages = settings.group(ClientMessages(), "compression of messages both ways")
 
     def check_together(self) -> None:
@@ -219,6 +279,13 @@ class ScheduledReports(Reports):
         """Number of reports for which a tick is meant, m."""
         return self._of("num_selected", 0) or self._of("buffer_size")
 
+    @property
+    def bound(self) -> Any:
+        """Bound of the norm of a client's update, C; the first one if it adapts. `f[]`."""
+        if isinstance(self.privacy, privacy.ExampleClipping):
+            return self._of("lr") * self._of("local_steps") * self._of("training.example_clip")
+        return self.privacy.clip  # type: ignore[attr-defined]
+
     def facts_of_schedule(self, timeline: Timeline, ticks: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the epsilon of clients' participations; the arguments are those of `Reports`.
 
@@ -288,13 +355,6 @@ class PrivateReports(ScheduledReports):
         self._check_count(found)
         return hyper.replace(privacy=found)
 
-    @property
-    def bound(self) -> Any:
-        """Bound of the norm of a client's update, C; the first one if it adapts. `f[]`."""
-        if isinstance(self.privacy, privacy.ExampleClipping):
-            return self._of("lr") * self._of("local_steps") * self._of("training.example_clip")
-        return self.privacy.clip  # type: ignore[attr-defined]
-
     def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the epsilon spent after numbers of rounds, if there is noise.
 
@@ -356,57 +416,6 @@ limits then.
 """
 
 
-def report_messages(
-    up: Callable[[Params, Any], Params] = lambda params, hyper: params,
-    *,
-    down: Callable[[Params, Any], Params] | None = None,
-    has_weights: bool = True,
-) -> Messages:
-    """Make the counts of bits of a system with reports of models.
-
-    Down, a client that takes part gets all the changes of the model that it has missed, or the
-    whole model if that is shorter, as on its first visit. Without a downlink compressor that is the
-    whole model for each report.
-
-        messages = report_messages()
-        assert messages.bits(jnp.zeros(3), fedavg.Hyper()) == (3 * 32, 3 * 32)
-        twice = report_messages(lambda model, hyper: (model, model))  # a client sends two models
-        assert twice.bits(jnp.zeros(3), fedavg.Hyper()) == (6 * 32, 6 * 32)
-
-    Args:
-      up: From a model and the settings to what a client sends.
-      down: The same for what the server sends, if that is something else.
-      has_weights: Whether the weights of the schedule are those with which messages are averaged.
-
-    Returns:
-      The counts, for `System.messages`.
-    """
-
-    def bits(params: Params, hyper: Any) -> tuple[int, int]:
-        sent = up(params, hyper), (down or up)(params, hyper)
-        bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, sent[0])
-        return bits_up, types.full_precision_bits(sent[1])
-
-    def per_tick(problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
-        if isinstance(hyper.messages.downlink, Identity):
-            return None
-        model = trees.shapes_of_model(problem)
-        reports = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
-        return reports * bits(model, hyper)[0], count_downlink(
-            hyper, timeline, (down or up)(model, hyper)
-        )
-
-    return Messages(
-        bits,
-        per_tick,
-        facts=lambda hyper, ticks: hyper.facts(ticks),
-        relies_on=RELIED_ON,
-        # Settings were checked before the noise of a target epsilon was found.
-        check=robustness.check_reports if has_weights else robustness.check_numbers,
-        facts_of_schedule=lambda hyper, timeline, ticks: hyper.facts_of_schedule(timeline, ticks),
-    )
-
-
 def count_downlink(hyper: Settings, timeline: Timeline, sent: Params) -> Leaf:
     """Count the bits that the server sends at each tick, `i64[T]`. sent: its message.
 
@@ -446,3 +455,7 @@ def downlink_of_slots(
     each[order] = np.where(is_first, whole, np.minimum(missed * change, whole))
     per_slot[is_there] = each
     return per_slot
+
+
+report_messages = ReportMessages
+"""Short for the class, as systems write it."""

@@ -15,24 +15,25 @@ from fedjax_sim.core.types import Event, Params, Plan
 
 
 class Memo(NamedTuple):
-    """Memory of earlier messages on both sides; () for a part that is not used.
+    """The memories of the stages of messages; () for a stage that remembers nothing.
 
     Attributes:
       estimates: Estimates of clients' progress d_i, leaves `[N, ...]`.
       known: The model v that clients know, leaves `[...]`.
-      bound: Bound of the norm of an update if it adapts, C, `f[]`.
+      privacy: Bound of the norm of an update if it adapts, C, `f[]`; or the last noises on the sum
+        if they are correlated, the newest first, leaves `[b - 1, ...]`.
       members: Estimates of the progress of clients behind local servers, leaves `[N, ...]`.
-      noises: The last noises on the sum if they are correlated, the newest first, leaves
-        `[b - 1, ...]`.
       attackers: What attackers remember of messages.
+      own: Within a tick, the update that the server has made itself, leaves `[...]`, for rules that
+        compare messages with it.
     """
 
     estimates: Params = ()
     known: Params = ()
-    bound: Any = ()
+    privacy: Any = ()
     members: Params = ()
-    noises: Params = ()
     attackers: Any = ()
+    own: Params = ()
 
 
 class Versioned(NamedTuple):

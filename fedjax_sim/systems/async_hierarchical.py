@@ -100,12 +100,17 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return wire.algorithm(init, step)
 
 
-def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[types.Leaf, types.Leaf]:
-    """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
-    model = trees.shapes_of_model(problem)
-    reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
-    up = hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
-    return reports * up, report_settings.count_downlink(hyper, timeline, model)
+class Messages(edges.GroupMessages):
+    """The messages of groups, with the reports to the global server, and its answers."""
+
+    def per_tick(
+        self, problem: Problem, hyper: Hyper, timeline: Timeline
+    ) -> tuple[types.Leaf, types.Leaf]:
+        """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
+        model = trees.shapes_of_model(problem)
+        reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
+        down = report_settings.count_downlink(hyper, timeline, model)
+        return reports * self.report_bits(model, hyper), down
 
 
 paper = presets.preset(Hyper, presets.GROUPS)
@@ -116,7 +121,7 @@ system = types.System(
     algorithm,
     "groups with local servers that report one by one; the global server mixes what has arrived",
     can_repeat=True,
-    messages=edges.edge_messages._replace(per_tick=count_bits),
+    messages=Messages(),
     hints=types.Hints(timelines.group_arrivals_within, edges.iteration_examples),
     fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,

@@ -24,7 +24,7 @@ from fedjax_sim.core.batching import replicate
 from fedjax_sim.core.checking import AtLeast0
 from fedjax_sim.core.settings import setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
+from fedjax_sim.server import PrivateReports, RoundState, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -74,5 +74,5 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 SUMMARY = (
     "federated averaging, and a personal model of every client that is pulled to the global one"
 )
-system = cohort_system("ditto", Hyper, algorithm, SUMMARY, messages=report_messages())
+system = cohort_system("ditto", Hyper, algorithm, SUMMARY)
 paper = system.paper

@@ -53,13 +53,16 @@ def algorithm(problem: types.LatentProblem, hyper: Hyper, plan: Plan) -> Algorit
     return Algorithm(lambda key: State(problem.init(key)), step, model=lambda state: state.server)
 
 
-def count_bits(
-    problem: types.LatentProblem, hyper: Hyper, timeline: types.Timeline
-) -> tuple[types.Leaf, types.Leaf]:
-    """Count the bits sent at each tick, `i64[T]` each: statistics up, S and theta down."""
-    message = types.full_precision_bits(trees.shapes_of_model(problem))
-    up = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message
-    return up, broadcast_bits(problem, timeline)
+class Messages(types.Messages):
+    """The messages of expectation maximisation: statistics up, S and theta down."""
+
+    def per_tick(
+        self, problem: types.LatentProblem, hyper: Hyper, timeline: types.Timeline
+    ) -> tuple[types.Leaf, types.Leaf]:
+        """Count the bits sent at each tick, `i64[T]` each."""
+        message = types.full_precision_bits(trees.shapes_of_model(problem))
+        up = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message
+        return up, broadcast_bits(problem, timeline)
 
 
 paper = presets.preset(Hyper, {**presets.EM, "batch_size": 200})
@@ -70,7 +73,7 @@ system = types.System(
     algorithm,
     "classical expectation maximisation: every round uses all examples of all clients",
     overshoot=False,
-    messages=types.Messages(per_tick=count_bits),
+    messages=Messages(),
     hints=types.Hints(lambda hyper, time: time / hyper.round_length),
     fit=types.Fit(types.LatentProblem),
     paper=paper,

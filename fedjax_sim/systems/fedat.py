@@ -201,7 +201,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         reports, memo = wire.receive(key, event, state.memo, start, local)
         place = (event.clients != EMPTY).argmax()
         common = jax.tree.map(lambda leaf: leaf[place], start)
-        model = wire.mean(key, event, common, reports)
+        model = wire.mean(key, event, common, reports, own=memo.own)
         own = streams.clock_key(key)  # that of the live clock, which has the same tiers
         tier = tiers_of(draw_devices(own, hyper), hyper)[event.clients[place]]
         tiers = jax.tree.map(lambda leaf, new: leaf.at[tier].set(new), state.tiers, model)

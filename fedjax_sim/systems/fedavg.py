@@ -23,7 +23,7 @@ from functools import partial
 from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training, local_training
 from fedjax_sim.core.settings import struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Work
-from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
+from fedjax_sim.server import PrivateReports, RoundState, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -61,5 +61,5 @@ def algorithm(problem: Problem, hyper: LastingTraining, plan: Plan) -> Algorithm
 
 
 SUMMARY = "synchronous federated averaging: the server waits for the slowest client of its cohort"
-system = cohort_system("fedavg", Hyper, algorithm, SUMMARY, messages=report_messages())
+system = cohort_system("fedavg", Hyper, algorithm, SUMMARY)
 paper = system.paper

@@ -25,7 +25,7 @@ from fedjax_sim.core.batching import replicate
 from fedjax_sim.core.checking import Above0
 from fedjax_sim.core.settings import setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Work
-from fedjax_sim.server import Reports, RoundState, Wire, keep_if_empty, report_messages
+from fedjax_sim.server import Reports, RoundState, Wire, keep_if_empty
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -62,7 +62,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         server = optax.tree.add_scale(wire.mean(key, event, start, local), -1 / alpha, memory)
         server = keep_if_empty(event, server, state.server)
         memo = wire.publish(key, event, memo, server)
-        finite_clients = wire.combination.finite_clients(event, local)
+        finite_clients = wire.senders.finite_clients(event, local)
         clients = write_clients(state.clients, finite_clients, linear)
         return RoundState(server, memory, clients, memo), work
 
@@ -70,5 +70,5 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
 
 SUMMARY = "federated averaging whose local losses are regularised so that their minima agree"
-system = cohort_system("feddyn", Hyper, algorithm, SUMMARY, messages=report_messages())
+system = cohort_system("feddyn", Hyper, algorithm, SUMMARY)
 paper = system.paper

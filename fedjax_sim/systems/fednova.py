@@ -27,7 +27,7 @@ from fedjax_sim.clients import ABOUT_TRAINING, ClientTraining, LocalTraining, lo
 from fedjax_sim.core.checking import AtLeast0, Limit
 from fedjax_sim.core.settings import ConfigError, group, is_known, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Plan, Problem, Work
-from fedjax_sim.server import Reports, RoundState, ServerStep, Wire, report_messages
+from fedjax_sim.server import Reports, RoundState, ServerStep, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -92,5 +92,5 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
 
 SUMMARY = "federated averaging of progress per local step: right also if clients' steps differ"
-system = cohort_system("fednova", Hyper, algorithm, SUMMARY, messages=report_messages())
+system = cohort_system("fednova", Hyper, algorithm, SUMMARY)
 paper = system.paper

@@ -29,7 +29,7 @@ from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.core.checking import Above0, Limit
 from fedjax_sim.core.settings import fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
-from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire, report_messages
+from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 Decay = Annotated[float, Limit(least=0, most=0.999)]
@@ -145,7 +145,7 @@ def algorithm(
 
 def _named(name: str, settings: type, optimizer: str) -> System:
     summary = f"federated averaging whose server follows the mean progress by {optimizer}"
-    return cohort_system(name, settings, algorithm, summary, messages=report_messages())
+    return cohort_system(name, settings, algorithm, summary)
 
 
 system = _named("fedopt", Hyper, "any optax optimizer")

@@ -19,7 +19,7 @@ Readings. The local optimizer of the paper is SGD; the state of another one may 
 from fedjax_sim.clients import LastingTraining
 from fedjax_sim.core.checking import AtLeast0
 from fedjax_sim.core.settings import setting, struct
-from fedjax_sim.server import PrivateReports, report_messages
+from fedjax_sim.server import PrivateReports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
@@ -32,5 +32,5 @@ class Hyper(CohortRounds, LastingTraining, PrivateReports):
 
 
 SUMMARY = "federated averaging with a pull of local models to the server's"
-system = cohort_system("fedprox", Hyper, fedavg.algorithm, SUMMARY, messages=report_messages())
+system = cohort_system("fedprox", Hyper, fedavg.algorithm, SUMMARY)
 paper = system.paper

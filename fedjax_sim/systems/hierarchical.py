@@ -156,21 +156,24 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
     return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
 
 
-def count_bits(
-    problem: Problem, hyper: Hyper, timeline: types.Timeline
-) -> tuple[types.Leaf, types.Leaf]:
-    """Count the bits that groups and the global server send at each tick, `i64[T]` each.
+class Messages(edges.GroupMessages):
+    """The messages of groups, with those to the global server at the end of a round."""
 
-    A model goes up from each group, and one or its change down to it, at the last tick of every
-    round; the first model is not counted.
-    """
-    num_ticks = timeline.clients.shape[0]
-    is_last = np.arange(num_ticks) % hyper.clock.ticks_per_round == hyper.clock.ticks_per_round - 1
-    messages = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * is_last
-    model = trees.shapes_of_model(problem)
-    down = min(count_message_bits(hyper.messages.downlink, model), types.full_precision_bits(model))
-    up = hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
-    return messages * up, messages * down
+    def per_tick(
+        self, problem: Problem, hyper: Hyper, timeline: types.Timeline
+    ) -> tuple[types.Leaf, types.Leaf]:
+        """Count the bits that groups and the global server send at each tick, `i64[T]` each.
+
+        A model goes up from each group, and one or its change down to it, at the last tick of every
+        round; the first model is not counted.
+        """
+        per_round = hyper.clock.ticks_per_round
+        is_last = np.arange(len(timeline.clients)) % per_round == per_round - 1
+        messages = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * is_last
+        model = trees.shapes_of_model(problem)
+        whole = types.full_precision_bits(model)
+        down = min(count_message_bits(hyper.messages.downlink, model), whole)
+        return messages * self.report_bits(model, hyper), messages * down
 
 
 paper = presets.preset(Hyper, presets.GROUPS)
@@ -180,7 +183,7 @@ system = types.System(
     timelines.schedule_group_rounds,
     algorithm,
     "groups with local servers iterate until a sync time; their scaled progress is averaged",
-    messages=edges.edge_messages._replace(per_tick=count_bits),
+    messages=Messages(),
     hints=types.Hints(timelines.group_rounds_within, edges.iteration_examples),
     fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,

@@ -69,7 +69,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         nowhere = jax.tree.map(jnp.zeros_like, x)
         mean, slope = wire.mean(key, event, (x, nowhere), (local, slopes))
         _, s = base.update(slope, state.memory, state.server)  # V
-        if wire.is_compressed_down:  # What clients have not heard yet stays with the server.
+        if wire.downlink.is_on:  # What clients have not heard yet stays with the server.
             mean = jax.tree.map(lambda w, end, begin: w + (end - begin), state.server, mean, x)
         x = mean
         x, s = keep_if_empty(event, (x, s), (state.server, state.memory))

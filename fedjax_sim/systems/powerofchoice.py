@@ -33,7 +33,7 @@ from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import EMPTY, Array, Key, Leaf, Plan, Problem, Timeline
 from fedjax_sim.server import Reports, check_numbers
-from fedjax_sim.server.report_settings import downlink_of_slots, report_messages
+from fedjax_sim.server.report_settings import ReportMessages, downlink_of_slots
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 
@@ -120,24 +120,30 @@ def count_bits_of_clients(
     return is_chosen * up, downlink_of_slots(hyper, timeline, model), num_others[:, None] * each
 
 
-def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
-    """Count the bits sent up and down at each tick: `i64[T]` each."""
-    up, down, of_others = count_bits_of_clients(problem, hyper, timeline)
-    return up.sum(axis=1) + of_others[:, 0], down.sum(axis=1) + of_others[:, 1]
+class Messages(ReportMessages):
+    """The messages of reports, with those of candidates who are not chosen."""
 
+    def per_tick(self, problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+        """Count the bits sent up and down at each tick: `i64[T]` each."""
+        up, down, of_others = count_bits_of_clients(problem, hyper, timeline)
+        return up.sum(axis=1) + of_others[:, 0], down.sum(axis=1) + of_others[:, 1]
 
-def bits_by_client(problem: Problem, hyper: Hyper, timeline: Timeline) -> np.ndarray:
-    """Count the bits that each client sends and receives at each tick: `f64[T, N]`.
+    def by_client(self, problem: Problem, hyper: Hyper, timeline: Timeline) -> np.ndarray:
+        """Count the bits that each client sends and receives at each tick: `f64[T, N]`.
 
-    Those of candidates who stand in no slot are dealt equally to all clients who stand in none.
-    """
-    up, down, of_others = count_bits_of_clients(problem, hyper, timeline)
-    found = np.full((len(up), hyper.num_clients), np.nan)
-    rounds, slots = np.nonzero(timeline.clients != EMPTY)
-    found[rounds, timeline.clients[rounds, slots]] = (up + down)[rounds, slots]
-    num_left = np.isnan(found).sum(axis=1)
-    share = of_others.sum(axis=1) / np.maximum(num_left, 1)
-    return np.where(np.isnan(found), share[:, None], found)
+        Those of candidates who stand in no slot are dealt equally to all clients who stand in none.
+        """
+        up, down, of_others = count_bits_of_clients(problem, hyper, timeline)
+        found = np.full((len(up), hyper.num_clients), np.nan)
+        rounds, slots = np.nonzero(timeline.clients != EMPTY)
+        found[rounds, timeline.clients[rounds, slots]] = (up + down)[rounds, slots]
+        num_left = np.isnan(found).sum(axis=1)
+        share = of_others.sum(axis=1) / np.maximum(num_left, 1)
+        return np.where(np.isnan(found), share[:, None], found)
+
+    def check(self, hyper: Hyper, timeline: Timeline) -> None:
+        """Check numbers of messages, of which there are as many as clients are chosen."""
+        check_numbers(hyper, timeline, most=hyper.num_chosen)
 
 
 system = live.with_clock(
@@ -146,10 +152,6 @@ system = live.with_clock(
     name="powerofchoice",
     Hyper=Hyper,
     summary="federated averaging of the candidates with the largest losses",
-    messages=report_messages()._replace(
-        per_tick=count_bits,
-        by_client=bits_by_client,
-        check=lambda hyper, timeline: check_numbers(hyper, timeline, most=hyper.num_chosen),
-    ),
+    messages=Messages(),
 )
 paper = system.paper

@@ -78,7 +78,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         sent = batching.replicate(state.server, event.clients.shape[0])
         decode = partial(messages.decode_messages, hyper.compression, key, event)
         seen = decode(known, sent, way="down")  # v[i]
-        claimed = attacks.attacked(combination.adversary, key, event, start, local, num_clients)
+        claimed = attacks.attacked(hyper.adversary, key, event, start, local, num_clients)
         reports = decode(seen, claimed)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
         server = combination.mean_with_server(key, event, state.server, reports)
@@ -103,10 +103,19 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
     )
 
 
-def message_bits(params: types.Params, hyper: Hyper) -> tuple[int, int]:
-    """Count the bits of a message to the server and of one from it."""
-    up = hyper.aggregator.chosen.message_bits(hyper.compression, params)
-    return up, messages.count_message_bits(hyper.compression, params)
+class Messages(types.Messages):
+    """The messages of QuAFL, compressed both ways."""
+
+    relies_on = RELIED_ON
+
+    def bits(self, params: types.Params, hyper: Hyper) -> tuple[int, int]:
+        """Count the bits of a message to the server and of one from it."""
+        up = hyper.aggregator.chosen.message_bits(hyper.compression, params)
+        return up, messages.count_message_bits(hyper.compression, params)
+
+    def check(self, hyper: Hyper, timeline: types.Timeline) -> None:
+        """Check numbers of messages, whose weights are equal."""
+        check_numbers(hyper, timeline)
 
 
 paper = presets.preset(Hyper, presets.FAVANO)
@@ -117,7 +126,7 @@ system = types.System(
     algorithm,
     "periodic contacts; clients mix the server's model into their own",
     overshoot=False,
-    messages=types.Messages(message_bits, relies_on=RELIED_ON, check=check_numbers),
+    messages=Messages(),
     hints=types.Hints(lambda hyper, time: time / hyper.period),
     paper=paper,
 )

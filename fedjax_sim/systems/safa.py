@@ -47,9 +47,9 @@ from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.checking import AtLeast0, Count
 from fedjax_sim.core.settings import setting, struct
 from fedjax_sim.core.types import Algorithm, Problem
-from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, report_messages, stale_models
+from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
 from fedjax_sim.server.aggregation import where_slots
-from fedjax_sim.server.report_settings import downlink_of_slots
+from fedjax_sim.server.report_settings import ReportMessages, downlink_of_slots
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import draw_devices
@@ -196,7 +196,8 @@ class State(NamedTuple):
 def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
     """Bind SAFA to a problem."""
     train = local_training(problem, hyper, plan)
-    wire, share = Wire(problem, hyper, plan), hyper.share(problem.counts)
+    wire = Wire(problem, hyper, plan, without=("aggregator",))
+    share = hyper.share(problem.counts)
 
     def init(key: types.Key) -> State:
         first = wire.first_version(problem.init(key))
@@ -208,7 +209,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
         is_picked = event.weight > 0
-        finite_clients = wire.combination.finite_clients(event, reports)
+        finite_clients = wire.senders.finite_clients(event, reports)
         # Who has not reported for tau rounds received the newest model, after empty rounds too.
         syncs = (event.tick - state.base) // hyper.lag_tolerance
         newest = jax.tree.map(lambda w: w[None], state.server)
@@ -246,6 +247,21 @@ def count_bits_of_clients(
     return up, downlink_of_slots(hyper, timeline, model, given)
 
 
+class Messages(ReportMessages):
+    """The messages of reports, and the models that clients receive in other rounds too."""
+
+    def per_tick(
+        self, problem: Problem, hyper: Hyper, timeline: types.Timeline
+    ) -> tuple[types.Leaf, types.Leaf]:
+        """Count the bits sent up and down at each tick: `i64[T]` each."""
+        up, down = count_bits_of_clients(problem, hyper, timeline)
+        return up.sum(axis=1), down.sum(axis=1)
+
+    def by_client(self, problem: Problem, hyper: Hyper, timeline: types.Timeline) -> types.Leaf:
+        """Count the bits that each client sends and receives at each tick: `i64[T, N]`."""
+        return sum(count_bits_of_clients(problem, hyper, timeline))
+
+
 def ticks_within(hyper: Hyper, time: float) -> float:
     """Estimate how many rounds fit in a stretch of time, if clients report at their mean rate."""
     share = np.maximum(1, hyper.num_clients / hyper.num_selected / 2)
@@ -265,10 +281,7 @@ system = live.with_clock(
     algorithm=algorithm,
     summary="semi-synchronous rounds: everyone trains, late reports are kept for the next mean",
     can_repeat=False,
-    messages=report_messages(has_weights=False)._replace(
-        per_tick=lambda *lane: tuple(bits.sum(axis=1) for bits in count_bits_of_clients(*lane)),
-        by_client=lambda *lane: sum(count_bits_of_clients(*lane)),
-    ),
+    messages=Messages(has_weights=False),
     hints=types.Hints(ticks_within),
 )
 paper = system.paper

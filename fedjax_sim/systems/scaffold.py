@@ -77,7 +77,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         # What the server hears of both, and its new model and control variate.
         starts = (batching.replicate(x, event.clients.shape[0]), before)
         (local, after), memo = wire.receive(key, event, state.memo, starts, (local, after))
-        finite_clients = wire.combination.finite_clients(event, (local, after))
+        finite_clients = wire.senders.finite_clients(event, (local, after))
         learns = jnp.where(event.steps > 0, finite_clients, EMPTY)  # nothing without a step
         moved = optax.tree.sub((local, after), starts)
         progress, _ = wire.sum(key, event, moved)

@@ -207,14 +207,15 @@ def test_messages_are_checked_tick_by_tick(together: int, monkeypatch: pytest.Mo
         timeline = visits(key, hyper, num_ticks)
         return timeline._replace(clients=(timeline.clients + jax.random.randint(key, (), 0, 7)) % 7)
 
-    def check(hyper: Any, timeline: Timeline) -> None:
-        assert timeline.clients.shape[1:] == (1,) and timeline.clients.size > 0
-        seen.append(len(timeline.time))
-        if hyper.lr > 1:
-            first = timeline.clients[0, 0]
-            raise ConfigError("lr", hyper.lr, f"at most 1 with {first} first, {len(seen)}")
+    class Refusing(Messages):
+        def check(self, hyper: Any, timeline: Timeline) -> None:
+            assert timeline.clients.shape[1:] == (1,) and timeline.clients.size > 0
+            seen.append(len(timeline.time))
+            if hyper.lr > 1:
+                first = timeline.clients[0, 0]
+                raise ConfigError("lr", hyper.lr, f"at most 1 with {first} first, {len(seen)}")
 
-    system = VISITS._replace(timeline=shifted, messages=Messages(check=check))
+    system = VISITS._replace(timeline=shifted, messages=Refusing())
     swept = partial(fedjax_sim.sweep, system, PROBLEM, seeds=5, budget=fedjax_sim.Ticks(10))
     run = swept(Hyper())
     assert len({int(each.clients[0, 0]) for each in run.timelines}) > 1

@@ -167,14 +167,14 @@ def test_noises_are_what_is_accounted_for(regression: Callable, small: Callable)
         hyper = small(fedavg.system, privacy=privacy)
         wire = Wire(regression(), hyper, Plan(rows=2))
         memo, still = wire.first(jnp.zeros(5000)), jnp.zeros((4, 5000))
-        assert memo.noises.shape == (2, 5000)
+        assert memo.privacy.shape == (2, 5000)
         rows = []
         for tick in range(6):
             event = tick_of(tick, [-1] * 4 if tick == 2 else [0, 1, 2, 3])
             noise, after = wire.noisy_sum(jax.random.key(1), event, still, memo)
             if tick == 2:
                 assert (noise == 0).all()
-                assert (after.noises == memo.noises).all()
+                assert (after.privacy == memo.privacy).all()
             else:
                 rows.append(np.asarray(noise))
             memo = after

@@ -500,11 +500,11 @@ def test_batched_lanes_are_told_what_they_cost(capsys: pytest.CaptureFixture) ->
 
 
 def test_a_system_that_sums_by_itself_is_refused() -> None:
-    """A wire whose sums nobody asks for would let every message through."""
+    """It says that it is without a rule: otherwise every message would come through."""
     system = SYSTEMS["fedavg"]
 
     def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
-        wire = fedjax_sim.server.Wire(problem, hyper, plan)
+        wire = fedjax_sim.server.Wire(problem, hyper, plan, without=("aggregator",))
 
         def init(key: Any) -> Any:
             return fedjax_sim.server.RoundState(problem.init(key), memo=wire.first(problem.start))
@@ -531,7 +531,9 @@ def asks_for_sums_alone() -> Any:
     """Return a system that lets its wire sum what is reported, and nothing else."""
 
     def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
-        wire = fedjax_sim.server.Wire(problem, hyper, plan)
+        left = ("privacy", "local_privacy", "adversary.attack", "messages.compression")
+        without = (*left, "messages.downlink")
+        wire = fedjax_sim.server.Wire(problem, hyper, plan, without=without)
         train = local_training(problem, hyper, plan)
 
         def init(key: Any) -> Any:

@@ -16,7 +16,7 @@ from fedjax_sim.core.settings import parse
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.server.compression import BlockQuantization, RandSparsification
-from fedjax_sim.server.memories import STEP_FACTORS, Memory, count_bits
+from fedjax_sim.server.memories import STEP_FACTORS, Memory, memory_messages
 from tests.compression.variances import variance
 from tests.systems.noisy_means import (
     BLOCKS,
@@ -180,7 +180,7 @@ def test_work_bits_and_epochs(toy: latent.Estimation) -> None:
     assert float(run.curves.memory_error[0]) < 1e-25
     # If memories start at 0, only compressed messages are sent, and no full pass is made.
     zero = hyper.replace(memory_start="zero")
-    up, _ = count_bits(toy, zero, run.timelines[0])
+    up, _ = memory_messages.per_tick(toy, zero, run.timelines[0])
     np.testing.assert_array_equal(np.cumsum(up), active[1:] * (64 + 4 * 2))
     first = FEDEM.algorithm(toy, zero, Plan()).init(jax.random.key(0))
     assert int(first.passes) == 0

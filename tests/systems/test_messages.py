@@ -15,8 +15,10 @@ from fedjax_sim import Plan
 from fedjax_sim.core.settings import check, fixed, names_of, struct
 from fedjax_sim.core.types import full_precision_bits
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.compression import Compressor, parse_compressor
-from fedjax_sim.server.privacy import parse_privacy
+from fedjax_sim.server.privacy import CorrelatedNoise, LocalGaussian, parse_privacy
+from fedjax_sim.server.rules import CentredClipping
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, emptied, events_of, replay
 
 WITHOUT = {"quafl", "langevin", "em", "fedem", "vr_fedem"}
@@ -220,3 +222,34 @@ def test_padding_changes_nothing(regression: Callable, small: Callable) -> None:
 
     for one, two in run():
         chex.assert_trees_all_equal(one, two)
+
+
+STAGES: dict[str, dict[str, Any]] = {
+    "aggregator": {"aggregator": CentredClipping()},
+    "attack": {"attack": SignFlip(), "malicious": 0.5},
+    "compression": {"compression": Silence()},
+    "downlink": {"downlink": Silence()},
+    "local_privacy": {"local_privacy": LocalGaussian(clip=0.1)},
+    "privacy": {"privacy": CorrelatedNoise(clip=0.1)},
+    "edge_compression": {"edge_compression": Silence()},
+    "edge_aggregator": {"edge_aggregator": CentredClipping()},
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_stage_is_in_the_step(name: str, regression: Callable, small: Callable) -> None:
+    """Each setting of messages that a system has changes its step: none is left out."""
+    system, problem = SYSTEMS[name], problem_for(name, regression)
+    event = jax.tree.map(lambda leaf: leaf[0], events_of(system, CLIENTS, STEPS))
+
+    def step_of(**changes: Any) -> str:
+        hyper = small(system, **(MADE.get(name, {}) | changes))
+        algorithm = system.algorithm(problem, hyper, PLAN)
+        state = jax.eval_shape(algorithm.init, jax.random.key(0))
+        return str(jax.make_jaxpr(algorithm.step)(jax.random.key(0), state, event))
+
+    plain, known = step_of(), names_of(system.Hyper)
+    for setting, changes in STAGES.items():
+        is_noise_of_members = setting == "local_privacy" and name in GROUPED
+        if setting in known and not is_noise_of_members:
+            assert step_of(**changes) != plain, setting

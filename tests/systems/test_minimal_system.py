@@ -99,7 +99,12 @@ def test_four_fields_are_enough(centers: np.ndarray) -> None:
 def test_groups_of_optional_fields(centers: np.ndarray) -> None:
     """Each hook can be given alone: other messages are counted, and training stays the same."""
     problem = fedjax_sim.problems.Quadratic.of(centers, start=1.0)
-    system = MINIMAL._replace(messages=Messages(lambda params, hyper: (5, 7)))
+
+    class Counted(Messages):
+        def bits(self, params: Any, hyper: Any) -> tuple[int, int]:
+            return 5, 7
+
+    system = MINIMAL._replace(messages=Counted())
     run = fedjax_sim.simulate(system, problem, budget=fedjax_sim.Ticks(9), num_evals=9)
     np.testing.assert_array_equal(run.curves.uplink_bits, 5 * np.arange(10))
     np.testing.assert_array_equal(run.curves.downlink_bits, 7 * np.arange(10))

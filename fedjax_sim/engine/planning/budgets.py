@@ -220,11 +220,11 @@ def energy_of_ticks(
     is_there = timeline.clients != types.EMPTY
     who = np.where(is_there, timeline.clients, 0)
     of_steps = np.where(is_there, timeline.steps * energies[0][who], 0).sum(axis=1)
-    by_client = messages.by_client and messages.by_client(problem, hyper, timeline)
+    by_client = messages.by_client(problem, hyper, timeline)
     if by_client is not None:
         return of_steps + by_client / 8 @ energies[1]
     filled = np.maximum(is_there.sum(axis=1), 1)
-    both = messages.per_tick and messages.per_tick(problem, hyper, timeline)
+    both = messages.per_tick(problem, hyper, timeline)
     if both is None:
         both = tuple(bits * filled for bits in messages.bits(model, hyper))
     # A tick's bytes are dealt equally to the clients that report.
@@ -268,10 +268,9 @@ def meters_of(system: System, group: Sequence[Lane], row: np.ndarray, budget: Bu
 
 def _counts_by_tick(system: System, problem: types.AnyProblem, hyper: HyperT) -> bool:
     """Tell whether a lane's bits follow from who reported, and not from how many did."""
-    per_tick = system.messages.per_tick
     nobody = np.full((1, 1), types.EMPTY, "int32")
     nothing = Timeline(np.ones(1), nobody, 0 * nobody, 0 * nobody, 0.0 * nobody, 0 * nobody)
-    return per_tick is not None and per_tick(problem, hyper, nothing) is not None
+    return system.messages.per_tick(problem, hyper, nothing) is not None
 
 
 def _energy_of(

@@ -37,8 +37,6 @@ compiled quickly: in a quarter of the time. They are those of one lane, so that 
 depend on how many others run."""
 
 
-NO_FACTS = types.Messages().facts_of_schedule
-"""The default of systems without facts that follow from the clients of a schedule."""
 CHECKED_TOGETHER = 2**20
 """Slots of schedules that are checked together."""
 
@@ -298,7 +296,7 @@ class Planned:
         """Facts of each lane's settings, and of settings and schedule: `f64[V + 1]` by name."""
         system, hypers, row, ticks = self.system, self.hypers, self.row, self.schedule.ticks
         extra_facts = extra_facts_of(system, hypers, ticks, row)
-        if system.messages.facts_of_schedule is NO_FACTS:
+        if not system.messages.replaces("facts_of_schedule"):
             return extra_facts
         different, of_hyper = distinct_objects(hypers)
         firsts, number = distinct_rows(of_hyper, row)

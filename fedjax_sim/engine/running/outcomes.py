@@ -15,7 +15,7 @@ from fedjax_sim.core.clocks import ENDINGS, Instant
 from fedjax_sim.core.events import HAPPENED
 from fedjax_sim.core.lifecycle import say
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import Messages, System, Ticks, Timeline
+from fedjax_sim.core.types import System, Ticks, Timeline
 from fedjax_sim.engine.planning import budgets
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.schedule import Schedule, as_lived, as_realised
@@ -204,17 +204,14 @@ def _count(
     found = {name: counted * each[:, None] for name, each in zip(BITS, per_message.T, strict=True)}
     if any(getattr(hyper, "energies", None) is not None for hyper in hypers):
         found["energy"] = np.full(counted.shape, np.nan)
-    sends_more = messages.further is not Messages._field_defaults["further"]
-    if messages.per_tick is None and not sends_more and "energy" not in found:
+    if not messages.replaces("per_tick", "further") and "energy" not in found:
         return found
     _, of_problem = distinct_objects([lane.problem for lane in group])
     firsts, number = distinct_rows(of_hyper, of_problem, row)
     for i, first in enumerate(firsts.tolist()):
         given = group[first].problem, group[first].hyper, timelines[first]
-        bits = None if messages.per_tick is None else messages.per_tick(*given)
-        by_tick = dict(zip(BITS, bits or (), strict=False))
-        if sends_more:
-            by_tick |= messages.further(*given)
+        by_tick = dict(zip(BITS, messages.per_tick(*given) or (), strict=False))
+        by_tick |= messages.further(*given)
         if "energy" in found:
             used = budgets.energy_of_ticks(system, *given[:2], model, timelines[first])
             by_tick |= {} if used is None else {"energy": used}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.core import settings
+from fedjax_sim.core import batching, settings, streams
 from fedjax_sim.core.checking import (
     Above0,
     AtLeast0,
@@ -19,7 +19,9 @@ from fedjax_sim.core.checking import (
     shape,
 )
 from fedjax_sim.core.settings import ConfigError, Kind, Named, fixed, setting, struct
-from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.core.types import Array, Event, Key, Params
+from fedjax_sim.kernels.rounding import wide_of
+from fedjax_sim.server.privacy.participation import square_root_bands
 
 
 class OfNoise(Kind):
@@ -32,7 +34,34 @@ class OfNoise(Kind):
 
 
 class Privacy(OfNoise):
-    """The common base of the kinds."""
+    """The common base of the kinds. See `fedjax_sim.server.stages.PrivateSum` for their use."""
+
+    def first_memory(self, update: Params) -> Any:
+        """Return the first memory; () if nothing is remembered.
+
+        Args:
+          update: An update, leaves `[...]`, for its shapes and types.
+        """
+        return ()
+
+    def update_noise(self, cohort: int) -> Any:
+        """Compute the noise multiplier of the sum of updates; `cohort` is the expected size."""
+        return self.noise  # type: ignore[attr-defined]
+
+    def remember(
+        self, key: Key, event: Event, memory: Any, noise: Params, is_short: Array, cohort: int
+    ) -> tuple[Params, Any]:
+        """Return the noise of a tick, leaves `[...]`, and the memory after it.
+
+        Args:
+          key: The lane's learning key.
+          event: The tick.
+          memory: The memory before.
+          noise: Independent noise, leaves `[...]`.
+          is_short: `bool[S]`, updates that needed no clipping.
+          cohort: Expected number of reports, m.
+        """
+        return noise, memory
 
 
 @struct
@@ -82,10 +111,6 @@ class Clipping(Privacy):
     def has_noise(self) -> bool:
         """Whether there is noise, given or to be found. Not for traced settings."""
         return super().has_noise or bool(np.any(np.asarray(self.epsilon) > 0))
-
-    def update_noise(self, cohort: int) -> Any:
-        """Compute the noise multiplier of the sum of updates; `cohort` is the expected size."""
-        return self.noise
 
 
 @struct
@@ -137,6 +162,18 @@ class AdaptiveClipping(Clipping):
         z = jnp.where(is_noisy, self.noise, 1)
         return jnp.where(is_noisy, (z**-2 - (2 * self.count_noise * cohort) ** -2) ** -0.5, 0)
 
+    def first_memory(self, update: Params) -> Array:
+        """Return the first bound, `f[]`."""
+        precision = jnp.result_type(jnp.float32, *jax.tree.leaves(update))
+        return jnp.asarray(self.clip, precision)
+
+    def remember(
+        self, key: Key, event: Event, memory: Any, noise: Params, is_short: Array, cohort: int
+    ) -> tuple[Params, Any]:
+        """Return the noise as it is, and the moved bound."""
+        own = jax.random.fold_in(streams.lane_stream(key, "privacy count"), event.tick)
+        return noise, next_bound(own, self, memory, is_short, event.weight > 0, cohort)
+
 
 @struct
 class ExampleClipping(Clipping):
@@ -184,6 +221,27 @@ class CorrelatedNoise(Privacy):
     delta: Annotated[float, Limit(above=0, most=0.5)] = setting(
         1e-6, "Probability delta with which the guarantee may fail."
     )
+
+    def first_memory(self, update: Params) -> Params:
+        """Return the noises of ticks that there were not: zeros `[b - 1, ...]`; () for one band."""
+        if self.bands == 1:
+            return ()
+        zeros = jax.tree.map(lambda leaf: jnp.zeros_like(wide_of(leaf)), update)
+        return batching.replicate(zeros, self.bands - 1)
+
+    def remember(
+        self, key: Key, event: Event, memory: Any, noise: Params, is_short: Array, cohort: int
+    ) -> tuple[Params, Any]:
+        """Correlate the noise with the last ones, and keep it: B y = z."""
+        if self.bands == 1:
+            return noise, memory
+        # y_t = z_t - sum_{j > 0} b_j y_{t-j}.
+        later = square_root_bands(self.bands)[1:]
+        noise = jax.tree.map(
+            lambda z, y: z - batching.weighted_sum(jnp.asarray(later, y.dtype), y), noise, memory
+        )
+        keep = lambda y, old: jnp.concatenate([y[None], old[:-1]])  # noqa: E731
+        return noise, jax.tree.map(keep, noise, memory)
 
 
 PRIVACY: Named[type[Privacy]] = Named.of(

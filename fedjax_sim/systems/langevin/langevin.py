@@ -303,54 +303,60 @@ RELIED_ON = (
 """Settings by which messages are counted, with the values that add none."""
 
 
-def traffic(
-    problem: Problem, hyper: Hyper, timeline: types.Timeline
-) -> tuple[types.Leaf, types.Leaf] | None:
-    """Count the bits sent up and down at each tick, where clients send more than their models."""
-    if hyper.control_variates.anchor == "none" and hyper.preconditioning.preconditioner == "none":
-        return None
-    # Traced once for all lanes, of which there may be thousands.
-    model = jax.eval_shape(_first_model, problem)
-    senders = (timeline.clients != types.EMPTY).sum(axis=1, dtype=np.int64)
-    up, down = message_bits(model, hyper)
-    size = types.full_precision_bits(model)
-    both_ways = senders * size * (hyper.preconditioning.preconditioner != "none")
-    # Anchors go to all clients, of whom participants receive the server's model anyway. Global
-    # control variates need a gradient of every client and go back to all.
-    moves = methods.anchor_moves(hyper.control_variates, senders)
-    slopes = size * hyper.num_clients * moves * (hyper.control_variates.anchor == "global")
-    anchors = size * (hyper.num_clients - senders) * moves
-    return senders * up + both_ways + slopes, senders * down + both_ways + slopes + anchors
-
-
-def bits_by_client(problem: Problem, hyper: Hyper, timeline: types.Timeline) -> types.Leaf | None:
-    """Count the bits that each client sends and receives at each tick, `i64[T, N]`.
-
-    None without control variates, as only participants send and receive then.
-    """
-    if hyper.control_variates.anchor == "none":
-        return None
-    model = jax.eval_shape(_first_model, problem)
-    takes_part = np.zeros((len(timeline.time), hyper.num_clients), bool)
-    ticks, slots = np.nonzero(timeline.clients != types.EMPTY)
-    takes_part[ticks, timeline.clients[ticks, slots]] = True
-    size, senders = types.full_precision_bits(model), takes_part.sum(axis=1, dtype=np.int64)
-    is_scaled = hyper.preconditioning.preconditioner != "none"
-    own = sum(message_bits(model, hyper)) + 2 * size * is_scaled
-    slopes = 2 * size * (hyper.control_variates.anchor == "global")
-    moves = methods.anchor_moves(hyper.control_variates, senders)[:, None]
-    return takes_part * own + moves * (slopes + size * ~takes_part)
-
-
 @jax.jit
 def _first_model(problem: Problem) -> Params:
     return problem.init(jax.random.key(0))
 
 
-def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:
-    """Count the bits of a model, with its velocity if there is one, up and down."""
-    sent = (params, params) if hyper.has_momentum else params
-    return count_message_bits(hyper.messages.compression, sent), types.full_precision_bits(sent)
+class Messages(types.Messages):
+    """The messages of FA-LD."""
+
+    relies_on = RELIED_ON
+
+    def bits(self, params: Params, hyper: Hyper) -> tuple[int, int]:
+        """Count the bits of a model, with its velocity if there is one, up and down."""
+        sent = (params, params) if hyper.has_momentum else params
+        return count_message_bits(hyper.messages.compression, sent), types.full_precision_bits(sent)
+
+    def per_tick(
+        self, problem: Problem, hyper: Hyper, timeline: types.Timeline
+    ) -> tuple[types.Leaf, types.Leaf] | None:
+        """Count the bits of each tick, where clients send more than their models."""
+        anchor, scaling = hyper.control_variates.anchor, hyper.preconditioning.preconditioner
+        if anchor == scaling == "none":
+            return None
+        # Traced once for all lanes, of which there may be thousands.
+        model = jax.eval_shape(_first_model, problem)
+        senders = (timeline.clients != types.EMPTY).sum(axis=1, dtype=np.int64)
+        up, down = self.bits(model, hyper)
+        size = types.full_precision_bits(model)
+        both_ways = senders * size * (scaling != "none")
+        # Anchors go to all clients, of whom participants receive the server's model anyway. Global
+        # control variates need a gradient of every client and go back to all.
+        moves = methods.anchor_moves(hyper.control_variates, senders)
+        slopes = size * hyper.num_clients * moves * (anchor == "global")
+        anchors = size * (hyper.num_clients - senders) * moves
+        return senders * up + both_ways + slopes, senders * down + both_ways + slopes + anchors
+
+    def by_client(
+        self, problem: Problem, hyper: Hyper, timeline: types.Timeline
+    ) -> types.Leaf | None:
+        """Count the bits that each client sends and receives at each tick, `i64[T, N]`.
+
+        None without control variates, as only participants send and receive then.
+        """
+        if hyper.control_variates.anchor == "none":
+            return None
+        model = jax.eval_shape(_first_model, problem)
+        takes_part = np.zeros((len(timeline.time), hyper.num_clients), bool)
+        ticks, slots = np.nonzero(timeline.clients != types.EMPTY)
+        takes_part[ticks, timeline.clients[ticks, slots]] = True
+        size, senders = types.full_precision_bits(model), takes_part.sum(axis=1, dtype=np.int64)
+        is_scaled = hyper.preconditioning.preconditioner != "none"
+        own = sum(self.bits(model, hyper)) + 2 * size * is_scaled
+        slopes = 2 * size * (hyper.control_variates.anchor == "global")
+        moves = methods.anchor_moves(hyper.control_variates, senders)[:, None]
+        return takes_part * own + moves * (slopes + size * ~takes_part)
 
 
 def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
@@ -377,7 +383,7 @@ system = types.System(
     schedule_weighted_rounds,
     algorithm,
     "federated averaging Langevin dynamics: averages of noisy local steps sample a posterior",
-    messages=types.Messages(message_bits, traffic, bits_by_client, relies_on=RELIED_ON),
+    messages=Messages(),
     hints=types.Hints(rounds_within),
     fit=types.Fit(complete=complete),
     paper=paper,

@@ -221,11 +221,11 @@ def cohort_system(
     algorithm: Callable[[Problem, HyperT, types.Plan], types.Algorithm[types.StateT, types.InfoT]],
     summary: str,
     *,
-    messages: types.Messages = types.Messages(),
+    messages: types.Messages | None = None,
 ) -> types.System[HyperT, types.StateT, types.InfoT]:
     """Combine an algorithm with rounds of sampled clients; `paper` is FAVANO's comparison.
 
-    `algorithm`, `summary` and `messages` are those of `System`.
+    `algorithm` and `summary` are those of `System`.
 
         system = cohort_system("mine", fedavg.Hyper, fedavg.algorithm, "FedAvg by another name.")
         assert system.Hyper is fedavg.Hyper
@@ -233,6 +233,7 @@ def cohort_system(
     Args:
       name: Name on the command line.
       hyper: Class of the settings.
+      messages: As in `System`; by default what the settings say in `counted`, or whole models.
 
     Returns:
       The system.
@@ -243,7 +244,7 @@ def cohort_system(
         schedule_cohort_rounds,
         algorithm,
         summary,
-        messages=messages,
+        messages=messages or getattr(hyper, "counted", types.Messages()),
         hints=types.Hints(rounds_within),
         paper=presets.preset(hyper, presets.FAVANO),
         fit=types.Fit(complete=lambda hyper, problem: hyper.completed(problem)),

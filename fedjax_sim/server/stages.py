@@ -1,0 +1,514 @@
+"""The stages of a message's way, from the client's progress to the server's model.
+
+The order, and why:
+
+1. `LocalNoise`: honest clients clip their progress and add their own noise
+   (`server.privacy.local`). Whatever a client does to its own message, an attacker need not do:
+   those at work in the tick keep what they have learnt.
+2. `Forgery`: an attacker replaces its progress (`fedjax_sim.server.attacks`). It knows what it has
+   learnt itself and, of others, what they send: noise of theirs would not protect them from
+   somebody who sees through it.
+3. `Coding`: the message is compressed and decoded (`fedjax_sim.server.compression`): an attacker
+   too can only send what the code can carry.
+4. `PrivateSum`, with privacy: the server bounds the norm of what it decodes, and what is not finite
+   counts as 0, which no attacker can skip. Noise is added to the sum. It is accounted for the
+   clipped sum only, so that no other rule than the mean is allowed.
+5. `Aggregation`, otherwise: a rule makes a centre of the messages (`fedjax_sim.server.rules`), and
+   the server moves by the sum of the tick's weights times the centre. It may compare them with an
+   update that the server has made itself (`fedjax_sim.server.own_updates`).
+6. The server's optimizer makes its step (`fedjax_sim.server.aggregation`).
+7. `Downlink`: the server sends its new model.
+
+A stage is bound to its setting once. What it remembers between ticks is a part of `Memo`, which
+its functions take and return.
+
+Dimension letters: those of `fedjax_sim.core.types`.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim.clients import read_clients, write_clients
+from fedjax_sim.clients.clipping import clip_updates, finite
+from fedjax_sim.core import batching, streams
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params
+from fedjax_sim.kernels import rounding
+from fedjax_sim.server import attacks, privacy
+from fedjax_sim.server.aggregation import (
+    expand,
+    keep_if_empty,
+    mean_of,
+    mean_with_server,
+    weighted_sum,
+    where_slots,
+)
+from fedjax_sim.server.attacks import Adversary
+from fedjax_sim.server.attacks.adversary import malicious_slots_of
+from fedjax_sim.server.compression import Compressor, messages
+from fedjax_sim.server.privacy.kinds import Privacy
+from fedjax_sim.server.rules import Mean, Rule, base
+from fedjax_sim.timelines.cohorts import previous_visits
+
+
+class Senders(NamedTuple):
+    """The senders that slots of a tick can name.
+
+    Attributes:
+      number: How many there are.
+      adversary: Who of them is malicious.
+      can_repeat: Whether one may fill several slots of a tick.
+    """
+
+    number: int
+    adversary: Adversary
+    can_repeat: bool = False
+
+    def attackers(self, key: Key, event: Event) -> Array:
+        """Find the slots in which an attacker is at work: `bool[S]`."""
+        return malicious_slots_of(self.adversary, key, event, self.number)
+
+    def finite_clients(self, event: Event, reports: Params) -> Array:
+        """Return the clients of a tick with finite messages: `i32[S]`, `EMPTY` for others.
+
+        Of a message that is not finite nobody keeps anything.
+
+        Args:
+          reports: Leaves `[S, ...]`.
+        """
+        if self.adversary.is_idle:
+            return event.clients
+        return jnp.where(finite(reports, event.clients != EMPTY)[1], event.clients, EMPTY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A stage on the way of messages. By default clients send what they have, and nobody remembers.
+
+    Attributes:
+      name: Name of its setting.
+      idle: Name of the setting's value that switches the stage off.
+      kind: The setting's value.
+      senders: Who sends.
+    """
+
+    name: ClassVar[str]
+    idle: ClassVar[str] = "none"
+    kind: Any
+    senders: Senders
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it does anything. A stage that is off costs nothing and changes no bit."""
+        return self.kind.name != self.idle
+
+    def first(self, sent: Params) -> Any:
+        """Return the first memory. sent: A message, leaves `[...]`."""
+        return ()
+
+    def client(
+        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
+    ) -> tuple[Params, Any]:
+        """Do the clients' part.
+
+        Args:
+          event: The tick.
+          memory: What the stage remembers.
+          starts: Models that clients started from, leaves `[S, ...]`.
+          local: Models that they reached, or that the stage before says so, leaves `[S, ...]`.
+
+        Returns:
+          Models that clients say they reached, leaves `[S, ...]`, and the memory.
+        """
+        return local, memory
+
+
+class LocalNoise(Stage):
+    """Honest clients clip their progress and add their own noise, see `server.privacy.local`."""
+
+    name = "local_privacy"
+
+    def client(
+        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
+    ) -> tuple[Params, Any]:
+        """Return noisy models of honest clients, and those that attackers did reach."""
+        if not self.is_on:
+            return local, memory
+        if not event.facts.keeps("clients", "steps"):
+            allowed = "none where a step changes who takes part or with how many steps"
+            reason = "epsilon is the schedule's"
+            raise ConfigError("messages.local_privacy", self.kind.name, f"{allowed}: {reason}")
+        tick_key = jax.random.fold_in(streams.lane_stream(key, "local privacy"), event.tick)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(tick_key, jnp.maximum(event.clients, 0))
+        if self.senders.can_repeat:
+            _, earlier = previous_visits(event.clients[None])
+            keys = jax.vmap(jax.random.fold_in)(keys, earlier[0])
+        # In at least 32 bits: in 16, noise has so few values that it gives the message away.
+        progress = jax.tree.map(
+            lambda y, x: rounding.wide_of(y) - rounding.wide_of(x), local, starts
+        )
+        noisy = privacy.privatise(keys, self.kind, progress)
+        claimed = jax.tree.map(
+            lambda x, d: (rounding.wide_of(x) + d).astype(x.dtype), starts, noisy
+        )
+        if self.senders.adversary.is_idle:
+            return claimed, memory
+        return where_slots(self.senders.attackers(key, event), local, claimed), memory
+
+
+class Forgery(Stage):
+    """Malicious clients forge their progress, and may remember ticks, see `server.attacks`."""
+
+    name = "adversary.attack"
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody may attack."""
+        return not self.senders.adversary.is_idle
+
+    def first(self, sent: Params) -> Any:
+        """Return the attackers' first memory."""
+        return self.kind.first_memory(sent) if self.is_on else ()
+
+    def client(
+        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
+    ) -> tuple[Params, Any]:
+        """Return the models that attackers claim, and those of others as they are."""
+        seen = key, event, starts, local, self.senders.number
+        adversary, memory = attacks.remembering(self.senders.adversary, memory, *seen)
+        return attacks.attacked(adversary, *seen), memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Coding(Stage):
+    """Clients compress their progress, and the server decodes it.
+
+    With error feedback (EF21, Richtarik, Sokolov and Fatkhullin 2021, arXiv 2106.05203, Algorithm
+    2) both sides keep an estimate d_i of a client's progress Delta_i, the client sends
+    c_i = Q(Delta_i - d_i), and d_i + c_i is what the server decodes and the next estimate. EF21 has
+    -gamma times gradients for Delta_i, which are what one local step of SGD makes of them. The
+    memory are all estimates, leaves `[N, ...]`, which begin at 0.
+
+    Readings. An unbiased Q need not be contractive, as EF21 asks: its messages are divided by
+    1 + omega. With cohorts, the server takes the mean of the estimates of those who report; with
+    everyone that is EF21.
+
+    Deviation: under partial participation EF21-PP (Fatkhullin et al. 2021, arXiv 2110.03294)
+    averages the estimates of all clients, old ones included. Here old estimates do not move the
+    model, so that a tick's weights mean the same with and without error feedback.
+
+    Attributes:
+      has_feedback: Whether error feedback is wanted.
+    """
+
+    name = "messages.compression"
+    idle = "identity"
+    kind: Compressor
+    has_feedback: bool = False
+
+    @property
+    def has_estimates(self) -> bool:
+        """Whether both sides keep estimates."""
+        return self.has_feedback and self.is_on
+
+    def first(self, sent: Params) -> Any:
+        """Return estimates of 0; () without error feedback."""
+        zeros = jax.tree.map(jnp.zeros_like, sent)
+        return batching.replicate(zeros, self.senders.number) if self.has_estimates else ()
+
+    def client(
+        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
+    ) -> tuple[Params, Any]:
+        """Return the models that the server decodes, and the estimates."""
+        if not self.has_estimates:
+            turns = event.offset if self.senders.can_repeat else None
+            return self.decode(key, event, (), starts, local, turns=turns)
+        # A client without a step sends nothing, unless it is malicious. It keeps its estimate, and
+        # counts as one without progress.
+        sends = event.steps > 0
+        if not self.senders.adversary.is_idle:
+            sends = sends | self.senders.attackers(key, event)
+
+        def exchange(estimates: Params, slots: tuple[Array, ...]) -> tuple[Params, Params]:
+            """Decode some slots' models, and write their estimates."""
+            senders, clients, turns, *models = slots
+            known = read_clients(estimates, clients)
+            here = event.within(clients=clients)
+            reports, sent = self.decode(key, here, known, *models, turns=turns)
+            reports = where_slots(senders != EMPTY, reports, models[0])
+            finite_clients = self.senders.finite_clients(here, sent)
+            senders = jnp.where(finite_clients == EMPTY, EMPTY, senders)
+            return write_clients(estimates, senders, sent), reports
+
+        senders = jnp.where(sends, event.clients, EMPTY)
+        slots = (senders, event.clients, event.offset, starts, local)
+        if not self.senders.can_repeat:
+            memory, reports = exchange(memory, slots)
+            return reports, memory
+        # In order of arrival: a client's next message counts on its last one.
+        single = jax.tree.map(lambda leaf: leaf[:, None], slots)
+        memory, reports = jax.lax.scan(exchange, memory, single)
+        return jax.tree.map(lambda leaf: leaf[:, 0], reports), memory
+
+    def decode(
+        self,
+        key: Key,
+        event: Event,
+        estimates: Params,
+        starts: Params,
+        local: Params,
+        *,
+        turns: Array | None,
+    ) -> tuple[Params, Params]:
+        """Decode models that are sent from slots, each of which sends one.
+
+        Args:
+          event: The tick, whose number and clients determine the draws.
+          estimates: Estimates of the slots' progress, leaves `[S, ...]`; () without error feedback.
+          starts: Models that the slots started from, leaves `[S, ...]`.
+          local: Models that they reached, leaves `[S, ...]`.
+          turns: As in `fedjax_sim.server.compression.messages.decode_messages`.
+
+        Returns:
+          What is decoded, leaves `[S, ...]`, and the next estimates.
+        """
+        decode = messages.decode_messages
+        if not self.has_estimates:
+            return decode(self.kind, key, event, starts, local, turns=turns), ()
+        progress = jax.tree.map(jnp.subtract, local, starts)
+        sent = decode(self.kind, key, event, estimates, progress, turns=turns)
+        if self.kind.has_omega:
+            size = messages.count_parameters(jax.tree.map(lambda leaf: leaf[0], local))
+            pace = self.kind.pace(size)
+            sent = jax.tree.map(
+                lambda d, v: d + jnp.asarray(pace, d.dtype) * (v - d), estimates, sent
+            )
+        return jax.tree.map(jnp.add, starts, sent), sent
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateSum(Stage):
+    """The server clips what it decodes, sums it with fixed weights, and adds noise once to the sum.
+
+    The noise is accounted for by `fedjax_sim.server.privacy`.
+
+    Attributes:
+      hyper: The settings, which say how many reports a tick is meant for, and the bound of each.
+    """
+
+    name = "privacy"
+    kind: Privacy
+    hyper: Any = None
+
+    def first(self, sent: Params) -> Any:
+        """Return the first bound if it adapts, or the noises of ticks that there were not."""
+        return self.kind.first_memory(sent)
+
+    def server(self, key: Key, event: Event, memory: Any, updates: Params) -> tuple[Params, Any]:
+        """Sum clipped updates with the tick's weights, and add noise.
+
+        Args:
+          memory: What the kind of privacy remembers.
+          updates: Decoded progress, leaves `[S, ...]`; what is not finite counts as 0, because no
+            norm bounds it.
+
+        Returns:
+          The sum, leaves `[...]`, and the memory. In an empty tick these are 0 and as before.
+
+        Raises:
+          ConfigError: If a step has changed the event.
+        """
+        if not event.facts.keeps("clients", "weight"):
+            allowed = "none where a step changes who takes part or with which weight"
+            raise ConfigError("privacy", self.kind.name, f"{allowed}: epsilon is the schedule's")
+        number = self.hyper.expected_reports
+        bound = memory if isinstance(self.kind, privacy.AdaptiveClipping) else self.hyper.bound
+        # In at least 32 bits.
+        known, _ = finite(jax.tree.map(rounding.wide_of, updates), event.clients != EMPTY)
+        clipped, is_short = clip_updates(known, bound)
+        exact = weighted_sum(event.weight, clipped)
+        # Of the sum with weights 1 / m, once and not for each client or device.
+        deviation = self.kind.update_noise(number) * bound / number
+        noise_key = jax.random.fold_in(streams.lane_stream(key, "privacy noise"), event.tick)
+        noise = privacy.gaussian_like(noise_key, exact, deviation)
+        noise, after = self.kind.remember(key, event, memory, noise, is_short, number)
+        noisy = jax.tree.map(jnp.add, exact, noise)
+        noisy, memory = keep_if_empty(event, (noisy, after), (exact, memory))
+        return optax.tree.cast_like(noisy, updates), memory
+
+
+class Downlink(Stage):
+    """The server sends Q(w - v), where v is the model that clients know, and v moves by it.
+
+    That is EF21-P (Gruntkowska, Tyurin and Richtarik 2023, arXiv 2209.15218). Clients start from v,
+    which is the memory. Where a message has more than a model, such as a control variate, it is one
+    vector. An unbiased Q is divided by 1 + omega, as in `Coding`.
+    """
+
+    name = "messages.downlink"
+    idle = "identity"
+
+    def first(self, sent: Params) -> Any:
+        """Return the initial model, which clients know."""
+        return sent if self.is_on else ()
+
+    def server(self, key: Key, event: Event, known: Params, sent: Params) -> Params:
+        """Send a new model, leaves `[...]`, and return the one that clients know then."""
+        if not self.is_on:
+            return known
+        change = jax.tree.map(jnp.subtract, sent, known)
+        down_key = jax.random.fold_in(streams.lane_stream(key, "compression down"), event.tick)
+        heard = messages.compress(self.kind, down_key, change)
+        pace = self.kind.pace(messages.count_parameters(sent))
+        moved = jax.tree.map(lambda v, c: v + jnp.asarray(pace, v.dtype) * c, known, heard)
+        return keep_if_empty(event, moved, known)
+
+
+class Aggregation(Stage):
+    """A rule makes a centre of the messages of a tick, with a client in each slot.
+
+    A message that is not finite is left out, if there is an attacker or another rule than the mean.
+    Rules that assume a number of malicious clients assume so many fewer of the others; if too few
+    are left for the rule, the tick counts as one without progress. With the mean, nobody malicious
+    and no privacy messages are not looked at, and a run that diverges fails.
+
+        aggregation = Aggregation(Median(), Senders(8, Adversary()))
+        updates = jnp.array([[1.0], [3.0]])
+        assert aggregation.sum(key, event, updates) == (1 + 3) / 2  # the median of two
+    """
+
+    name = "aggregator"
+    idle = "mean"
+    kind: Rule
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether messages are as clients made them, and their weighted sum is wanted."""
+        return self.senders.adversary.is_idle and isinstance(self.kind, Mean)
+
+    def sum(
+        self,
+        key: Key,
+        event: Event,
+        updates: Params,
+        *,
+        weight: Array | None = None,
+        scale: Array | None = None,
+        own: Params = (),
+    ) -> Params:
+        """Sum updates with weights, or return the rule's centre times the total weight.
+
+        Args:
+          event: The tick.
+          updates: Decoded progress, leaves `[S, ...]`.
+          weight: `f[S]`, at least 0; by default the tick's.
+          scale: `f[S]`, by which the server multiplies each message before it looks at them.
+          own: The server's own update of the tick, leaves `[...]`, for rules that need it.
+
+        Returns:
+          Leaves `[...]`; 0 if nobody sends anything finite.
+        """
+        weight = event.weight if weight is None else weight
+        if self.is_plain:
+            return batching.weighted_sum(weight if scale is None else scale * weight, updates)
+        if scale is not None:
+            updates = jax.tree.map(lambda leaf: leaf * expand(scale, leaf), updates)
+        heard, is_heard = finite(updates, event.clients != EMPTY)
+        used = jnp.where(is_heard, weight, 0)
+        share = used / jnp.where(used.sum() > 0, used.sum(), 1)
+        rule_key = jax.random.fold_in(streams.lane_stream(key, "rule"), event.tick)
+        # Who sends nan is known to be malicious, and so fewer of the others are. If these are too
+        # few for the rule, there is no progress.
+        dropped = (event.clients != EMPTY).sum() - is_heard.sum()
+        rule = self.kind.with_own(own) if jax.tree.leaves(own) else self.kind
+        rule = rule.knowing(dropped)
+        centre = base.checked_centre(rule, rule_key, heard, share, is_heard)
+        is_enough = (dropped == 0) | (is_heard.sum() >= rule.least())
+        moves = is_heard.any() & is_enough & (used.sum() > 0)
+
+        def moved(leaf: Array) -> Array:
+            wide = jnp.promote_types(leaf.dtype, "float32")
+            found = weight.sum().astype(wide) * leaf.astype(wide)
+            return jnp.where(moves, found, 0).astype(leaf.dtype)
+
+        return jax.tree.map(moved, centre)
+
+    def mean(
+        self, key: Key, event: Event, start: Params, models: Params, *, own: Params = ()
+    ) -> Params:
+        """Average models with the weights of a tick, or as the rule does.
+
+        Args:
+          event: The tick.
+          start: The model that all clients started from, leaves `[...]`.
+          models: Decoded models, leaves `[S, ...]`.
+          own: As in `sum`.
+
+        Returns:
+          Leaves `[...]`.
+        """
+        if self.is_plain:
+            return mean_of(event, start, models)
+        progress = jax.tree.map(lambda y, x: y - x[None], models, start)
+        return jax.tree.map(jnp.add, start, self.sum(key, event, progress, own=own))
+
+    def mean_with_server(self, key: Key, event: Event, server: Params, models: Params) -> Params:
+        """Average the present clients' models and the server's: s / (s + 1) is the clients' share.
+
+        The server's own model is trusted. Of the clients' models, as progress from it, the rule
+        makes a centre.
+
+        Args:
+          event: The tick.
+          server: Leaves `[...]`.
+          models: Decoded models, leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[...]`.
+        """
+        is_present = event.clients != EMPTY
+        if self.is_plain:
+            return mean_with_server(server, models, is_present)
+        progress = jax.tree.map(lambda u, w: u - w[None], models, server)
+        weight = is_present / (1 + is_present.sum())
+        return jax.tree.map(jnp.add, server, self.sum(key, event, progress, weight=weight))
+
+
+def combination_of(
+    hyper: Any,
+    senders: Senders | None = None,
+    *,
+    rule: Rule | None = None,
+    has_own: bool = False,
+) -> Aggregation:
+    """Bind the rule of settings, which need not have one, to who sends.
+
+        assert combination_of(fedavg.Hyper()).is_plain  # the mean of honest messages
+        assert combination_of(fedavg.Hyper(aggregator=Median())).kind == Median()
+
+    Args:
+      hyper: Settings of a system.
+      senders: Who sends; by default the clients, malicious ones as the settings say.
+      rule: Another rule than that of the settings.
+      has_own: Whether the rule is given updates of the server's own.
+
+    Returns:
+      The stage; of settings that are not `Robust` the plain mean.
+
+    Raises:
+      ConfigError: If the rule needs such updates and is given none.
+    """
+    rule = getattr(hyper, "aggregator", Mean()) if rule is None else rule
+    if rule.needs_own() is not False and not has_own:
+        allowed = (
+            "a rule without an update of the server's own here, because messages to this "
+            "server are something else than the progress of its model by local steps"
+        )
+        raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
+    if senders is None:
+        senders = Senders(hyper.num_clients, getattr(hyper, "adversary", Adversary()))
+    return Aggregation(rule, senders)
