@@ -149,7 +149,7 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array, *, train: bool = False) -> Array:
         """Normalise `[..., C]` over all axes but the last."""
-        size = x.shape[-1:]
+        size, axes = x.shape[-1:], tuple(range(x.ndim - 1))
         scale = self.param("scale", nn.initializers.ones, size)
         bias = self.param("bias", nn.initializers.zeros, size)
         running = [
@@ -159,14 +159,15 @@ class BatchNorm(nn.Module):
         mean, var = running[0].value, jnp.maximum(running[1].value, 0)
         wide = x.astype(jnp.promote_types(x.dtype, "float32"))
         if train:
-            axes = tuple(range(x.ndim - 1))
             mean, var = wide.mean(axes), wide.var(axes)
             count = wide.size // size[0]
             unbiased = var * (count / max(1, count - 1))
             if not self.is_initializing() and self.is_mutable_collection("batch_stats"):
                 for variable, value in zip(running, (mean, unbiased), strict=True):
                     variable.value += 0.1 * (value - variable.value)
-        normal = (wide - mean) * jax.lax.rsqrt(var + 1e-5) * scale + bias
+        factor = jax.lax.rsqrt(var + 1e-5) * scale
+        mean, factor, bias = (jnp.expand_dims(each, axes) for each in (mean, factor, bias))
+        normal = (wide - mean) * factor + bias
         return normal.astype(self.dtype or x.dtype)
 
 
