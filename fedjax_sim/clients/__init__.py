@@ -15,13 +15,17 @@ from fedjax_sim.clients.e_steps import Expectation as Expectation
 from fedjax_sim.clients.e_steps import check_batch_size as check_batch_size
 from fedjax_sim.clients.e_steps import local_expectation as local_expectation
 from fedjax_sim.clients.gradient_steps import Direction as Direction
+from fedjax_sim.clients.gradient_steps import Measure as Measure
 from fedjax_sim.clients.gradient_steps import SumRequest as SumRequest
 from fedjax_sim.clients.gradient_steps import Train as Train
 from fedjax_sim.clients.gradient_steps import Training as Training
+from fedjax_sim.clients.gradient_steps import drift as drift
 from fedjax_sim.clients.gradient_steps import first_optimizers as first_optimizers
+from fedjax_sim.clients.gradient_steps import gradient_norm as gradient_norm
 from fedjax_sim.clients.gradient_steps import lasting_training as lasting_training
 from fedjax_sim.clients.gradient_steps import local_steps as local_steps
 from fedjax_sim.clients.gradient_steps import local_training as local_training
+from fedjax_sim.clients.gradient_steps import with_measures as with_measures
 from fedjax_sim.clients.langevin_noise import add_langevin_noise as add_langevin_noise
 from fedjax_sim.clients.langevin_noise import add_momentum as add_momentum
 from fedjax_sim.clients.langevin_noise import of_pair as of_pair

@@ -8,7 +8,9 @@ Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,19 +22,44 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from fedjax_sim.clients import rows
 from fedjax_sim.clients.local_settings import Descent, LastingTraining, LocalTraining
-from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
+from fedjax_sim.clients.mini_batches import (
+    BatchGradient,
+    LossGradient,
+    batch_gradient,
+    batches_of,
+    method_of,
+)
 from fedjax_sim.clients.packing import run_in_rows
-from fedjax_sim.core import batching, targets
+from fedjax_sim.core import batching, targets, trees
 from fedjax_sim.core.checking import checked
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
+from fedjax_sim.core.types import (
+    Algorithm,
+    AnyProblem,
+    Array,
+    Batch,
+    Event,
+    Facts,
+    Key,
+    Losses,
+    Params,
+    Plan,
+    Settings,
+    StateT,
+    System,
+    Work,
+)
 
 Direction = Callable[..., Params]
 """A function from the gradient g to the direction of a local step, shaped like the model.
 
 It is called as `direction(g, model, q, start, *extras)` with the number of the step q, `i32[]`, the
-slot's start and the slot's extras. Leaves have the shapes that they have in the model.
+slot's start and the slot's extras. If it has a parameter `batch`, it is also given the mini-batch
+(`fedjax_sim.core.types.Batch`). Leaves have the shapes that they have in the model.
 """
+
+Measure = Callable[[Params, Params, Params, Params], Array]
+"""From gradient, model, start and aux of a local step to a number, `f[]`."""
 
 ELEMENTWISE = (optax.sgd, optax.adam, optax.adamw, optax.adagrad, optax.rmsprop, optax.yogi)
 """Optimizers that treat every number of a model alike, whatever the shape of its array."""
@@ -53,6 +80,7 @@ class Training(NamedTuple):
       extras: Models that the direction is given after the slot's start.
       is_corrected: Whether, without a direction, the first of them is added to the gradient.
       proximal: mu, if mu times the way from the start is added to it; None if not.
+      measures: Numbers to sum over the steps, by name.
     """
 
     gradient: BatchGradient
@@ -62,6 +90,7 @@ class Training(NamedTuple):
     extras: tuple[Params, ...] = ()
     is_corrected: bool = False
     proximal: Array | float | None = None
+    measures: tuple[tuple[str, Measure], ...] = ()
 
     def _shifted(self, slope: Params, model: Params, q: Array, carried: Sequence[Params]) -> Params:
         """Direction of a step. carried: the slot's start and the extras."""
@@ -104,11 +133,13 @@ class Train:
       plan: The static plan.
       training: From key, facts, start, client, offset and extras to a slot's training.
       takes_extras: Whether the training uses extras.
+      reads_own: Whether its loss may read clients' own rows.
     """
 
     plan: Plan
     training: Callable[..., Training]
     takes_extras: bool
+    reads_own: bool = False
 
     def __call__(
         self,
@@ -118,6 +149,7 @@ class Train:
         start: Params | None = None,
         starts: Params | None = None,
         extras: Params = (),
+        own: Params = (),
         total: SumRequest | None = None,
     ) -> tuple[Params, Work]:
         """Run every slot's local steps.
@@ -126,6 +158,8 @@ class Train:
           start: Model that all slots start from, leaves `[...]`. Give either this or `starts`.
           starts: Model that each slot starts from, leaves `[S, ...]`.
           extras: Further inputs of each slot's gradient or direction, leaves `[S, ...]`.
+          own: Rows of what the system keeps for each client, which losses may read, leaves
+            `[S, ...]`.
           total: The sum to make in place of single models, if that is enough.
 
         Returns:
@@ -139,7 +173,8 @@ class Train:
             allowed = "left out unless gradient, direction or is_corrected uses them"
             raise ConfigError("extras", type(extras).__name__, allowed)
         of_slot = partial(self.training, key, event.facts)
-        models = {"start": start, "starts": starts, "extras": extras}
+        own = own if self.reads_own else ()
+        models = {"start": start, "starts": starts, "extras": (own, *extras)}
         ends, _, work = local_steps(self.plan, event, of_slot, **models, total=total)
         return ends, work
 
@@ -183,22 +218,35 @@ def local_training(
       reach, leaves `[S, ...]`, and the work done.
     """
     is_directed = direction is not None or is_corrected
+    sees_batch = direction is not None and "batch" in inspect.signature(direction).parameters
 
     def training(
-        key: Key, facts: Facts, start: Params, client: Array, offset: Array, *extras: Params
+        key: Key,
+        facts: Facts,
+        start: Params,
+        client: Array,
+        offset: Array,
+        own: Params = (),
+        *extras: Params,
     ) -> Training:
         of_client = problem, hyper, key, client, offset
         if gradient is not None:
             slope = gradient(*of_client, *extras)
         else:
-            is_alone, batches = facts.packed is not None, batch_gradient
-            slope = batches(*of_client, most_steps=facts.most_steps, is_alone=is_alone)
+            ahead = {"most_steps": facts.most_steps, "is_alone": facts.packed is not None}
+            slope = batch_gradient(*of_client, **ahead, start=start, own=own)
         is_alike = hyper.training.optimizer in ELEMENTWISE and (direction is None or is_elementwise)
         read = extras if is_directed else ()
-        shifts = direction, read, is_corrected, proximal
-        return Training(slope, hyper.local_optimizer(), is_alike, *shifts)
+        shifts = [direction, read, is_corrected, proximal]
+        if sees_batch:
+            drawn = batching.look_ahead(batches_of(*of_client), facts.most_steps)
+            shifts[0] = lambda g, model, q, *models: direction(
+                g, model, q, *models, batch=Batch(*drawn(q))
+            )
+        return Training(slope, hyper.local_optimizer(), is_alike, *shifts, plan.measures)
 
-    return Train(plan, training, gradient is not None or is_directed)
+    reads_own = method_of(problem, "local_loss") is not None
+    return Train(plan, training, gradient is not None or is_directed, reads_own)
 
 
 def local_steps(
@@ -295,7 +343,8 @@ def local_steps(
             slot, plan, event.steps, event.steps, *slots, trips=plan.trips(facts), weights=weights
         )
         ends = found if total is None else dataclasses.replace(found[1], model=found[0])
-    work = Work(executed, event.steps.sum(), event.changed)
+    found = {"aux": ends.aux, "measured": ends.measured or ()}
+    work = Work(executed, event.steps.sum(), event.changed, **found)
     after = turn(ends.state, ends.is_state_transposed) if is_kept else None
     return turn(ends.model, ends.is_transposed), after, work
 
@@ -372,12 +421,16 @@ class _Local:
     Attributes:
       model: The model; matrices may be transposed.
       state: The optimizer's state.
+      aux: The loss's aux.
+      measured: Sums of measures, by name.
       is_transposed: Which leaves of the model are transposed.
       is_state_transposed: Which leaves of the state are transposed, if it is kept.
     """
 
     model: Params
     state: Params
+    aux: Params
+    measured: dict[str, Array]
     is_transposed: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
     is_state_transposed: tuple[bool, ...] = dataclasses.field(default=(), metadata={"static": True})
 
@@ -399,9 +452,10 @@ def _begin(
       narrow: Columns of a matrix up to which it is transposed.
     """
     optimizer = given.optimizer
+    untrained = getattr(given.gradient, "untrained", None)
+    can_turn = given.is_elementwise and untrained is None
     is_transposed = tuple(
-        given.is_elementwise and leaf.ndim == 2 and leaf.shape[1] <= narrow
-        for leaf in jax.tree.leaves(start)
+        can_turn and leaf.ndim == 2 and leaf.shape[1] <= narrow for leaf in jax.tree.leaves(start)
     )
     turned = partial(turn, is_transposed=is_transposed)
     is_shifted = given.is_corrected or given.proximal is not None
@@ -428,33 +482,46 @@ def _begin(
 
     @jax.named_scope("local_step")
     def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:
+        model, slope, aux = turned(local.model), None, local.aux
         if scaled is not None:
-            update = turned(scaled(turned(local.model), q))
+            slope, aux = scaled(model, aux, q)
+            update = turned(slope)
+            slope = optax.tree.scale(-1 / optimizer.rate, slope) if given.measures else None
             if correction is not None:
                 update = optax.tree.add(update, correction)
             if given.proximal is not None:
                 update = optax.tree.add_scale(update, -pull, local.model)
             after = local.state
         else:
-            slope = turned(given.gradient(turned(local.model), q))
-            slope = given._shifted(slope, local.model, q, carried)
-            update, after = optimizer.update(slope, local.state, local.model)
+            if isinstance(given.gradient, LossGradient):
+                slope, aux = given.gradient.carrying(model, aux, q)
+            else:
+                slope = given.gradient(model, q)
+            followed = given._shifted(turned(slope), local.model, q, carried)
+            update, after = optimizer.update(followed, local.state, local.model)
+        measured = {
+            name: local.measured[name] + measure(slope, model, start, aux).astype("float32")
+            for name, measure in given.measures
+        }
         if is_asked is not None:
             update = jax.tree.map(lambda leaf: jnp.where(is_asked, leaf, 0), update)
-            if is_kept:
-                # Otherwise nothing reads it after a masked step: only masked steps follow.
-                after = jax.tree.map(
-                    lambda new, old: jnp.where(is_asked, new, old), after, local.state
-                )
-        return dataclasses.replace(
-            local, model=optax.apply_updates(local.model, update), state=after
-        )
+            before = local.aux if untrained is None else trees.split(local.model, untrained)[1]
+            if_asked = partial(jax.tree.map, lambda new, old: jnp.where(is_asked, new, old))
+            aux, measured = if_asked(aux, before), if_asked(measured, local.measured)
+            # Otherwise nothing reads the state after a masked step: only masked steps follow.
+            after = if_asked(after, local.state) if is_kept else after
+        model = optax.apply_updates(local.model, update)
+        if untrained is not None:
+            model, aux = trees.join(aux, model), ()
+        return dataclasses.replace(local, model=model, state=after, aux=aux, measured=measured)
 
+    aux = given.gradient.aux if isinstance(given.gradient, LossGradient) else ()
+    measured = {name: jnp.zeros((), "float32") for name, _ in given.measures}
     if not is_kept:
-        return _Local(model, optimizer.init(model), is_transposed), step
+        return _Local(model, optimizer.init(model), aux, measured, is_transposed), step
     is_state_transposed = turned_in_state(optimizer, model, is_transposed)
-    first = in_row_major(turn(state, is_state_transposed), is_state_transposed)
-    return _Local(model, first, is_transposed, is_state_transposed), step
+    state = in_row_major(turn(state, is_state_transposed), is_state_transposed)
+    return _Local(model, state, aux, measured, is_transposed, is_state_transposed), step
 
 
 def turn(model: Params, is_transposed: tuple[bool, ...]) -> Params:
@@ -486,3 +553,54 @@ def turned_in_state(
         optimizer, lambda _, flag: flag, state, flags, transform_non_params=lambda _: False
     )
     return tuple(jax.tree.leaves(marked))
+
+
+def gradient_norm(gradient: Params, model: Params, start: Params, aux: Params) -> Array:
+    """Compute the norm of a local step's gradient: `f[]`, a `Measure`.
+
+    assert gradient_norm(jnp.array([3.0, 4.0]), model, model, ()) == 5
+    """
+    return optax.tree.norm(gradient)
+
+
+def drift(gradient: Params, model: Params, start: Params, aux: Params) -> Array:
+    """Compute how far a local step begins from the slot's start: `f[]`, a `Measure`.
+
+    assert drift(model, model + jnp.array([3.0, 4.0, 0.0]), model, ()) == 5
+    """
+    return optax.tree.norm(optax.tree.sub(model, start))
+
+
+def with_measures(system: System, measures: Mapping[str, Measure]) -> System:
+    """Make the same system with measures of its local steps among the metrics.
+
+    They do not change what is learnt. For each, curves have its mean over the steps of all clients
+    since the last evaluation, and "client_NAME[client]", that over each client's steps: nan without
+    a step, as at the first evaluation. They are of local training, as `Train` runs it.
+
+        measured = with_measures(fedavg.system, {"drift": drift, "slope": gradient_norm})
+        run = fedjax_sim.simulate(measured, problem, hyper, budget=fedjax_sim.Ticks(20))
+        assert run.curves.client_drift.dims == ("eval", "client")
+
+    Args:
+      system: A system whose slots are clients.
+      measures: From a step's gradient, model, start and aux after it to a number, `f[]`, by name.
+    """
+    own = tuple(measures.items())
+
+    @functools.wraps(system.algorithm)
+    def algorithm(problem: AnyProblem, hyper: Settings, plan: Plan) -> Algorithm:
+        made = system.algorithm(problem, hyper, plan._replace(measures=own))
+        are_clients = system.messages.num_senders(hyper) is None
+
+        @functools.wraps(made.step)
+        def step(key: Key, state: StateT, event: Event) -> tuple[StateT, Work]:
+            state, work = made.step(key, state, event)
+            if not (are_clients and getattr(work, "measured", ())):
+                allowed = "a system whose slots are clients in local training"
+                raise ConfigError("system with measures", system.name, allowed)
+            return state, work
+
+        return made._replace(step=step)
+
+    return system._replace(algorithm=algorithm)

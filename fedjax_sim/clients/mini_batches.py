@@ -4,6 +4,7 @@ Dimension letters: those of `fedjax_sim.core.types`; `m` examples of a client.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -15,27 +16,54 @@ from fedjax_sim.core.batching import look_ahead, map_slots
 from fedjax_sim.core.checking import Whole
 from fedjax_sim.core.settings import Checked, ConfigError, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Settings, Work
+from fedjax_sim.core.types import (
+    Array,
+    Batch,
+    Event,
+    Extras,
+    Key,
+    Losses,
+    Params,
+    Plan,
+    Settings,
+    Work,
+)
 
 BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
 BatchGradient = Callable[[Params, Array], Params]
 """From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
+StepLoss = Callable[[Params, Params, Array], tuple[Array, Params]]
+"""From a model, the loss's aux and the number of a local step to that step's loss and next aux."""
 
 
 class LossGradient:
-    """The gradient of a loss, a `BatchGradient` that also makes the update of plain descent."""
+    """The gradient of a loss of local steps, a `BatchGradient` that also carries the loss's aux.
 
-    def __init__(self, loss: BatchLoss):
+    Attributes:
+      loss: The loss of each step.
+      aux: The aux that the first step is given.
+      untrained: Bools in the model's structure: leaves whose new values are the aux that `loss`
+        returns, a model with None in the places of the others. It is given () then. None if the
+        steps train all leaves.
+    """
+
+    def __init__(self, loss: StepLoss, aux: Params = (), untrained: Params | None = None):
         """Differentiate a loss."""
-        self.loss = loss
+        self.loss, self.aux, self.untrained = loss, aux, untrained
 
     def __call__(self, model: Params, q: Array) -> Params:
-        """Return the gradient."""
-        return jax.grad(self.loss)(model, q)
+        """Return the gradient of a first step."""
+        return self.carrying(model, self.aux, q)[0]
 
-    def descent(self, rate: Array | float, model: Params, q: Array) -> Params:
-        """Return -rate times the gradient; no array of its size is multiplied by the rate.
+    def carrying(self, model: Params, aux: Params, q: Array) -> tuple[Params, Params]:
+        """Return the gradient, and the next aux."""
+        return jax.grad(self.loss, has_aux=True)(model, aux, q)
+
+    def descent(
+        self, rate: Array | float, model: Params, aux: Params, q: Array
+    ) -> tuple[Params, Params]:
+        """Return -rate times the gradient, no array of its size being multiplied, and the next aux.
 
         The rate is the cotangent of -loss: a kernel that computes the loss's derivative takes the
         sign in, but the negated rate would have one for itself. Where the rate would be rounded, or
@@ -44,14 +72,21 @@ class LossGradient:
         Args:
           rate: `f[]`.
           model: The model, leaves `[...]`.
+          aux: As in `StepLoss`.
           q: As in `BatchGradient`.
         """
-        traced = jax.make_jaxpr(self.loss)(model, q)
-        kinds = [leaf.dtype for leaf in (*traced.out_avals, *jax.tree.leaves(model))]
+        traced = jax.make_jaxpr(self.loss)(model, aux, q)
+        kinds = [leaf.dtype for leaf in (traced.out_avals[0], *jax.tree.leaves(model))]
         if any(map(trees.is_narrow, kinds)) or _minds_scale(traced.jaxpr):
-            return jax.tree.map(lambda leaf: -(rate * leaf), self(model, q))
-        value, pull_back = jax.vjp(lambda model: -self.loss(model, q), model)
-        return pull_back(jnp.asarray(rate, value.dtype))[0]
+            slope, aux = self.carrying(model, aux, q)
+            return jax.tree.map(lambda leaf: -(rate * leaf), slope), aux
+
+        def negative(model: Params) -> tuple[Array, Params]:
+            value, carried = self.loss(model, aux, q)
+            return -value, carried
+
+        value, pull_back, carried = jax.vjp(negative, model, has_aux=True)
+        return pull_back(jnp.asarray(rate, value.dtype))[0], carried
 
 
 def _minds_scale(program: Any) -> bool:
@@ -72,6 +107,42 @@ def _minds_scale(program: Any) -> bool:
     return False
 
 
+def method_of(problem: object, name: str) -> Any:
+    """Optional method of a problem; None if its class lacks it.
+
+    A wrapper that hands on all attributes of another problem does not take it over unasked: it may
+    have a loss that differs.
+
+        assert method_of(problem, "client_loss") and method_of(problem, "local_loss") is None
+    """
+    return getattr(problem, name, None) if hasattr(type(problem), name) else None
+
+
+def untrained_leaves(problem: object, model: Params) -> Params | None:
+    """Flags of the leaves that are averaged but not trained; None without such leaves."""
+    untrained = method_of(problem, "untrained")
+    flags = None if untrained is None else untrained(model)
+    return flags if any(jax.tree.leaves(flags)) else None
+
+
+def check_plain(problem: object) -> None:
+    """Refuse a problem with `local_loss`, for local steps that carry no aux.
+
+    Raises:
+      ConfigError: If it has one.
+    """
+    if method_of(problem, "local_loss") is not None:
+        allowed = "one without local_loss and model state, which these local steps do not carry"
+        raise ConfigError("problem", type(problem).__name__, allowed)
+
+
+def _without_slope(model: Params, flags: Params | None) -> Params:
+    """Keep derivatives from some leaves, those with a true flag."""
+    if flags is None:
+        return model
+    return jax.tree.map(lambda x, flag: jax.lax.stop_gradient(x) if flag else x, model, flags)
+
+
 def batch_gradient(
     problem: Losses,
     hyper: Settings,
@@ -81,10 +152,13 @@ def batch_gradient(
     *,
     most_steps: Whole | None = None,
     is_alone: bool = False,
+    start: Params | None = None,
+    own: Params = (),
 ) -> BatchGradient:
-    """Return the gradient of `batch_loss`; with `example_clip` the mean of clipped gradients.
+    """Return the gradient of `local_loss`; with `example_clip` the mean of clipped gradients.
 
-    A clipped example has a loss and a key of its own.
+    A problem without `local_loss` has its `loss` there, which carries no aux. A clipped example has
+    a loss and a key of its own.
 
         gradient = batch_gradient(problem, hyper, key, jnp.int32(2), jnp.int32(0))
         assert jnp.allclose(gradient(model, jnp.int32(0)), model - problem.centers[2])
@@ -96,24 +170,52 @@ def batch_gradient(
         steps are drawn together before the first; call this outside the loop over steps then.
       is_alone: Whether the client's data are looked up here and not in every step, if the problem
         can do that (it has `alone`).
+      start: The model that the steps start from; None if the caller carries no aux.
+      own: The client's rows of what the system keeps for clients.
 
     Returns:
       A function from a model and the number q of a local step to the gradient.
+
+    Raises:
+      ConfigError: If the problem has `local_loss` and the caller carries no aux, or examples are
+        clipped and there is an aux.
     """
     drawn = batching.look_ahead(batches_of(problem, hyper, key, client, offset), most_steps)
-    loss = problem.loss
-    if is_alone and trees.has(problem, "alone"):
-        loss = problem.alone(client).loss  # type: ignore[attr-defined]
+    loss, first_aux = method_of(problem, "local_loss"), method_of(problem, "first_aux")
+    if start is None:
+        check_plain(problem)
+    flags = None if loss is None else untrained_leaves(problem, start)
+    aux = () if first_aux is None else first_aux(start)
+    if loss is None:
+        losses: Any = problem
+        if is_alone and trees.has(problem, "alone"):
+            losses = losses.alone(client)
+
+        def loss(params: Params, aux: Params, batch: Batch, extras: Extras) -> tuple[Array, Params]:
+            return losses.loss(params, client, *batch), aux
+
+    extras = Extras(start, own, client)
+
+    def of_batch(model: Params, aux: Params, batch: Batch) -> tuple[Array, Params]:
+        if flags is not None:
+            model, aux = _without_slope(model, flags), trees.split(model, flags)[1]
+        return loss(model, aux, batch, extras)
+
     bound = hyper.training.example_clip
     if bound == 0:
-        return LossGradient(lambda model, q: loss(model, client, *drawn(q)))
+        return LossGradient(
+            lambda model, aux, q: of_batch(model, aux, Batch(*drawn(q))), aux, flags
+        )
+    if flags is not None or jax.tree.leaves(aux):
+        allowed = "0 where a loss has an aux: it would tell of examples, as nothing clips it"
+        raise ConfigError("training.example_clip", bound, allowed)
 
     def gradient(model: Params, q: Array) -> Params:
         examples, noise = drawn(q)
 
         def of_one(example: Array, place: Array) -> Params:
-            own = jax.random.fold_in(noise, place)
-            return jax.grad(loss)(model, client, example[None], own)
+            batch = Batch(example[None], jax.random.fold_in(noise, place))
+            return jax.grad(of_batch, has_aux=True)(model, aux, batch)[0]
 
         slopes = jax.vmap(of_one)(examples, jnp.arange(hyper.batch_size))
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), clip_updates(slopes, bound)[0])
@@ -257,9 +359,10 @@ def whole_gradient(
       first: `i32[]`, number of the first of the steps.
       most_steps: As in `batch_gradient`.
     """
+    check_plain(problem)
     losses = problem.alone(client) if trees.has(problem, "alone") else problem
     keys = look_ahead(lambda q: jax.random.fold_in(key, first + q), most_steps)
-    return LossGradient(lambda model, q: losses.client_loss(model, client, keys(q)))
+    return LossGradient(lambda model, aux, q: (losses.client_loss(model, client, keys(q)), aux))
 
 
 def gradients_at(
@@ -284,14 +387,18 @@ def gradients_at(
 
     def gradients(key: Key, event: Event, model: Params) -> tuple[Params, Work]:
         is_present = event.clients >= 0
+        of_batch, flags = partial(batch_gradient, problem, hyper), untrained_leaves(problem, model)
+
+        def of_all(model: Params, client: Array, noise: Key) -> Array:
+            return problem.client_loss(_without_slope(model, flags), client, noise)
 
         def slot(trips: Array, client: Array, offset: Array) -> Params:
             def gradient(_: Array | int, before: Params) -> Params:
                 if not is_exact:
-                    return batch_gradient(problem, hyper, key, client, offset)(model, jnp.int32(0))
+                    return of_batch(key, client, offset, start=model)(model, jnp.int32(0))
                 noise = jax.random.fold_in(streams.lane_stream(key, "whole gradients"), client)
                 noise = jax.random.fold_in(noise, event.tick)
-                return jax.grad(problem.client_loss)(model, client, noise)
+                return jax.grad(of_all)(model, client, noise)
 
             # Without a known number of trips there is none where nobody needs it.
             nothing = jax.tree.map(jnp.zeros_like, model)

@@ -28,6 +28,8 @@ A slot with zero local steps is not empty: a FAVANO client that finished no step
 
 HAPPENED = "happened:"
 """The beginning of names of counts of what happened at ticks that were not those of a schedule."""
+MEASURED = "measured:"
+"""The beginning of names of sums over clients' local steps; the rest is empty for their number."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
@@ -15,6 +15,37 @@ Keys = Annotated[jax.Array, "random keys"]
 Array = jax.Array
 Params = Annotated[Any, "a pytree of arrays"]
 """A pytree of arrays: one model."""
+
+
+class Batch(NamedTuple):
+    """The mini-batch of a local step.
+
+    Attributes:
+      examples: `i32[B]`, positions among the client's examples.
+      key: For noise or augmentation.
+    """
+
+    examples: Array
+    key: Key
+
+
+class Extras(NamedTuple):
+    """Further inputs of the loss of a local step, besides the model and the mini-batch.
+
+    Attributes:
+      start: The model that the client started from.
+      own: Its rows of what the system keeps for clients, such as its own model; () for none.
+      client: `i32[]`, its number.
+    """
+
+    start: Params
+    own: Params
+    client: Array
+
+
+LocalLoss = Callable[[Params, Params, Any, Extras], tuple[Array, Params]]
+"""From a model, what is carried from step to step (aux), a mini-batch and `Extras` to the loss of a
+local step, `f[]`, and the aux of the next step."""
 
 
 class Losses(Protocol):
@@ -46,6 +77,12 @@ class Problem(Losses, Protocol):
     as an argument and never closed over. Some methods and attributes are optional:
 
     - `client_loss(params, client, key)`: the mean loss of all of a client's examples, `f[]`.
+    - `local_loss(params, aux, batch, extras)`: the loss of local steps in place of `loss`, a
+      `LocalLoss` with a `Batch`. `first_aux(params)` is the aux of the first step from a model, ()
+      by default. The aux after the last one is the field `aux` of `Work`, leaves `[S, ...]`.
+    - `untrained(params)`: bools in the model's structure: leaves that are averaged but not trained,
+      such as running statistics. No step moves them: their new values are the aux that `local_loss`
+      returns, the model with None in the places of the other leaves.
     - `alone(client)`: the losses of one client, with the methods `loss` and `client_loss`, whose
       argument `client` is ignored. Its data are then looked up once for many tiny local steps.
     - `evaluate_clients(model_of)`: metrics of every client's model on examples like the client's

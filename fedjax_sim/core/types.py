@@ -39,9 +39,12 @@ from fedjax_sim.core.options import Ticks as Ticks
 from fedjax_sim.core.options import Time as Time
 from fedjax_sim.core.problem import AnyProblem as AnyProblem
 from fedjax_sim.core.problem import Array as Array
+from fedjax_sim.core.problem import Batch as Batch
+from fedjax_sim.core.problem import Extras as Extras
 from fedjax_sim.core.problem import Key as Key
 from fedjax_sim.core.problem import Keys as Keys
 from fedjax_sim.core.problem import LatentProblem as LatentProblem
+from fedjax_sim.core.problem import LocalLoss as LocalLoss
 from fedjax_sim.core.problem import Losses as Losses
 from fedjax_sim.core.problem import Params as Params
 from fedjax_sim.core.problem import Problem as Problem
@@ -78,6 +81,7 @@ class Plan(NamedTuple):
         how often to repeat it.
       narrow: Matrices of parameters with at most so many columns are transposed during local steps.
       live: What a live system's clock never exceeds; None if schedules are planned.
+      measures: Numbers to sum over local steps, by name, see `fedjax_sim.clients.with_measures`.
     """
 
     rows: int = 1
@@ -88,6 +92,7 @@ class Plan(NamedTuple):
     static_trips: bool = False
     narrow: int = 0
     live: Sizes | None = None
+    measures: tuple[tuple[str, Callable[..., Array]], ...] = ()
 
     def trips(self, facts: Facts) -> int | None:
         """Return the trips of every slot's loop of local steps; None if each tick counts them.
@@ -167,12 +172,18 @@ class Work(NamedTuple):
         messages and local steps that it counts, are then those that happened.
       seen: What a live clock is told of the tick, such as the losses of its slots: any pytree. It
         is not counted.
+      aux: What losses of local steps carried, after the last step of each slot, leaves `[S, ...]`.
+        It is not counted.
+      measured: Sums of measures over the local steps of each slot, `f[S]` by name, see
+        `fedjax_sim.clients.with_measures`; () without measures.
     """
 
     executed: Array
     needed: Array
     event: Event | tuple[()] = ()
     seen: object = ()
+    aux: Params = ()
+    measured: Mapping[str, Array] | tuple[()] = ()
 
     def and_more(self, *others: "Work", times: int = 1) -> "Work":
         """Add further evaluations within the tick.
@@ -186,7 +197,7 @@ class Work(NamedTuple):
         """
         executed = times * self.executed + sum(other.executed for other in others)
         needed = times * self.needed + sum(other.needed for other in others)
-        return Work(executed, needed, self.event)
+        return self._replace(executed=executed, needed=needed, seen=())
 
 
 class Hints(NamedTuple):

@@ -213,15 +213,16 @@ def check_state(state: object, first: object) -> None:
             )
 
 
-def check_model(model: object) -> None:
+def check_model(problem: types.AnyProblem, model: object) -> None:
     """Check that all leaves of a model can be learnt. It may be described or traced.
 
     Raises:
       ConfigError: If a leaf does not hold real or complex numbers, or there is no leaf, or flax's
         running statistics are among them.
     """
-    if isinstance(model, Mapping) and jax.tree.leaves(model.get(STATISTICS)):
-        allowed = "left out or frozen: they are no parameters, and their gradient means nothing"
+    has_state = hasattr(type(problem), "untrained")
+    if not has_state and isinstance(model, Mapping) and jax.tree.leaves(model.get(STATISTICS)):
+        allowed = "left out, frozen, or marked by the problem's method `untrained`"
         raise ConfigError("statistics in the model that init returns", STATISTICS, allowed)
     leaves = jax.tree_util.tree_leaves_with_path(model)
     if not leaves:

@@ -1,16 +1,18 @@
 """Networks of flax nnx, equinox and haiku as objects with `init` and `apply`.
 
 flax linen modules need no adapter. Each library is imported when its adapter is called. What a
-network remembers from call to call, such as the running statistics of batch normalisation, is
-refused: it would be averaged with the parameters without being trained. Calls that take a switch
-between training and evaluation, a name in `fedjax_sim.models.calls.SWITCHES`, are given it.
+network remembers from call to call, such as the running statistics of batch normalisation, is its
+state. Its parameters are then a dict of the collections "params" and "batch_stats", and `apply`
+takes `mutable=`, see `fedjax_sim.models.calls.state_of`. States of clients are averaged, so whole
+numbers in them are kept as float32. Calls that take a switch between training and evaluation, a
+name in `fedjax_sim.models.calls.SWITCHES`, are given it.
 
 Dimension letters: `B` examples of a mini-batch.
 """
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,12 +21,14 @@ import jax.numpy as jnp
 from fedjax_sim.core.checking import checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Key, Params
-from fedjax_sim.models.calls import Model, check_switches, switches_of
+from fedjax_sim.models.calls import PARAMETERS, Model, check_switches, switches_of
 
 if TYPE_CHECKING:
     import equinox as eqx
     from flax import nnx
 
+STATE = "batch_stats"
+"""The collection of a network's state."""
 Rngs = Mapping[str, Key] | None
 """Random streams by name; None in evaluations."""
 
@@ -45,19 +49,11 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
     Returns:
       A network whose parameters are nested dicts of the module's `nnx.Param`s. In local steps the
       module is in training mode and draws from a new key; in evaluations it is in evaluation mode.
-
-    Raises:
-      ConfigError: If the module has variables that are neither parameters nor random streams.
     """
     from flax import nnx
 
-    parts: Any = nnx.split(make(nnx.Rngs(0)), nnx.Param, ...)
-    graph, params, rest = parts
-    for variable in jax.tree.leaves(rest, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
-        if not isinstance(variable, nnx.RngState):
-            allowed = "parameters and random streams only"
-            raise ConfigError("variable of the nnx module", type(variable).__name__, allowed)
-    return _Nnx(make, graph, jax.tree.structure(params), rest)
+    graph, params, streams, state = nnx.split(make(nnx.Rngs(0)), nnx.Param, nnx.RngState, ...)
+    return _Nnx(make, graph, jax.tree.structure(params), streams, state)
 
 
 @checked
@@ -67,7 +63,8 @@ def from_equinox(make: Callable[[Key], Any]) -> Model:
     Example: `from_equinox(lambda key: eqx.nn.MLP(4, 1, 32, 2, key=key))`.
 
     Args:
-      make: From a key to the module, which takes one example, as equinox has it.
+      make: From a key to the module, which takes one example, as equinox has it; with
+        `eqx.nn.make_with_state` one example and the state, with the axis name "batch".
 
     Returns:
       A network whose parameters are the module's floating-point arrays. Mini-batches are mapped
@@ -75,19 +72,18 @@ def from_equinox(make: Callable[[Key], Any]) -> Model:
       for each example; in evaluations it is in inference mode.
 
     Raises:
-      ConfigError: If a state comes with the module.
+      ConfigError: If a module has a state that does not come with it.
     """
     import equinox as eqx
 
-    module = make(jax.random.key(0))
-    if isinstance(module, tuple):  # What `eqx.nn.make_with_state` returns.
-        raise ConfigError("equinox module", type(module).__name__, "one without a state")
+    module, state = _with_state(make(jax.random.key(0)))
     for index in jax.tree.leaves(module, is_leaf=lambda leaf: isinstance(leaf, eqx.nn.StateIndex)):
-        if isinstance(index, eqx.nn.StateIndex):
-            raise ConfigError("equinox module", type(module).__name__, "one without a state")
+        if isinstance(index, eqx.nn.StateIndex) and isinstance(state, tuple):
+            allowed = "one without a state, or made by eqx.nn.make_with_state"
+            raise ConfigError("equinox module", type(module).__name__, allowed)
     fixed = eqx.partition(module, eqx.is_inexact_array)[1]
     takes_key = "key" in inspect.signature(module).parameters
-    return _Equinox(make, takes_key, fixed)
+    return _Equinox(make, takes_key, fixed, state)
 
 
 @checked
@@ -101,8 +97,7 @@ def from_haiku(function: Callable[..., Any]) -> Model:
 
     Returns:
       A network whose parameters are haiku's. In local steps there is a random key for
-      `hk.next_rng_key`; in evaluations there is none. It is refused when it is first called if it
-      has a state, as `hk.BatchNorm` has.
+      `hk.next_rng_key`; in evaluations there is none.
 
     Raises:
       ConfigError: If it is no function, or has a switch of another name: dropout could then be off
@@ -120,6 +115,36 @@ def _dropout_key(train: bool, rngs: Rngs) -> Key | None:
     return (rngs or {})["dropout"] if train else None
 
 
+def _collections(params: Params, state: Params) -> Params:
+    """Put parameters and a state together; without a state there are only parameters."""
+    if not jax.tree.leaves(state):
+        return params
+
+    def as_float(leaf: Array) -> Array:
+        return leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype("float32")
+
+    return {PARAMETERS: params, STATE: jax.tree.map(as_float, state)}
+
+
+def _parts(params: Params, like: Params) -> tuple[Params, Params]:
+    """Split what `_collections` put together; the state has the structure and types of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    if not leaves:
+        return params, like
+
+    def typed(kept: Array, leaf: Array) -> Array:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return kept if is_float else jnp.round(kept).astype(leaf.dtype)
+
+    kept = map(typed, jax.tree.leaves(params[STATE]), leaves)
+    return params[PARAMETERS], jax.tree.unflatten(structure, kept)
+
+
+def _results(outputs: Any, state: Params, mutable: Sequence[str]) -> Any:
+    """Outputs alone, or with the collection of the new state."""
+    return (outputs, {STATE: _collections((), state)[STATE]}) if mutable else outputs
+
+
 @dataclasses.dataclass(frozen=True)
 class _Nnx:
     """See `from_nnx`. Everything that follows from `make` is left out of comparisons."""
@@ -127,35 +152,49 @@ class _Nnx:
     make: "Callable[[nnx.Rngs], nnx.Module]"
     graph: "nnx.GraphDef" = dataclasses.field(compare=False)
     structure: jax.tree_util.PyTreeDef = dataclasses.field(compare=False)
-    rest: "nnx.State" = dataclasses.field(compare=False)
+    streams: "nnx.State" = dataclasses.field(compare=False)
+    state: "nnx.State" = dataclasses.field(compare=False)
 
     def init(self, key: Key, x: Array) -> Params:
         """Draw the parameters."""
         from flax import nnx
 
-        return nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(key)), nnx.Param))
+        _, params, _, state = nnx.split(self.make(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
+        return _collections(*map(nnx.to_pure_dict, (params, state)))
 
-    def apply(self, params: Params, x: Array, *, train: bool = False, rngs: Rngs = None) -> Any:
+    def apply(
+        self,
+        params: Params,
+        x: Array,
+        *,
+        train: bool = False,
+        rngs: Rngs = None,
+        mutable: Sequence[str] = (),
+    ) -> Any:
         """Compute the outputs of `[B, ...]`."""
         from flax import nnx
 
         key = _dropout_key(train, rngs)
-        leaves, structure = jax.tree.flatten(self.rest)
+        leaves, structure = jax.tree.flatten(self.streams)
         if key is not None:
             for i, leaf in enumerate(leaves):
                 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                     leaves[i] = jax.random.fold_in(key, i)
+        params, state = _parts(params, self.state)
         # Put together anew, because variables belong to the trace in which they were made.
         states = (
             jax.tree.unflatten(self.structure, jax.tree.leaves(params)),
             jax.tree.unflatten(structure, leaves),
+            state,
         )
         module = nnx.merge(self.graph, *states)
         if train:
             module.train()
         else:
             module.eval()
-        return module(x, **switches_of(module.__call__, train=train))
+        outputs = module(x, **switches_of(module.__call__, train=train))
+        after = nnx.split(module, nnx.Param, nnx.RngState, ...)[3]
+        return _results(outputs, nnx.to_pure_dict(after), mutable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,24 +204,46 @@ class _Equinox:
     make: "Callable[[Key], eqx.Module]"
     takes_key: bool
     fixed: Any = dataclasses.field(compare=False)
+    state: Any = dataclasses.field(compare=False)
 
     def init(self, key: Key, x: Array) -> Params:
         """Draw the parameters."""
         import equinox as eqx
 
-        return eqx.filter(self.make(key), eqx.is_inexact_array)
+        module, state = _with_state(self.make(key))
+        return _collections(eqx.filter(module, eqx.is_inexact_array), jax.tree.leaves(state))
 
-    def apply(self, params: Params, x: Array, *, train: bool = False, rngs: Rngs = None) -> Any:
+    def apply(
+        self,
+        params: Params,
+        x: Array,
+        *,
+        train: bool = False,
+        rngs: Rngs = None,
+        mutable: Sequence[str] = (),
+    ) -> Any:
         """Compute the outputs of `[B, ...]`."""
         import equinox as eqx
 
+        params, state = _parts(params, self.state)
         module = eqx.nn.inference_mode(eqx.combine(params, self.fixed), value=not train)
-        options = switches_of(module, train=train)
-        key = _dropout_key(train, rngs)
-        if key is None or not self.takes_key:
-            return jax.vmap(lambda x: module(x, **options))(x)
-        keys = jax.random.split(key, jax.tree.leaves(x)[0].shape[0])
-        return jax.vmap(lambda x, key: module(x, key=key, **options))(x, keys)
+        options, has_state = switches_of(module, train=train), bool(jax.tree.leaves(state))
+        key, num = _dropout_key(train, rngs), jax.tree.leaves(x)[0].shape[0]
+        takes_key = key is not None and self.takes_key
+
+        def of_one(x: Array, key: Key | None) -> Any:
+            given = {"key": key, **options} if takes_key else options
+            return module(x, state, **given) if has_state else module(x, **given)
+
+        keys = jax.random.split(key, num) if takes_key else None
+        axes = {"out_axes": (0, None), "axis_name": "batch"} if has_state else {}
+        found = jax.vmap(of_one, **axes)(x, keys)
+        return _results(found[0], jax.tree.leaves(found[1]), mutable) if has_state else found
+
+
+def _with_state(made: Any) -> tuple[Any, Any]:
+    """Return an equinox module and its state, () for none."""
+    return made if isinstance(made, tuple) else (made, ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,18 +256,35 @@ class _Haiku:
         """Draw the parameters."""
         import haiku as hk
 
-        with_state = hk.transform_with_state(self.function)
+        if not jax.tree.leaves(self._shape_of_state(x)):
+            options = switches_of(self.function, train=False)
+            return hk.transform(self.function).init(key, x, **options)
         options = switches_of(self.function, train=True)
-        _, state = jax.eval_shape(lambda key: with_state.init(key, x, **options), key)
-        if state:
-            raise ConfigError("state of the haiku function", ", ".join(state), "empty")
-        options = switches_of(self.function, train=False)
-        return hk.transform(self.function).init(key, x, **options)
+        return _collections(*hk.transform_with_state(self.function).init(key, x, **options))
 
-    def apply(self, params: Params, x: Array, *, train: bool = False, rngs: Rngs = None) -> Any:
+    def apply(
+        self,
+        params: Params,
+        x: Array,
+        *,
+        train: bool = False,
+        rngs: Rngs = None,
+        mutable: Sequence[str] = (),
+    ) -> Any:
         """Compute the outputs of `[B, ...]`."""
         import haiku as hk
 
+        has_state = isinstance(params, Mapping) and {*params} == {PARAMETERS, STATE}
+        params, state = _parts(params, self._shape_of_state(x) if has_state else {})
+        given = _dropout_key(train, rngs), x
         options = switches_of(self.function, train=train)
-        key = _dropout_key(train, rngs)
-        return hk.transform(self.function).apply(params, key, x, **options)
+        made = hk.transform_with_state(self.function)
+        return _results(*made.apply(params, state, *given, **options), mutable)
+
+    def _shape_of_state(self, x: Array) -> Params:
+        """Describe the state by its shapes and types."""
+        import haiku as hk
+
+        init = hk.transform_with_state(self.function).init
+        options = switches_of(self.function, train=True)
+        return jax.eval_shape(lambda key: init(key, x, **options), jax.random.key(0))[1]

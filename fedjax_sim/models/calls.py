@@ -6,9 +6,10 @@ or an attribute of a flax module.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import jax
 from flax import linen as nn
 
 from fedjax_sim.core.settings import ConfigError
@@ -84,6 +85,27 @@ def check_switches(call: Callable[..., Any]) -> None:
             raise ConfigError("switch of the network", name, allowed)
 
 
+PARAMETERS = "params"
+"""The collection in which a network with several collections keeps its parameters."""
+
+
+def state_of(model: Model, params: Params) -> tuple[str, ...]:
+    """List the collections that a network changes in training, such as "batch_stats".
+
+    A flax module has them, and any network whose parameters are a dict with the key "params" and
+    others, and whose `apply` takes `mutable=`, names of collections: it then returns the pair of
+    outputs and a dict with the new ones.
+
+    Args:
+      model: The network.
+      params: Its parameters, or their shapes; what is frozen is left out.
+    """
+    can_change = "mutable" in inspect.signature(model.apply).parameters
+    if not can_change or not isinstance(params, Mapping) or PARAMETERS not in params:
+        return ()
+    return tuple(sorted(k for k in params if k != PARAMETERS and jax.tree.leaves(params[k])))
+
+
 def knows_training(model: Model) -> bool:
     """Tell whether a network behaves differently in training, for example because it has dropout.
 
@@ -115,6 +137,7 @@ def outputs_of(
     *,
     train: bool = False,
     rngs: Mapping[str, Key] | None = None,
+    mutable: Sequence[str] = (),
 ) -> Any:
     """Compute a network's outputs.
 
@@ -124,15 +147,20 @@ def outputs_of(
       x: Inputs, leaves `[B, ...]`.
       train: Whether this is a local step.
       rngs: In training, random streams by name.
+      mutable: Collections whose new values are wanted, see `state_of`.
 
     Returns:
       The outputs, leaves `[B, ...]`. Floating-point ones are of at least 32 bits, so that losses,
-      metrics and their sums are too.
+      metrics and their sums are too. With `mutable` a pair of them and the collections by name.
     """
     options: dict[str, Any] = _arguments_of(model, train=train)
     if train and knows_training(model):
         options["rngs"] = rngs
-    return in_32_bits(_switched(model, train=train).apply(params, x, **options))
+    switched = _switched(model, train=train)
+    if not mutable:
+        return in_32_bits(switched.apply(params, x, **options))
+    outputs, state = switched.apply(params, x, mutable=list(mutable), **options)
+    return in_32_bits(outputs), state
 
 
 def _arguments_of(model: Model, *, train: bool) -> dict[str, bool]:

@@ -5,10 +5,10 @@ The field `convolution` of a network is any function with the arguments of
 random stream "dropout". Weights and biases start as U(+-1 / sqrt(fan-in)), PyTorch's default.
 
 Deviation: FAVANO's experiments (arXiv 2305.16099, App. C) presumably use residual networks (He et
-al. 2016) with batch normalisation. Its running statistics must not be reweighted: FAVANO divides a
-client's progress by alpha, which would extrapolate the statistics and can make variances negative.
-Group normalisation (Wu and He 2018) has no statistics to send, and does not mix the examples of a
-client's batch. `ResNet` has groups of eight channels.
+al. 2016) with batch normalisation. FAVANO divides a client's progress by alpha, which extrapolates
+its running statistics. Group normalisation (Wu and He 2018) has no statistics to send, and does not
+mix the examples of a client's batch, so it is the default of `ResNet`, with groups of eight
+channels; `norm="batch"` has batch normalisation.
 
 Letters: `B` images; `H`, `W`, `C` height, width and channels of an image.
 """
@@ -16,6 +16,7 @@ Letters: `B` images; `H`, `W`, `C` height, width and channels of an image.
 from typing import Annotated
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from flax.typing import Dtype
 
@@ -130,6 +131,46 @@ class SmallCNN(nn.Module):
         return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
 
+class BatchNorm(nn.Module):
+    """Normalisation over a mini-batch, with running statistics as PyTorch's `BatchNorm2d` has them.
+
+    Training normalises by the mini-batch's mean and biased variance. The running mean and the
+    running *unbiased* variance move by a tenth of the way to the mini-batch's (PyTorch's momentum
+    0.1, flax's 0.9, but flax averages biased variances), and evaluations normalise by these. They
+    are averaged over clients like weights. Progress that FAVANO divides by alpha may lead below a
+    variance of 0, which counts as 0.
+
+    Attributes:
+      dtype: Type of the result, by default that of the inputs. Statistics are float32.
+    """
+
+    dtype: Dtype | None = None
+
+    @nn.compact
+    def __call__(self, x: Array, *, train: bool = False) -> Array:
+        """Normalise `[..., C]` over all axes but the last."""
+        size, axes = x.shape[-1:], tuple(range(x.ndim - 1))
+        scale = self.param("scale", nn.initializers.ones, size)
+        bias = self.param("bias", nn.initializers.zeros, size)
+        running = [
+            self.variable("batch_stats", name, jnp.full, size, value, "float32")
+            for name, value in (("mean", 0.0), ("var", 1.0))
+        ]
+        mean, var = running[0].value, jnp.maximum(running[1].value, 0)
+        wide = x.astype(jnp.promote_types(x.dtype, "float32"))
+        if train:
+            mean, var = wide.mean(axes), wide.var(axes)
+            count = wide.size // size[0]
+            unbiased = var * (count / max(1, count - 1))
+            if not self.is_initializing() and self.is_mutable_collection("batch_stats"):
+                for variable, value in zip(running, (mean, unbiased), strict=True):
+                    variable.value += 0.1 * (value - variable.value)
+        factor = jax.lax.rsqrt(var + 1e-5) * scale
+        mean, factor, bias = (jnp.expand_dims(each, axes) for each in (mean, factor, bias))
+        normal = (wide - mean) * factor + bias
+        return normal.astype(self.dtype or x.dtype)
+
+
 @checked
 class ResNet(nn.Module):
     """A stem, stages of basic blocks, the mean over space, and a dense layer.
@@ -147,6 +188,7 @@ class ResNet(nn.Module):
       blocks: Number of blocks in each stage.
       stem: "cifar" for a 3x3 convolution; "imagenet" for a 7x7 convolution with stride 2 and 3x3
         pooling with stride 2.
+      norm: "group" or "batch" normalisation, see `BatchNorm`.
       convolution: How to convolve.
       dtype: Type of the computation, by default that of the inputs. Parameters are float32.
     """
@@ -157,35 +199,48 @@ class ResNet(nn.Module):
     stem: Annotated[str, OneOf(("cifar", "imagenet"))] = "cifar"
     convolution: Convolution = auto
     dtype: Dtype | None = None
+    norm: Annotated[str, OneOf(("group", "batch"))] = "group"
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """Compute the logits `[..., num_classes]` of images `[..., H, W, C]`."""
+    def __call__(self, x: Array, *, train: bool = False) -> Array:
+        """Compute the logits `[..., num_classes]` of images `[..., H, W, C]`.
+
+        train: whether this is a local step, in which batch normalisation differs.
+        """
         if self.stem == "imagenet":
-            x = nn.relu(self._conv_and_norm(x, self.stages[0], 7, strides=2, padding=3))
+            x = nn.relu(self._conv_and_norm(train, x, self.stages[0], 7, strides=2, padding=3))
             x = max_pool(x, 3, stride=2, pad=1)
         else:
-            x = nn.relu(self._conv_and_norm(x, self.stages[0], 3))
+            x = nn.relu(self._conv_and_norm(train, x, self.stages[0], 3))
         for i, features in enumerate(self.stages):
             for j in range(self.blocks):
-                x = self._block(x, features, strides=2 if i > 0 and j == 0 else 1)
+                x = self._block(train, x, features, strides=2 if i > 0 and j == 0 else 1)
         x = x.mean((-3, -2))
         return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
-    def _block(self, x: Array, features: int, strides: int) -> Array:
+    def _block(self, train: bool, x: Array, features: int, strides: int) -> Array:
         """Apply a basic block; the shortcut has a 1x1 convolution if the shape changes."""
-        y = nn.relu(self._conv_and_norm(x, features, 3, strides=strides))
-        y = self._conv_and_norm(y, features, 3)
+        y = nn.relu(self._conv_and_norm(train, x, features, 3, strides=strides))
+        y = self._conv_and_norm(train, y, features, 3)
         if x.shape[-1] != features or strides > 1:
-            x = self._conv_and_norm(x, features, 1, strides=strides, padding=0)
+            x = self._conv_and_norm(train, x, features, 1, strides=strides, padding=0)
         return nn.relu(x + y)
 
     def _conv_and_norm(
-        self, x: Array, features: int, window: int, *, strides: int = 1, padding: int = 1
+        self,
+        train: bool,
+        x: Array,
+        features: int,
+        window: int,
+        *,
+        strides: int = 1,
+        padding: int = 1,
     ) -> Array:
-        """Apply a convolution without bias, then group normalisation."""
+        """Apply a convolution without bias, then the normalisation."""
         sizes = {"strides": strides, "padding": padding}
         x = conv(x, features, window, self.convolution, self.dtype, bias=False, **sizes)
+        if self.norm == "batch":
+            return BatchNorm(self.dtype)(x, train=train)
         return group_norm(x, 8, self.dtype)
 
 

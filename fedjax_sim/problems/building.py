@@ -14,8 +14,8 @@ import numpy as np
 from fedjax_sim.core import trees
 from fedjax_sim.core.checking import AtLeast0, Count, Seed, checked
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import Array, Key, Params
-from fedjax_sim.models.calls import Model
+from fedjax_sim.core.types import Array, Key, LocalLoss, Params
+from fedjax_sim.models.calls import Model, state_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data, examples
 from fedjax_sim.problems.checking import check_shapes
@@ -56,13 +56,15 @@ def supervised(
     start: Params | None = None,
     frozen: str | Callable[[str], bool] | None = None,
     prior_precision: AtLeast0 | None = None,
+    step_loss: LocalLoss | None = None,
     test_block: Count = EVALUATED_AT_ONCE,
     seed: Seed = 0,
 ) -> Supervised | list[Supervised]:
     """Build a problem from a network, a loss and data.
 
     The loss of a mini-batch is the mean of `loss` over its examples; local steps follow its
-    gradient. Example, a regression whose clients have names:
+    gradient. Collections of the network other than its parameters, such as running statistics, are
+    averaged and not trained. Example, a regression whose clients have names:
 
         problem = problems.supervised(
             models.MLP((32,), 1), problems.squared_error, (inputs, targets), clients=names
@@ -96,6 +98,9 @@ def supervised(
       frozen: Which parameters are not trained, nor averaged or sent: a function of a path such as
         "params/Dense_0/kernel", or a regular expression found in it. They must be in `start`.
       prior_precision: Precision of a Gaussian prior on the trained parameters; None for none.
+      step_loss: The loss of local steps in place of the mean of `loss`: a function (params, aux,
+        batch, extras) -> (loss, aux), where the batch has `inputs`, `targets` and a `key`, and
+        extras are `fedjax_sim.core.types.Extras`. The aux is () unless the network has state.
       test_block: Test examples that a CPU evaluates together; fewer need less memory.
       seed: Seed of the choice of test examples.
 
@@ -141,6 +146,7 @@ def supervised(
         per_client=per_client,
         client_ids=names,
         test_block=test_block,
+        step_loss=step_loss,
     )
     made = build(make, partitions, owned, start, frozen)
     _check_targets(made[0])
@@ -176,6 +182,8 @@ def build(
     nobody = {"index": trees.as_array([[0]], "int32"), "counts": trees.as_array([1], "int32")}
     problem = _with_start(make(**nobody), start, frozen)
     check_shapes(problem)
+    state = state_of(problem.model, trees.shapes_of_model(problem))
+    problem = dataclasses.replace(problem, state=state)
     num, num_tests = (len(jax.tree.leaves(x)[0]) for x in (problem.data, problem.test_data))
     made = [
         dataclasses.replace(problem, index=index, counts=counts)

@@ -16,12 +16,10 @@ from flax.errors import InvalidRngError
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import TypedStructure, typed_structure
 from fedjax_sim.core.types import Array, Params
-from fedjax_sim.models.calls import SWITCHES, check_switches, outputs_of
+from fedjax_sim.models.calls import PARAMETERS, SWITCHES, check_switches, outputs_of, state_of
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.problems.supervision import Supervised
 
-PARAMETERS = "params"
-"""The collection in which a flax module keeps its parameters."""
 CHECKED = 2
 """Examples of the mini-batch with which shapes are checked."""
 
@@ -90,30 +88,38 @@ def _outputs_for(problem: Supervised, inputs: Params) -> Params:
     """Describe the outputs of a network, and check that it can be trained and evaluated.
 
     Raises:
-      ConfigError: If it has variables that are not parameters, or dropout is off in local steps.
+      ConfigError: If variables cannot be told from parameters, or dropout is off in local steps.
     """
     model = problem.model
     if not isinstance(getattr(model.apply, "__self__", None), nn.Module):
         check_switches(model.apply)
     params = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problem)
-    if isinstance(params, Mapping) and (PARAMETERS in params or isinstance(model, nn.Module)):
+    state = state_of(model, params)
+    has_names = isinstance(params, Mapping)
+    if not state and has_names and (PARAMETERS in params or isinstance(model, nn.Module)):
         for name in params.keys() - {PARAMETERS}:
             if jax.tree.leaves(params[name]):
-                allowed = "params or frozen; a network's state is neither kept nor averaged"
+                allowed = "params or frozen, as its apply does not take mutable="
                 raise ConfigError("collection of the network's variables", name, allowed)
 
-    def outputs_in(train: bool) -> Params:
+    def outputs_in(train: bool, mutable: tuple[str, ...] = ()) -> Params:
         def compute(problem: Supervised, params: Params, x: Params) -> Params:
             key = jax.random.key(0)
             rngs = {"dropout": key, "quantize": key} if train else None
-            return outputs_of(model, problem.parameters(params), x, train=train, rngs=rngs)
+            options = {"train": train, "rngs": rngs, "mutable": mutable}
+            return outputs_of(model, problem.parameters(params), x, **options)
 
         return jax.eval_shape(compute, problem, params, inputs)
 
     outputs = outputs_in(train=False)
     # Without a switch local steps and evaluations make the same call.
     with nn.intercept_methods(_refuse_idle_dropout):
-        outputs_in(train=True)
+        found = outputs_in(train=True, mutable=state)
+    for name in state:
+        known, after = problem.parameters(params)[name], found[1][name]
+        if form_of(known) != form_of(after):
+            allowed = f"{form_of(known)} after a local step, as before it"
+            raise ConfigError(f"collection {name} of the network", form_of(after), allowed)
     return outputs
 
 

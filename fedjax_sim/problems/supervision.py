@@ -18,7 +18,7 @@ Dimension letters: `N` clients, `M` places for examples of a client and `U` for 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -31,7 +31,7 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.checking import Count
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import TreeT, is_for_cpu, lanes_together
-from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.core.types import Array, Batch, Extras, Key, LocalLoss, Params
 from fedjax_sim.models.calls import Model, draw_params, outputs_of
 from fedjax_sim.problems.losses import Metric, PerExample
 
@@ -52,6 +52,20 @@ OWN_AT_ONCE = 50
 """Test examples of one client that are evaluated together."""
 CLIENTS_AT_ONCE = 50
 """Number of clients' own models that an accelerator evaluates together."""
+
+
+class Drawn(NamedTuple):
+    """The mini-batch of a local step, gathered, augmented and prepared.
+
+    Attributes:
+      inputs: Leaves `[B, ...]`.
+      targets: Leaves `[B, ...]`.
+      key: For the network's random streams.
+    """
+
+    inputs: Params
+    targets: Params
+    key: Key
 
 
 @struct.dataclass
@@ -98,6 +112,10 @@ class Supervised:
       test_counts: `i32[N]`, numbers of these.
       per_client: Whether the model is also evaluated for every client.
       client_ids: What the clients are called; None for numbers.
+      state: Names of the network's collections that are averaged but not trained, such as
+        "batch_stats".
+      step_loss: The loss of local steps in place of the mean of `loss_of`, a `LocalLoss` with
+        `Drawn` examples; None for that mean.
       test_block: Test examples that a CPU evaluates together.
     """
 
@@ -121,6 +139,8 @@ class Supervised:
     per_client: bool = struct.field(pytree_node=False, default=False)
     client_ids: tuple[Hashable, ...] | None = struct.field(pytree_node=False, default=None)
     test_block: Count = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
+    state: tuple[str, ...] = struct.field(pytree_node=False, default=())
+    step_loss: LocalLoss | None = struct.field(pytree_node=False, default=None)
 
     def __repr__(self) -> str:
         """Say how much there is; arrays would fill the screen."""
@@ -199,9 +219,46 @@ class Supervised:
           params: The model.
           rows: `i32[B]`, positions of the examples in `data`.
         """
-        losses, mask = self._losses(params, rows, key)
-        mean = losses.mean() if mask is None else _mean_among(losses, mask)
-        return mean if self.prior_precision is None else mean + self._penalty(params)
+        losses, mask, _ = self._losses(params, rows, key)
+        return self._mean(params, losses, mask)
+
+    @property
+    def local_loss(self) -> LocalLoss:
+        """The loss of local steps, a `LocalLoss`; there is none if `loss` serves them."""
+        if self.step_loss is None and not self.state:
+            raise AttributeError("local_loss")
+        return self._local_loss
+
+    def _local_loss(
+        self, params: Params, aux: Params, batch: Batch, extras: Extras
+    ) -> tuple[Array, Params]:
+        """Compute the loss of a local step; the aux is the model's state if it has some."""
+        rows, of_state = self.index[extras.client, batch.examples], {}
+        if self.step_loss is None:
+            losses, mask, of_state = self._losses(params, rows, batch.key)
+            loss = self._mean(params, losses, mask)
+        else:
+            known, (inputs, targets) = self.parameters(params), self._drawn(rows, batch.key)
+            given = {name: known[name] for name in self.state} if self.state else aux
+            start = self.parameters(extras.start)
+            loss, aux = self.step_loss(
+                known, given, Drawn(inputs, targets, batch.key), extras._replace(start=start)
+            )
+            loss, of_state = loss + self._penalty(params), aux
+        if self.state:
+            kept = {name: of_state[name] for name in self.state}
+            fresh = jax.tree.map(lambda _: None, params) | kept
+            aux = jax.tree.map(
+                lambda old, new: None if old is None else new,
+                params,
+                fresh,
+                is_leaf=lambda leaf: leaf is None,
+            )
+        return loss, aux
+
+    def untrained(self, params: Params) -> Params:
+        """Flags of the leaves that are averaged but not trained: the network's state."""
+        return trees.leaves_that(lambda path: path.split("/")[0] in self.state, params)
 
     def alone(self, client: Array) -> "OneClient":
         """Look up the losses of one client.
@@ -224,12 +281,14 @@ class Supervised:
           key: For augmentation and for the network's random streams.
 
         Returns:
-          `f[]`, as `loss` gives it for all examples of the client.
+          `f[]`, as `loss` gives it for all examples of the client; a network with state is in
+          evaluation mode.
         """
         chex.assert_rank(client, 0)
         places = jnp.arange(self.index.shape[1])
         rows = self.index[client, jnp.minimum(places, self.counts[client] - 1)]
-        losses, mask = self._losses(params, rows, key)
+        # Statistics of a mini-batch would count the padding.
+        losses, mask, _ = self._losses(params, rows, key, train=not self.state)
         is_there = places < self.counts[client]
         if mask is not None:
             return _mean_among(losses, mask & along(is_there, mask)) + self._penalty(params)
@@ -336,19 +395,35 @@ class Supervised:
         """Look up inputs and targets of test examples `i32[B]`."""
         return self.prepare(rows_of(self.test_data, rows))
 
-    def _losses(self, params: Params, rows: Array, key: Key) -> tuple[Array, Array | None]:
-        """Compute the losses of training examples `i32[B]` in training mode, and their mask."""
-        batch = rows_of(self.data, rows)
-        if self.augmentation is not None:
-            batch = self.augmentation(stream(key, "augmentation"), batch)
+    def _losses(
+        self, params: Params, rows: Array, key: Key, *, train: bool = True
+    ) -> tuple[Array, Array | None, Params]:
+        """Compute losses of training examples `i32[B]`, their mask, and the network's next state.
+
+        train: whether the network is in training; otherwise its state stays, and is ().
+        """
         rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
-        inputs, targets = self.prepare(batch)
-        whole = self.parameters(params)
-        outputs = outputs_of(self.model, whole, inputs, train=True, rngs=rngs)
+        inputs, targets = self._drawn(rows, key)
+        whole, mutable = self.parameters(params), self.state if train else ()
+        given = {"train": train, "rngs": rngs, "mutable": mutable}
+        found = outputs_of(self.model, whole, inputs, **given)
+        outputs, state = found if mutable else (found, ())
         mask = None if self.mask_of is None else self.mask_of(targets)
         losses = trees.in_32_bits(self.loss_of(outputs, targets))
         chex.assert_shape(losses, rows.shape if mask is None else mask.shape)
-        return losses, mask
+        return losses, mask, state
+
+    def _drawn(self, rows: Array, key: Key) -> tuple[Params, Params]:
+        """Look up inputs and targets of training examples `i32[B]`, changed at random."""
+        batch = rows_of(self.data, rows)
+        if self.augmentation is not None:
+            batch = self.augmentation(stream(key, "augmentation"), batch)
+        return self.prepare(batch)
+
+    def _mean(self, params: Params, losses: Array, mask: Array | None) -> Array:
+        """Average losses over the entries that count, and add the prior's part of one example."""
+        mean = losses.mean() if mask is None else _mean_among(losses, mask)
+        return mean if self.prior_precision is None else mean + self._penalty(params)
 
     def _sums(self, whole: Params, rows: Array, is_there: Array) -> Sums:
         """Sum losses and metrics over test examples.
@@ -372,6 +447,8 @@ class Supervised:
         """Compute the prior's part of one example's loss; 0 without a prior."""
         if self.prior_precision is None:
             return 0.0
+        if self.state:
+            params = trees.split(params, self.untrained(params))[0]
         per_example = trees.in_32_bits(self.prior_precision) / (2 * self.counts.sum())
         return per_example * optax.tree.norm(trees.in_32_bits(params), squared=True)
 

@@ -391,6 +391,7 @@ def group_gradient(
       offset: `i32[]`, iterations that the group has done before.
       draw: As in `present_clients`.
     """
+    mini_batches.check_plain(problem)
     clients, weight = present_clients(problem, hyper, key, group, draw)
     at_once = min(hyper.work.clients_at_once, clients.shape[0])
     padding = -clients.shape[0] % at_once
@@ -405,7 +406,7 @@ def group_gradient(
         return jnp.sum(weight.astype(losses.dtype) * losses)
 
     if clients.shape[0] == 1:
-        return LossGradient(lambda model, q: loss(model, q, clients[0], weight[0]))
+        return LossGradient(lambda model, aux, q: (loss(model, q, clients[0], weight[0]), aux))
 
     def gradient(model: Params, q: Array) -> Params:
         def add(total: Params, chunk: tuple[Array, Array]) -> tuple[Params, None]:

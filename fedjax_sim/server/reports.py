@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.clients import SumRequest
+from fedjax_sim.clients.mini_batches import untrained_leaves
 from fedjax_sim.core import batching
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import (
@@ -415,6 +416,11 @@ class Wire:
         slope = jax.tree.map(lambda leaf: -leaf, progress)
         optimizer = self.hyper.server_transformation()
         updates, memory = optimizer.update(slope, state.memory, state.server)
+        flags = untrained_leaves(self.problem, state.server)
+        if flags is not None:  # Running statistics are averaged, not optimised.
+            updates = jax.tree.map(
+                lambda u, d, is_mean: d if is_mean else u, updates, progress, flags
+            )
         after = optax.apply_updates(state.server, updates), memory
         server, optimizer = keep_if_empty(event, after, (state.server, state.memory))
         return RoundState(server, optimizer, memo=self.publish(key, event, memo, server))

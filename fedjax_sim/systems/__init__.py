@@ -6,7 +6,8 @@ from `fedbuff.py` (asynchronous) or `fedavg.py` (synchronous). A system with par
 needs is a folder, with the algorithm in the file of its name: `favano`, `langevin`.
 Systems do not import each other: what two of them need lives in `fedjax_sim.clients`,
 `fedjax_sim.server`, `server.compression` or `fedjax_sim.timelines`. Only a system that is the
-algorithm of another one with a clock or a setting more, such as `oort` or `fedprox`, imports that.
+algorithm of another one with a clock or a setting more, such as `oort`, `fedprox` or `fedbn`,
+imports that.
 
 A system is loaded when it is first used, and all of them with `SYSTEMS`.
 """
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fedjax_sim.systems import fedasync as fedasync
     from fedjax_sim.systems import fedat as fedat
     from fedjax_sim.systems import fedavg as fedavg
+    from fedjax_sim.systems import fedbn as fedbn
     from fedjax_sim.systems import fedbuff as fedbuff
     from fedjax_sim.systems import fedcs as fedcs
     from fedjax_sim.systems import feddyn as feddyn
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 _LISTED = (
     # Rounds on planned clocks, and on live ones; no rounds; groups; sampling; statistics.
     *("fedavg", "fedprox", "scaffold", "fednova", "fedopt", "feddyn", "mimelite"),
-    *("ditto", "fedper", "powerofchoice", "oort", "tifl", "fedcs", "adacomm", "safa"),
+    *("ditto", "fedper", "fedbn", "powerofchoice", "oort", "tifl", "fedcs", "adacomm", "safa"),
     *("quafl", "fedbuff", "favano", "fedstaleweight", "fedasync", "gen_async", "pisces", "fedat"),
     *("hierarchical", "async_hierarchical", "langevin", "em", "fedem", "vr_fedem"),
 )

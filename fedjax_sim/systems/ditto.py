@@ -53,8 +53,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         start = wire.received(state)  # w^t
         total = wire.total(event)
-        local, work = train(key, event, start=start, total=total)
         own = rows.read_clients(state.clients, event.clients)  # v_k
+        local, work = train(key, event, start=start, own=own, total=total)
         target = replicate(start, event.clients.shape[0])
         own, more = personalise(key, event, starts=own, extras=(target,))
         server, memo = wire.average(key, event, state, local, total=total)

@@ -57,7 +57,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         shared = replicate(wire.received(state), event.clients.shape[0])
         own = rows.read_clients(state.clients, event.clients)
-        local, work = train(key, event, starts=join(shared, own))
+        local, work = train(key, event, starts=join(shared, own), own=own)
         shared, own = hyper.split(local)
         server, memo = wire.average(key, event, state, shared)
         clients = rows.write_clients(state.clients, event.clients, own)

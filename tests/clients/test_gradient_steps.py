@@ -567,12 +567,12 @@ def test_what_is_added_to_a_gradient_is_multiplied_by_the_rate_before_the_steps(
 
 def test_the_rate_as_cotangent_is_the_rate_times_the_gradient() -> None:
     """Types that would round the rate are multiplied by it after all."""
-    gradient = LossGradient(lambda model, q: jnp.sum(jnp.sin(model)) + q)
+    gradient = LossGradient(lambda model, aux, q: (jnp.sum(jnp.sin(model)) + q, aux))
     model = jnp.linspace(0.0, 2, 7)
-    scaled = gradient.descent(0.3, model, jnp.int32(0))
+    scaled, _ = gradient.descent(0.3, model, (), jnp.int32(0))
     np.testing.assert_allclose(scaled, -0.3 * jnp.cos(model), rtol=1e-6)
     narrow = model.astype("bfloat16")
-    scaled = gradient.descent(jnp.float32(0.3), narrow, jnp.int32(0))
+    scaled, _ = gradient.descent(jnp.float32(0.3), narrow, (), jnp.int32(0))
     np.testing.assert_array_equal(scaled, jnp.float32(-0.3) * gradient(narrow, jnp.int32(0)))
     assert scaled.dtype == "float32"
 
@@ -594,9 +594,9 @@ MINDING: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @pytest.mark.parametrize("name", MINDING)
 def test_the_rate_is_no_cotangent_where_its_scale_matters(name: str) -> None:
-    gradient = LossGradient(lambda model, q: jnp.sum(MINDING[name](model)) + q)
+    gradient = LossGradient(lambda model, aux, q: (jnp.sum(MINDING[name](model)) + q, aux))
     model, rate = jnp.linspace(-2.0, 2, 7), 1e-4
-    found = jax.jit(gradient.descent)(rate, model, jnp.int32(0))
+    found, _ = jax.jit(gradient.descent)(rate, model, (), jnp.int32(0))
     np.testing.assert_allclose(found, -rate * gradient(model, jnp.int32(0)), rtol=1e-6)
     assert jnp.abs(found).max() > 0
 

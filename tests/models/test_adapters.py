@@ -15,7 +15,7 @@ from flax import linen as nn
 from flax import nnx
 
 import fedjax_sim
-from fedjax_sim import ConfigError, models, problems
+from fedjax_sim import models, problems
 from fedjax_sim.systems import fedavg
 
 KEY = jax.random.key(3)
@@ -107,13 +107,87 @@ def test_networks_of_equal_makers_share_a_program() -> None:
         assert hash(adapt(make)) == hash(adapt(make))
 
 
-def test_running_statistics_are_refused() -> None:
-    with pytest.raises(ConfigError, match="variable of the nnx module is 'BatchStat', but must be"):
-        models.from_nnx(lambda rngs: nnx.BatchNorm(3, rngs=rngs))
-    with pytest.raises(ConfigError, match="equinox module is 'tuple', but must be one without"):
-        models.from_equinox(
-            eqx.nn.make_with_state(lambda key: eqx.nn.BatchNorm(3, "batch", mode="batch"))
-        )
+class NnxNorm(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.norm, self.out = nnx.BatchNorm(3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.out(self.norm(x))
+
+
+class EquinoxNorm(eqx.Module):
+    norm: eqx.nn.BatchNorm
+    out: eqx.nn.Linear
+
+    def __init__(self, key: jax.Array):
+        self.norm = eqx.nn.BatchNorm(3, "batch", mode="batch")
+        self.out = eqx.nn.Linear(3, 1, key=key)
+
+    def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        x, state = self.norm(x, state)
+        return self.out(x), state
+
+
+def haiku_norm(x: jax.Array, is_training: bool) -> jax.Array:
+    return hk.Linear(1)(hk.BatchNorm(True, True, 0.9)(x, is_training))
+
+
+class LinenNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        return nn.Dense(1)(nn.BatchNorm(use_running_average=not train)(x))
+
+
+def of_library_in_training(name: str) -> tuple[Any, Any, list[jax.Array]]:
+    """Return a network, its outputs after one call in training, and its state, by its library."""
+    if name == "nnx":
+        module = NnxNorm(nnx.Rngs(KEY))
+        module.train()
+        module(X)
+        module.eval()
+        state = [module.norm.mean.get_value(), module.norm.var.get_value()]
+        return models.from_nnx(NnxNorm), module(X), state
+    if name == "equinox":
+        make = eqx.nn.make_with_state(EquinoxNorm)
+        module, state = make(KEY)
+        axes = {"axis_name": "batch", "out_axes": (0, None)}
+        _, state = jax.vmap(lambda x: module(x, state), **axes)(X)
+        found = jax.vmap(lambda x: eqx.nn.inference_mode(module)(x, state)[0])(X)
+        return models.from_equinox(make), found, jax.tree.leaves(state)
+    if name == "haiku":
+        made = hk.transform_with_state(haiku_norm)
+        params, state = made.init(KEY, X[:1], True)
+        _, state = made.apply(params, state, None, X, True)
+        found = made.apply(params, state, None, X, False)[0]
+        return models.from_haiku(haiku_norm), found, jax.tree.leaves(state)
+    variables = LinenNorm().init(KEY, X[:1])
+    _, state = LinenNorm().apply(variables, X, train=True, mutable=["batch_stats"])
+    found = LinenNorm().apply({**variables, **state}, X)
+    return LinenNorm(), found, jax.tree.leaves(state)
+
+
+@pytest.mark.parametrize("name", ["nnx", "equinox", "haiku", "linen"])
+def test_a_state_is_averaged_and_not_trained(name: str) -> None:
+    """One client's step of all examples leaves the library's own statistics in the model."""
+    model, expected, state = of_library_in_training(name)
+    problem = problems.supervised(
+        model, problems.squared_error, (X, TARGETS), clients=["u"] * 40, test=(X, TARGETS)
+    )
+    assert problem.state == ("batch_stats",)
+    hyper = fedavg.paper(num_clients=1, num_selected=1, local_steps=1, batch_size=40, lr=1e-9)
+    start = problem.init(KEY)
+    run = fedjax_sim.simulate(
+        fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(1), start=start
+    )
+    kept = [np.asarray(leaf, "float32") for leaf in state]
+    found = jax.tree.leaves(run.models["batch_stats"])
+    assert sorted(map(np.shape, found)) == sorted(map(np.shape, kept))
+    assert all(any(np.allclose(x, y, atol=1e-5) for y in kept) for x in found)
+    assert not all(
+        np.array_equal(x, y)
+        for x, y in zip(found, jax.tree.leaves(start["batch_stats"]), strict=True)
+    )
+    np.testing.assert_allclose(problem.outputs(run.models), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_transformer_sees_no_later_characters_and_adapts_by_low_rank() -> None:

@@ -211,14 +211,8 @@ STATE = "variables is 'batch_stats', but must be params or frozen"
         (LowBit(Mode()), OFF),
         (Always(), "draws only in local steps, which set one of train, training"),
         (Custom(), "switch of the network is 'is_train', but must be one of train, training"),
-        (Normalised(True), STATE),
-        (Normalised(False), STATE),
         (LowBit(Normalised(True)), STATE),
         (Wrapper(Normalised(True)), STATE),
-        (
-            models.from_haiku(lambda x, is_training: hk.BatchNorm(True, True, 0.9)(x, is_training)),
-            r"state of the haiku function is 'batch_norm/.*, but must be empty",
-        ),
     ],
 )
 def test_what_is_not_understood_is_refused(model: Any, words: str) -> None:
@@ -226,7 +220,7 @@ def test_what_is_not_understood_is_refused(model: Any, words: str) -> None:
         problem_of(model)
 
 
-def test_adapters_refuse_state_and_unknown_switches() -> None:
+def test_adapters_refuse_states_apart_and_unknown_switches() -> None:
     with pytest.raises(ConfigError, match="equinox module is 'BatchNorm', but must be one without"):
         models.from_equinox(lambda key: eqx.nn.BatchNorm(3, "batch", mode="ema"))
     with pytest.raises(ConfigError, match=r"is TransformedWithState.*, but must be a function"):

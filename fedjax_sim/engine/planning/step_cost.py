@@ -49,8 +49,9 @@ def _model_of(structure: TypedStructure, leaves: tuple, code: int, is_wide: bool
     ]
 
     def init(leaves: list[jax.Array]) -> Params:
-        model = structure.unflatten(leaves).init(jax.random.key(0))
-        check_model(model)  # Outside of the trace, numbers of Python would be arrays.
+        problem = structure.unflatten(leaves)
+        model = problem.init(jax.random.key(0))
+        check_model(problem, model)  # Outside of the trace, numbers of Python would be arrays.
         return model
 
     return jax.eval_shape(init, described)

@@ -387,7 +387,7 @@ def _advance(
                 state, info = lane.step(carry.state, event, *given)
             else:  # Ticks that pad a lane change nothing and count nothing.
                 state, info = learn_if(number < num_ticks, lane.step, carry.state, event)
-            counts, realised = _counts_of(info)
+            counts, realised = _counts_of(info, event, lane.problem.counts.shape[0])
             if lane.live is not None:
                 realised |= realised_of(state, info.event)
             has_others = bool(realised) and not info.event.facts.keeps("clients")
@@ -416,7 +416,9 @@ def _advance(
 
         def evaluation(carry: Carry, number: types.Array) -> tuple[Carry, Evaluated]:
             carry, (counts, realised) = take_ticks(carry, number, 0, per_eval)
-            return carry, (observe(carry, number, counts), {**_summed(counts), **realised})
+            means = "", "client_"  # names of the metrics that sums of measures become
+            names = [name.replace(events.MEASURED, each) for name in counts for each in means]
+            return carry, (observe(carry, number, names), {**_summed(counts), **realised})
 
         if not program.block:
             return jax.lax.scan(evaluation, carry, jnp.arange(num_evals, dtype="int32"))
@@ -477,19 +479,27 @@ def _scan_unevenly(
     return jax.lax.fori_loop(shortest, longest, take, both)
 
 
-def _counts_of(info: types.Work) -> Counted:
-    """Split an `Info` into numbers, by name, and who took part if the step has changed that."""
-    counts = info._asdict()
-    event = counts.get("event")
-    if not isinstance(event, tuple):  # A number, or nothing.
-        return counts, {}
+def _counts_of(info: types.Work, event: types.Event, num_clients: int) -> Counted:
+    """Split an `Info` into numbers, by name, and who took part if the step has changed that.
+
+    Measures are summed for each client, `f[N]`, as are the steps over which their means are taken.
+    """
+    counts, realised = info._asdict(), {}
+    changed = counts.get("event")
+    if not isinstance(changed, tuple):  # A number, or nothing.
+        return counts, realised
     del counts["event"]
+    if isinstance(changed, types.Event) and not changed.facts.is_scheduled:
+        names = ("clients", "steps", "weight")
+        realised = {f"{events.HAPPENED}{name}": getattr(changed, name) for name in names}
     if isinstance(info, types.Work):
-        del counts["seen"]  # of live clocks
-    if not isinstance(event, types.Event) or event.facts.is_scheduled:
-        return counts, {}
-    names = ("clients", "steps", "weight")
-    return counts, {f"{events.HAPPENED}{name}": getattr(event, name) for name in names}
+        del counts["seen"], counts["aux"], counts["measured"]  # of live clocks, and of losses
+        event = changed if realised else event
+        for name, sums in ({**info.measured, "": event.steps} if info.measured else {}).items():
+            places = jnp.where(event.clients < 0, num_clients, event.clients)
+            of_clients = jnp.zeros(num_clients, "float32").at[places].add(sums, mode="drop")
+            counts[f"{events.MEASURED}{name}"] = of_clients
+    return counts, realised
 
 
 def _summed(counts: dict[str, types.Array]) -> Totals:

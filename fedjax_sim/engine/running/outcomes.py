@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim.core import trees, types
 from fedjax_sim.core.clocks import ENDINGS, Instant
-from fedjax_sim.core.events import HAPPENED
+from fedjax_sim.core.events import HAPPENED, MEASURED
 from fedjax_sim.core.lifecycle import say
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import System, Ticks, Timeline
@@ -82,6 +82,7 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     infos = {name: value[:, :num_evals] for name, value in infos.items()}
     facts = _facts_of(schedule, row) | _count(planned, schedule, row, timelines)
     facts["collapsed_at"] = _collapsed_at(group, metrics)
+    metrics |= _means_of_steps(infos)
     if is_live:
         _say_what_a_rule_refuses(system, group, timelines)
         facts["ended"] = _endings(planned, schedule, realised["ended"], curves.stopped_at)
@@ -96,6 +97,25 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
         return part
     assert curves.stopped_at is not None
     return end_stopped_lanes(part, curves.stopped_at)
+
+
+def _means_of_steps(infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Take sums of measures `[L, V, N]` out of the counts, and make means over local steps of them.
+
+    Returns:
+      The mean over all clients' steps between two evaluations, `[L, V + 1]`, and over each
+      client's, `[L, V + 1, N]`, by name: nan at the first evaluation, and without a step.
+    """
+    sums = {name[len(MEASURED) :]: infos.pop(name) for name in [*infos] if MEASURED in name}
+    means = {}
+    with np.errstate(invalid="ignore"):
+        for name in sums.keys() - {""}:
+            all_steps = sums[name].sum(axis=-1) / sums[""].sum(axis=-1)
+            means |= {name: all_steps, f"client_{name}[client]": sums[name] / sums[""]}
+    return {
+        name: np.concatenate([np.full_like(mean[:, :1], np.nan), mean], axis=1)
+        for name, mean in sorted(means.items())
+    }
 
 
 def lived_so_far(planned: Planned, realised: Mapping[str, np.ndarray]) -> Schedule:
