@@ -26,6 +26,7 @@ from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.placement import choose
 from fedjax_sim.engine.program.live import rows_of, sizes_of
+from fedjax_sim.engine.program.opened import Machine
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.request import Options
@@ -82,8 +83,10 @@ class Planned:
         """Draw the timelines, once for lanes that share one, and check messages and settings."""
         if row is None:
             schedules = Schedules.of(self.system, self.group, self.budget)
-            row = schedules.row
             drawn = drawn or schedules.request()
+            # Lanes of one schedule stand together, also if they form no families.
+            order = np.argsort(schedules.row, kind="stable")
+            self.group, row = [self.group[i] for i in order], schedules.row[order]
         assert drawn is not None
         (self.timelines, self.ticks), self.row = drawn, row
         self._check_messages()
@@ -185,8 +188,7 @@ class Planned:
             (chunk, per_eval),
             options.keep.models,
             (1 if on_cpu else max(sizes)) if is_stretch else 0,
-            begins_quickly=on_cpu and is_small,
-            precision=options.precision,
+            machine=Machine(placement.platform, options.precision, on_cpu and is_small),
             can_stop=options.watch.on_evaluation is not None,
             code=self.code,
         )
