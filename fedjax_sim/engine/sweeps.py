@@ -159,7 +159,9 @@ def sweep(
         raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
     if isinstance(lanes, Part):
         check_num_parts(lanes.num_parts, num_lanes)
-    whole = request.give_starts(request.list_lanes(system, problem, hyper, grid, options), start)
+    whole = request.list_lanes(system, problem, hyper, grid, options)
+    if start is not None:
+        whole = request.give_starts(whole, start)
     run = partial(_run, system, whole, grid, options)
     if lanes is None or isinstance(lanes, Collection):
         return run(lanes)

@@ -19,7 +19,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import tracing_for
 from fedjax_sim.core.trees import TypedStructure, typed_structure
-from fedjax_sim.core.types import Array, Budget, HyperT, Key, System, Timeline
+from fedjax_sim.core.types import Array, Budget, Energy, HyperT, Key, System, Timeline
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import (
     SHARE,
@@ -186,12 +186,12 @@ class Schedules(NamedTuple):
         Raises:
           ConfigError: If the budget is one of energy, and a lane's energy is not known.
         """
-        reads = [True] * len(jax.tree.leaves(group[0].hyper))
+        firsts, row = list(range(len(group))), np.arange(len(group))
         if len({lane.seed for lane in group}) < len(group):
-            reads = settings_read(system, group[0].hyper)
-        firsts, row = distinct_schedules(group, reads)
+            firsts, row = distinct_schedules(group, settings_read(system, group[0].hyper))
         seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        meters = budgets.meters_of(system, group, row, budget)
+        is_metered = isinstance(budget, Energy)
+        meters = budgets.meters_of(system, group, row, budget) if is_metered else None
         return cls(system, budget, row, seeds, hypers, meters)
 
     def request(self) -> tuple[Timeline, np.ndarray]:

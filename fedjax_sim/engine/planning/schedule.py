@@ -447,8 +447,6 @@ def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
 
     Only `stored` and `held` grow.
     """
-    if num == 0:
-        return schedule
     num_schedules, num_evals, per_eval = schedule.shape
     stored, scratch = schedule.stored, schedule.rows - 1
     fill = Ticks(EMPTY, 0, 0, 0, None if stored.offset is None else 0, scratch, scratch)

@@ -99,7 +99,6 @@ class Planned:
         system, hypers, options = self.system, self.hypers, self.options
         if per_eval is None and system.live is not None and isinstance(self.budget, types.Time):
             per_eval = self._ticks_between(self.budget.time_budget)
-        live = sizes_of(system, distinct_objects(hypers)[0])
         self.schedule = schedule.lay_out(
             self.timelines,
             self.ticks,
@@ -109,9 +108,10 @@ class Planned:
             client_variance=options.keep.client_variance,
             longest=longest,
         )
-        if live is not None:
+        if system.live is not None:
+            sizes = sizes_of(system.live, distinct_objects(hypers)[0])
             self.schedule = self.schedule._replace(
-                until=self._ends(), rows=rows_of(live), live=live
+                until=self._ends(), rows=rows_of(sizes), live=sizes
             )
 
     def price(self) -> None:
@@ -221,7 +221,9 @@ class Planned:
             all_filled=is_filled,
             most_steps=None if is_free else most,
             same_steps=same_steps,
-            packed=placement.count_rows(steps, self.schedule.work, self.lanes.row),
+            packed=placement.count_rows(steps, self.schedule.work, self.lanes.row)
+            if placement.packed
+            else None,
         )
 
     def _ticks_between(self, time: float) -> int:
@@ -333,9 +335,9 @@ class Planned:
         starts = None
         if self.group[0].start is not None:
             starts = jax.tree.map(lambda *leaves: np.stack(leaves), *given)
-        padded = schedule.pad_evaluations(
-            self.schedule, -self.schedule.shape[1] % self.program.chunk[0]
-        )
+        padded = self.schedule
+        if missing := -padded.shape[1] % self.program.chunk[0]:
+            padded = schedule.pad_evaluations(padded, missing)
         placed = PlacedLanes(
             self.placement, self.lanes, padded, starts=starts, is_described=is_described
         )

@@ -188,8 +188,10 @@ class Pieces:
                 f"{num_all} lanes of {name} run {num} at a time, which takes about "
                 f"{write_bytes(needed)} of the {write_bytes(free)} that are free."
             )
-        for sentence in _large_stores(ready, free):
-            memory.say(sentence)
+        schedule, held = ready.planned.schedule, ready.planned.schedule.held
+        rows = max(schedule.rows, 0 if held is None else held.holders.shape[2])
+        if num * rows * count_bytes(ready.planned.model) > memory.STORE_SHARE * free:
+            _name_large_stores(ready, memory.STORE_SHARE * free)
 
     def _refusal(
         self, num: int, kind: type[OutOfMemoryError] = OutOfMemoryError
@@ -207,20 +209,16 @@ class Pieces:
         return kind("memory", write_bytes(memory.free_here()), allowed)
 
 
-def _large_stores(ready: Ready, free: float) -> list[str]:
-    """Name the stores of old server models that take a large share of the memory.
+def _name_large_stores(ready: Ready, least: float) -> None:
+    """Name the stores of old server models that take more than some bytes.
 
     Args:
       ready: Lanes that will run at a time.
-      free: Bytes that are free on a device.
+      least: The bytes.
     """
     planned = ready.planned
     schedule, program, lane = planned.schedule, planned.program, planned.group[0]
     num, of_model = len(planned.group), count_bytes(planned.model)
-    least = memory.STORE_SHARE * free
-    most_rows = max(schedule.rows, 0 if schedule.held is None else schedule.held.holders.shape[2])
-    if num * most_rows * of_model <= least:
-        return []
 
     def size_of_state(rows: int) -> int:
         plan = program.plan._replace(rows=rows)
@@ -246,7 +244,9 @@ def _large_stores(ready: Ready, free: float) -> list[str]:
         f"{write_bytes(of_model)} {cause}; leave it out, or use fewer clients, fewer evaluations "
         "or a smaller max_lanes.": held,
     }
-    return [sentence for sentence, size in sentences.items() if size > least]
+    for sentence, size in sentences.items():
+        if size > least:
+            memory.say(sentence)
 
 
 @contextlib.contextmanager
