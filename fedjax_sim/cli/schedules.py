@@ -124,7 +124,6 @@ def draw_schedules(
     timelines: dict[int, Timeline] = {}
     for group in groups_of(lanes):
         schedules = drawing.Schedules.of(system, group, Time(time_budget))
-        schedules.measure()
         drawn, ticks = schedules.request()
         for lane, row in zip(group, schedules.row, strict=True):
             timelines[lane.place] = Timeline(*(leaf[row, : ticks[row]] for leaf in drawn))

@@ -156,7 +156,8 @@ def bind_together(
             given: Any = system.Hyper() if hyper is None else hyper
             given = dataclasses.replace(given, num_clients=lane.hyper.num_clients)
             completed_from |= request.settings_completed_from(system, given, lane.problem)
-    lanes = request.give_starts(lanes, start)
+    if start is not None:
+        lanes = request.give_starts(lanes, start)
     if len(groups_of(lanes)) > 1:
         allowed = "of equal static parts and shapes; bind the others alone"
         raise ConfigError("problems and hypers", f"{num} of several kinds", allowed)

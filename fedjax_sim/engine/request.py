@@ -140,7 +140,8 @@ def list_lanes(
     for each, one in itertools.product(hypers, distinct):
         if each.num_clients != (num_clients := one.counts.shape[0]):
             raise ConfigError("num_clients", each.num_clients, f"{num_clients}, as in the problem")
-    _check_models(distinct)
+    if len(distinct) > 1:
+        _check_models(distinct)
     completed = [[whole[i] for i in number] for whole in _completed(system, hypers, distinct)]
     return [
         Lane(p * len(seeds) + s, completed[p][s], problems[s], seed, points[p])
@@ -193,7 +194,7 @@ def _check_models(problems: list[types.AnyProblem]) -> None:
         (typed_structure(each), tuple(map(np.shape, jax.tree.leaves(each)))): each
         for each in problems
     }
-    for problem in distinct.values() if len(distinct) > 1 else ():
+    for problem in distinct.values():
         model = shapes_of_model(problem)
         metrics = jax.eval_shape(problem.evaluate, model)
         found = {"model": _shapes_of(model), "metrics": _shapes_of(metrics)}
@@ -340,13 +341,13 @@ def _check_without_privacy(system: types.System, hyper: types.Settings) -> None:
             raise ConfigError(known[name], str(value), allowed)
 
 
-def give_starts(lanes: Sequence[Lane], start: Run | types.Params | None) -> list[Lane]:
+def give_starts(lanes: Sequence[Lane], start: Run | types.Params) -> list[Lane]:
     """Give each lane the model that it starts from.
 
     Args:
       lanes: The lanes of a sweep.
       start: A model for all lanes; or a run, of which each lane takes the final model of the lane
-        with the same seed and the same values of those settings that the run swept; or None.
+        with the same seed and the same values of those settings that the run swept.
 
     Returns:
       The lanes.
@@ -354,8 +355,6 @@ def give_starts(lanes: Sequence[Lane], start: Run | types.Params | None) -> list
     Raises:
       ConfigError: If the run lacks a lane, or a model is not of the shape that a problem draws.
     """
-    if start is None:
-        return list(lanes)
     found = [_model_of(start, lane) for lane in lanes]
     fitted: dict[tuple[int, int], types.Params] = {}
     for lane, model in zip(lanes, found, strict=True):

@@ -159,7 +159,9 @@ def sweep(
         raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
     if isinstance(lanes, Part):
         check_num_parts(lanes.num_parts, num_lanes)
-    whole = request.give_starts(request.list_lanes(system, problem, hyper, grid, options), start)
+    whole = request.list_lanes(system, problem, hyper, grid, options)
+    if start is not None:
+        whole = request.give_starts(whole, start)
     run = partial(_run, system, whole, grid, options)
     if lanes is None or isinstance(lanes, Collection):
         return run(lanes)
@@ -179,10 +181,12 @@ def _run(
     places = None if numbers is None else sorted({int(place) for place in numbers})
     chosen = set(range(len(whole)) if places is None else places)
     hypers = [lane.hyper for lane in whole if lane.place in chosen]
-    _say_what_compiles(system, grid, hypers)
+    groups = groups_of(whole)
+    if len(groups) > 1:
+        _say_what_compiles(system, grid, hypers)
     with CompileMeter() as meter, locked(options.checkpoints):
         parts: list[Returned] = []
-        for lanes in groups_of(whole):
+        for lanes in groups:
             if group := [lane for lane in lanes if lane.place in chosen]:
                 parts += Pieces(system, group, lanes, options).run(len(parts))
     if places is None:

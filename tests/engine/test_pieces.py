@@ -18,9 +18,8 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine.machine import compiling, memory
-from fedjax_sim.engine.machine.memory import Free
 from fedjax_sim.engine.planning import drawing
-from fedjax_sim.engine.planning.drawing import DRAWN_TOGETHER, Schedules
+from fedjax_sim.engine.planning.drawing import Schedules, request_timelines
 from fedjax_sim.engine.program import replay
 from fedjax_sim.engine.running import chunks, groups, pieces
 from tests.conftest import Regression
@@ -50,6 +49,30 @@ def sweep(regression: Callable[..., Regression], small: Callable) -> Sweep:
     )
 
 
+@pytest.fixture
+def schedules_that_fit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that leaves memory on the host for some schedules, like the first."""
+
+    def leave(number: int) -> None:
+        sizes: list[float] = []
+
+        def free_on_host() -> float:
+            return number * sizes[0] / memory.SHARE
+
+        check = drawing._check_size
+
+        def listen(system: Any, hypers: Any, budget: Any, ticks: int) -> None:
+            slots = drawing.read_timeline(system, hypers[0]).slots
+            sizes.append(1.1 * drawing.BYTES_OF_A_PLANNED_SLOT * ticks * slots)
+            check(system, hypers, budget, ticks)
+
+        monkeypatch.setattr(drawing, "BYTES_OF_A_PLANNED_SLOT", 2**30)
+        monkeypatch.setattr(drawing, "_check_size", listen)
+        monkeypatch.setattr(drawing, "free_on_host", free_on_host)
+
+    return leave
+
+
 @pytest.fixture(scope="module")
 def needed() -> list[int]:
     """Bytes that programs turned out to take, in order."""
@@ -61,7 +84,7 @@ def whole(sweep: Sweep, needed: list[int]) -> fedjax_sim.Run:
     """The eight lanes in one piece."""
     compare = pieces.Pieces._compare
 
-    def listen(*given: Any) -> tuple[int, float]:
+    def listen(*given: Any) -> tuple[float, float]:
         found = compare(*given)
         needed.append(found[0])
         return found
@@ -119,7 +142,7 @@ def test_pieces_give_the_results_of_the_whole(
     after the same ticks as in the whole.
     """
     free = 0.9 * needed[-1] / memory.SHARE
-    monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free))
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
     assert_equal(sweep(), whole)
     assert lanes_run == [4, 4]
     said = capsys.readouterr().err
@@ -154,7 +177,7 @@ def test_what_cannot_fit_is_not_compiled(
     assert (compiled, lanes_run) == ([12], [12])
     compiling.forget_known()
     free = 12 * 5000 * 4 / 3
-    monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free / memory.SHARE))
+    monkeypatch.setattr(memory, "free_memory", lambda: free / memory.SHARE)
     np.testing.assert_array_equal(run(5000).models, whole.models)
     assert max(compiled[1:]) <= 3 and sum(lanes_run[1:]) == 12 and max(lanes_run[1:]) <= 3
 
@@ -165,8 +188,8 @@ def test_a_lane_that_cannot_fit_is_refused_before_it_is_compiled(
 ) -> None:
     """Its state takes more than there is, whatever number of lanes was asked for."""
     free = 0.9 * 5003 * 4
-    monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free))
-    monkeypatch.setattr(memory, "free_here", lambda: Free(np.inf, free))
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
+    monkeypatch.setattr(memory, "free_here", lambda: free)
     monkeypatch.setattr(replay.Replay, "compile", lambda self, **how: pytest.fail("compiled"))
     with pytest.raises(fedjax_sim.ConfigError, match=r"memory is .* but must be enough for one"):
         fedjax_sim.sweep(
@@ -265,7 +288,7 @@ def test_a_resumed_run_has_the_pieces_it_had(
     replay_group = groups.replay_group
 
     def run_one(ready: Any) -> Any:
-        if ready.options.folder.name == "part_1":
+        if ready.planned.options.folder.name == "part_1":
             raise KeyboardInterrupt
         return replay_group(ready)
 
@@ -294,7 +317,7 @@ def test_a_large_store_of_old_models_is_named(
     capsys: pytest.CaptureFixture,
 ) -> None:
     """A model has 4 kB, and 40 clients of different speeds hold many versions of it."""
-    monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free))
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
     fedjax_sim.sweep(
         FEDBUFF,
         Bowl(jnp.ones(40, "int32"), 1000),
@@ -416,18 +439,10 @@ def test_lanes_whose_schedules_fill_the_host_are_halved_before_they_are_planned(
     sweep: Sweep,
     whole: fedjax_sim.Run,
     lanes_run: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    schedules_that_fit: Callable[[int], None],
     capsys: pytest.CaptureFixture,
 ) -> None:
-    needed = Schedules.measure
-
-    def listen(self: Schedules) -> int:
-        monkeypatch.setattr(
-            memory, "free_memory", lambda: Free(0.4 * needed(self) / memory.SHARE, np.inf)
-        )
-        return needed(self)
-
-    monkeypatch.setattr(Schedules, "measure", listen)
+    schedules_that_fit(3)
     assert_equal(sweep(), whole)
     assert lanes_run == [2, 2, 2, 2]
     said = capsys.readouterr().err
@@ -435,16 +450,16 @@ def test_lanes_whose_schedules_fill_the_host_are_halved_before_they_are_planned(
 
 
 def test_planning_for_hours_is_refused_before_it_begins(sweep: Sweep, small: Callable) -> None:
-    hyper = small(FEDBUFF)
-    given = fedjax_sim.Ticks(10**7), np.arange(500), [*range(500)], [hyper] * 500, None
     with pytest.raises(ConfigError, match=r"num_ticks is 10000000, .* about [0-9]+ hours\.$"):
-        Schedules(FEDBUFF, *given).measure()
+        request_timelines(FEDBUFF, [*range(500)], [small(FEDBUFF)] * 500, fedjax_sim.Ticks(10**7))
     with pytest.raises(ConfigError, match=r"time_budget is 10000000.0, but must be smaller"):
         sweep(seeds=500, budget=fedjax_sim.Time(1e7))
 
 
 def test_ticks_are_counted_a_few_schedules_at_a_time(
-    small: Callable, monkeypatch: pytest.MonkeyPatch
+    small: Callable,
+    schedules_that_fit: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are those of all schedules drawn together."""
     seeds, hypers = [*range(4)], [small(FEDBUFF)] * 4
@@ -458,11 +473,9 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
         return request(system, few, *given, **budget)
 
     monkeypatch.setattr(drawing, "request_timelines", listen)
-    size = Schedules(*given).measure()
-    free = (DRAWN_TOGETHER + 2.5 / 4 * size) / memory.SHARE
-    monkeypatch.setattr(drawing, "free_on_host", lambda: free)
+    schedules_that_fit(2)
     alone = Schedules(*given).count_ticks()
-    assert drawn == [2, 2]
+    assert drawn == [4, 2, 2]
     np.testing.assert_array_equal(alone, together)
 
 
@@ -482,12 +495,10 @@ def test_a_sweep_that_does_not_fit_finishes_in_pieces() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measured by /proc")
-def test_memory_that_really_runs_out_halves_the_lanes() -> None:
+def test_lanes_that_were_asked_for_and_do_not_fit_are_halved() -> None:
     """The caller asks for all lanes at a time where a quarter of them fits."""
     done = run_limited(str(15 * 10**8), "256")
-    halved = "memory ran out with {} lanes of fedbuff at a time; from here on {} run at a time.\n"
-    said = [f"fedjax-sim: {halved.format(num, num // 2)}" for num in (256, 128)]
-    assert done.stderr == "".join(said)
+    assert done.stderr.startswith("fedjax-sim: 256 lanes of fedbuff run 64 at a time, which takes")
 
 
 def run_limited(*words: str) -> subprocess.CompletedProcess[str]:

@@ -245,7 +245,6 @@ def test_rows_are_enough_for_the_fullest_tick() -> None:
         placement = Placement(3, lanes_at_once, lane_devices, client_devices, packed=True)
         return placement.count_rows(steps, work, row)
 
-    assert Placement(3, True, 1, 1).count_rows(steps, work, row) is None
     assert rows(True, 1, 1) == (6, 3, 9, 3)
     assert rows(False, 1, 1) == (3, 3, 3, 3)
     assert rows(True, 3, 1) == (3, 3, 3, 3)

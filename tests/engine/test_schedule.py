@@ -22,6 +22,7 @@ from fedjax_sim.engine.planning.schedule import (
     steps_before,
 )
 from fedjax_sim.engine.planning.store import MANY, assign_rows, assign_rows_of_all
+from tests.engine.laid_out import events_of
 
 NAN, INF = np.nan, np.inf
 
@@ -261,13 +262,13 @@ def example() -> tuple[Timeline, np.ndarray]:
 def test_a_schedule_is_cut_and_padded() -> None:
     timelines, ticks = example()
     schedule = lay_out(timelines, ticks, num_clients=3, num_evals=2)
-    assert schedule.events.clients.shape == (2, 2, 3, 2)
+    assert events_of(schedule).clients.shape == (2, 2, 3, 2)
     assert schedule.ticks.tolist() == [[0, 3, 5], [0, 3, 3]]
     assert schedule.time.tolist() == [[0, 3.0, 9.0], [0, 5.0, 5.0]]
     # Steps of the empty slot do not count, nor do ticks after a lane's end.
     assert schedule.local_steps.tolist() == [[0, 0 + 1 + 2 + 3 + 0, 6 + 2 + 3 + 0 + 1], [0, 7, 7]]
     assert schedule.messages.tolist() == [[0, 5, 9], [0, 6, 6]]
-    events = schedule.events
+    events = events_of(schedule)
     past_the_end = events.clients[1].reshape(6, 2)[3:]
     assert (past_the_end == EMPTY).all()
     assert (events.steps[1].reshape(6, 2)[3:] == 0).all()
@@ -343,12 +344,12 @@ def test_the_store_of_work_is_small_however_long_models_are_held() -> None:
     """
     schedule = lay_out(*newest_only(), num_clients=20, num_evals=10)
     assert schedule.held is None
-    assert len(np.unique(schedule.events.write)) <= 3
+    assert len(np.unique(events_of(schedule).write)) <= 3
     measured = lay_out(*newest_only(), num_clients=20, num_evals=10, client_variance=True)
     assert measured.held is not None
     assert len(np.unique(measured.held.write)) > 5
     assert measured.rows == schedule.rows
-    for ours, others in zip(measured.events, schedule.events, strict=True):
+    for ours, others in zip(events_of(measured), events_of(schedule), strict=True):
         np.testing.assert_array_equal(ours, others)
 
 
@@ -363,16 +364,16 @@ def test_chunks_of_equal_size_are_filled_with_empty_evaluations() -> None:
     timelines, ticks = example()
     schedule = lay_out(timelines, ticks, num_clients=3, num_evals=2, client_variance=True)
     padded = pad_evaluations(schedule, 2)
-    assert padded.events.clients.shape == (2, 4, 3, 2)
-    assert (padded.events.clients[:, 2:] == EMPTY).all()
-    assert (padded.events.write[:, 2:] == schedule.rows - 1).all()
-    assert not padded.events.steps[:, 2:].any()
-    assert padded.events.tick[0].ravel().tolist() == list(range(12))
+    assert events_of(padded).clients.shape == (2, 4, 3, 2)
+    assert (events_of(padded).clients[:, 2:] == EMPTY).all()
+    assert (events_of(padded).write[:, 2:] == schedule.rows - 1).all()
+    assert not events_of(padded).steps[:, 2:].any()
+    assert events_of(padded).tick[0].ravel().tolist() == list(range(12))
     assert schedule.held is not None and padded.held is not None
     holders = padded.held.holders
     assert holders.shape[1] == 5
     np.testing.assert_array_equal(holders[:, :3], schedule.held.holders)
-    np.testing.assert_array_equal(padded.events.clients[:, :2], schedule.events.clients)
+    np.testing.assert_array_equal(events_of(padded).clients[:, :2], events_of(schedule).clients)
     # Clients hold what they held at the end, and empty ticks write to the scratch row.
     np.testing.assert_array_equal(holders[:, 3:], np.repeat(holders[:, 2:3], 2, axis=1))
     assert (padded.held.write[:, 2:] == holders.shape[2] - 1).all()

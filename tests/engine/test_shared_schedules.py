@@ -15,13 +15,15 @@ from fedjax_sim.clients import local_training
 from fedjax_sim.core.batching import look_ahead
 from fedjax_sim.core.settings import full_name, value_of
 from fedjax_sim.core.types import Event, Facts
-from fedjax_sim.engine.machine.processes import hash_traced
+from fedjax_sim.engine.machine.processes import hash_programs
+from fedjax_sim.engine.machine.user_code import number_of_program
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines, settings_read
 from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repetition
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.rules import Mean, Median
+from tests.engine.laid_out import events_of
 
 SYSTEMS = fedjax_sim.SYSTEMS
 
@@ -91,10 +93,10 @@ def test_full_participation_stores_nothing_per_tick_and_slot() -> None:
     assert stored.offset is None
     for leaf in (stored.clients, stored.steps, stored.staleness, stored.weight, stored.read):
         assert leaf.size == 50
-    assert schedule.events.clients.shape == (30, 10, 10, 50)
+    assert events_of(schedule).clients.shape == (30, 10, 10, 50)
     expected = hyper.local_steps * np.arange(100).reshape(10, 10, 1)
     np.testing.assert_array_equal(
-        schedule.events.offset, np.broadcast_to(expected, (30, 10, 10, 50))
+        events_of(schedule).offset, np.broadcast_to(expected, (30, 10, 10, 50))
     )
 
 
@@ -123,7 +125,7 @@ def test_the_device_finds_the_event_of_every_tick(
             (0, None, None),
         )
     )(jnp.arange(num), jnp.arange(num_evals), jnp.arange(per_eval))
-    for field, ours, theirs in zip(Event._fields, found, schedule.events, strict=True):
+    for field, ours, theirs in zip(Event._fields, found, events_of(schedule), strict=True):
         np.testing.assert_array_equal(ours, theirs.astype(ours.dtype), err_msg=field)
 
 
@@ -191,22 +193,22 @@ def test_what_is_known_before_compiling_changes_no_result(
     assert int(counted.executed) == (9 if runs_its_own_steps else 20)
 
 
-def test_a_traced_program_is_hashed_with_its_constants() -> None:
-    """Also those of a program inside it; names, and the order of equal traces, do not matter."""
+def test_programs_are_told_apart_by_their_constants() -> None:
+    """Also by those of a program inside; names, and the order of equal traces, do not matter."""
 
-    def digest(table: np.ndarray, factor: float = 2.0) -> str:
+    def told(table: np.ndarray, factor: float = 2.0) -> tuple[str, int]:
         def step(carry: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
             return carry + jnp.asarray(table).sum(), carry * factor
 
-        return hash_traced(
-            jax.make_jaxpr(lambda x: jax.lax.scan(step, x, None, 3))(1.0), ("known", 1.0)
-        )
+        traced = jax.jit(lambda x: jax.lax.scan(step, x, None, 3)).trace(1.0)
+        return hash_programs(traced.lower()), number_of_program(traced.jaxpr)
 
     table = np.arange(2000.0, dtype="float32")
     changed = table.copy()
     changed[1000] += 1
-    assert digest(table) == digest(table.copy())
-    assert len({digest(table), digest(changed), digest(table, 3.0)}) == 3
+    assert told(table) == told(table.copy())
+    for found in zip(told(table), told(changed), told(table, 3.0), strict=True):
+        assert len({*found}) == 3
 
 
 def test_schedules_are_checked_with_the_program_that_the_sweep_draws_with(

@@ -1,12 +1,12 @@
 """How much memory is free, and how much a compiled program takes.
 
-Lanes' schedules take memory of the host while they are planned (`drawing.Schedules.measure`), and
-programs take memory of the devices. A CPU is its own host, so there all comes out of one memory.
+Programs take memory of the devices, and schedules that of the host while they are planned. A CPU is
+its own host, so there all comes out of one memory.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -41,35 +41,25 @@ class OutOfMemoryError(ConfigError, MemoryError):
     """Memory ran out; as one sentence, in case fewer lanes at a time do not help."""
 
 
-class Free(NamedTuple):
-    """Bytes that are free.
-
-    Attributes:
-      host: On the host; infinite if that is not known.
-      device: On each device; the same memory as the host's for CPUs.
-    """
-
-    host: float
-    device: float
+class DoesNotFitError(OutOfMemoryError):
+    """More memory is asked for than is free; found out before any ran out."""
 
 
-def free_memory() -> Free:
-    """Measure the free memory of the host and of each device, in the process that has the least."""
-    here = free_here()
-    return Free(processes.least(here.host), processes.least(here.device))
+def free_memory() -> float:
+    """Measure the free bytes of each device, in the process that has the least."""
+    return processes.least(free_here())
 
 
-def free_here() -> Free:
-    """Measure the free memory of this process's host and of each of its devices."""
-    host = free_on_host()
+def free_here() -> float:
+    """Measure the free bytes of each device of this process; of CPUs those of the host."""
     if jax.default_backend() == "cpu":
-        return Free(host, host)
+        return free_on_host()
     on_devices = [
         stats["bytes_limit"] - stats["bytes_in_use"]
         for device in jax.local_devices()
         if (stats := device.memory_stats()) and "bytes_limit" in stats
     ]
-    return Free(host, min(on_devices, default=float("inf")))
+    return min(on_devices, default=float("inf"))
 
 
 def fits_ahead(on_device: float) -> bool:
@@ -78,7 +68,7 @@ def fits_ahead(on_device: float) -> bool:
     Several processes never do: all of them would have to find room, and what they gather is fetched
     by programs that would wait for the work that was sent ahead.
     """
-    return jax.process_count() == 1 and on_device <= AHEAD * free_here().device
+    return jax.process_count() == 1 and on_device <= AHEAD * free_here()
 
 
 def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> None:

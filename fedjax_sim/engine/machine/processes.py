@@ -7,14 +7,12 @@ process these functions do nothing special.
 """
 
 import hashlib
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError
@@ -46,10 +44,6 @@ def join_processes(
             f"--num-processes and --process-id ({reason})"
         )
         raise ConfigError("--distributed", True, allowed) from None
-
-
-SWITCHES = ("jax_default_prng_impl", "jax_threefry_partitionable")
-"""Switches of JAX that decide which random numbers a traced program draws."""
 
 
 def is_first() -> bool:
@@ -126,13 +120,11 @@ def check_equal(inputs: object) -> None:
     """Check that all processes have the same arrays.
 
     Args:
-      inputs: A pytree of arrays. With one process nothing is read.
+      inputs: A pytree of arrays.
 
     Raises:
       ConfigError: In all processes, if they differ.
     """
-    if jax.process_count() == 1:
-        return
     own = np.frombuffer(hash_arrays(inputs).digest(), np.uint8)
     if (multihost_utils.process_allgather(own) != own).any():
         allowed = "equal: give every process the same data, settings, seeds and versions"
@@ -156,39 +148,3 @@ def hash_programs(*programs: jax.stages.Lowered) -> str:
     """
     texts = "\n".join(program.as_text() for program in programs)
     return hashlib.sha256(texts.encode()).hexdigest()
-
-
-def hash_traced(program: ClosedJaxpr, *facts: object) -> str:
-    """Hash a program that was traced but not lowered, with its constants, by SHA-256.
-
-    Lowering takes ten times as long. Besides the program only JAX's version and two switches decide
-    what is lowered; the switches are hashed too.
-
-    Args:
-      program: The program.
-      facts: What is hashed with it, by its text.
-    """
-    switches = [(name, getattr(jax.config, name)) for name in SWITCHES]
-    text = re.sub(" at 0x[0-9a-f]+", "", repr((switches, facts)) + str(program))
-    digest = hash_arrays(list(map(_numbers_of, _constants(program))))
-    digest.update(text.encode())
-    return digest.hexdigest()
-
-
-def _constants(program: object) -> Iterator[object]:
-    """Iterate over the arrays in a program and inside it. Its text has their shapes alone."""
-    if isinstance(program, list | tuple):
-        for inner in program:
-            yield from _constants(inner)
-    elif isinstance(program, Jaxpr | ClosedJaxpr):
-        yield from getattr(program, "consts", ())
-        for equation in program.eqns:
-            yield from (each.val for each in equation.invars if isinstance(each, Literal))
-            yield from _constants(list(equation.params.values()))
-
-
-def _numbers_of(array: Any) -> Any:
-    """Return the numbers of random keys, and anything else as it is."""
-    dtype = getattr(array, "dtype", None)
-    is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(array) if is_key else array

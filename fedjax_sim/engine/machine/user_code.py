@@ -160,6 +160,12 @@ def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, 
     return number, seconds
 
 
+@functools.lru_cache(maxsize=64)
+def number_of_program(program: ClosedJaxpr) -> int:
+    """Number a traced program; equal programs have one number."""
+    return _number(parts_of_program(program, None))
+
+
 def together(*codes: int) -> int:
     """Number some numbers of code together; 0 if all are 0."""
     return _number(codes) if any(codes) else 0

@@ -232,7 +232,7 @@ def energy_of_ticks(
     return of_steps + np.where(is_there, each * energies[1][who], 0).sum(axis=1)
 
 
-def meters_of(system: System, group: Sequence[Lane], row: np.ndarray, budget: Budget) -> Meters:
+def meters_of(system: System, group: Sequence[Lane], row: np.ndarray, budget: Energy) -> Meters:
     """Return functions from the schedules of lanes to the energy of each tick.
 
     Args:
@@ -241,14 +241,12 @@ def meters_of(system: System, group: Sequence[Lane], row: np.ndarray, budget: Bu
       budget: How long they run.
 
     Returns:
-      One function for each schedule; None if the budget is none of energy. It raises a ConfigError
-      if lanes of the schedule take different energies.
+      One function for each schedule. It raises a ConfigError if lanes of the schedule take
+      different energies.
 
     Raises:
       ConfigError: If a lane's energy is not known.
     """
-    if not isinstance(budget, Energy):
-        return None
     distinct, of_hyper = distinct_objects([lane.hyper for lane in group])
     for hyper in distinct:
         energies, words = getattr(hyper, "energies", None), ""

@@ -6,24 +6,30 @@ Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Literal, Var, jaxpr_as_fun
 
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import tracing_for
 from fedjax_sim.core.trees import TypedStructure, typed_structure
-from fedjax_sim.core.types import Array, Budget, HyperT, Key, System, Timeline
+from fedjax_sim.core.types import Array, Budget, Energy, HyperT, Key, System, Timeline
 from fedjax_sim.engine.machine.compiling import RunsOnce
-from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
-from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
-from fedjax_sim.engine.machine.user_code import number_of_code
+from fedjax_sim.engine.machine.memory import (
+    SHARE,
+    DoesNotFitError,
+    OutOfMemoryError,
+    free_on_host,
+    is_out_of_memory,
+)
+from fedjax_sim.engine.machine.processes import hash_programs
+from fedjax_sim.engine.machine.user_code import number_of_code, number_of_program
 from fedjax_sim.engine.planning import budgets
 from fedjax_sim.engine.planning.budgets import Meters
 from fedjax_sim.engine.planning.lanes import Lane, Stacked, distinct_schedules, stack_settings
@@ -84,6 +90,10 @@ CLIENTS_AS_A_SLOT = 8
 """Clients that count as a slot: each takes part in drawing a tick, such as a draw of its cohort."""
 
 
+SWITCHES = ("jax_default_prng_impl", "jax_threefry_partitionable")
+"""Switches of JAX that decide which random numbers a traced program draws."""
+
+
 def request_timelines(
     system: System,
     seeds: Sequence[int],
@@ -104,12 +114,14 @@ def request_timelines(
       The timelines, leaves `[D, T, ...]`, and the ticks that belong to each, `i64[D]`.
 
     Raises:
-      ConfigError: If the budget is too short for one tick, or too long.
+      ConfigError: If the budget is too short for one tick, or too long, also to be drawn within an
+        hour.
       OutOfMemoryError: If the timelines do not fit in memory.
     """
     asked = budget
     budget = budgets.as_planned(system, hypers, budget)
     first = budgets.ticks_to_draw(system, hypers, budget)
+    _check_size(system, hypers, asked, first)
     try:
         draw = partial(draw_timelines, system, seeds, hypers)
         return budgets.lengthen(
@@ -118,9 +130,31 @@ def request_timelines(
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        field, value = asked.named
-        allowed = f"few enough for the schedule of {system.name} to fit in memory"
-        raise OutOfMemoryError(field, value, allowed) from None
+        raise OutOfMemoryError(*asked.named, _few_enough(system)) from None
+
+
+def _few_enough(system: System) -> str:
+    return f"few enough for the schedule of {system.name} to fit in memory"
+
+
+def _check_size(system: System, hypers: Sequence[HyperT], budget: Budget, ticks: int) -> None:
+    """Refuse timelines that would take hours, or more memory than the host has.
+
+    Args:
+      budget: As the caller has given it.
+      ticks: Ticks of each.
+    """
+    num, slots = len(hypers), read_timeline(system, hypers[0]).slots
+    seconds = SECONDS_OF_A_SLOT * ticks * slots * num
+    if seconds > MOST_SECONDS:
+        allowed = (
+            f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
+            f"{system.name} would take about {seconds / 3600:.0f} hours"
+        )
+        raise ConfigError(*budget.named, allowed)
+    needed = BYTES_OF_A_PLANNED_SLOT * ticks * slots * num
+    if needed > DRAWN_TOGETHER and needed > SHARE * free_on_host():
+        raise DoesNotFitError(*budget.named, _few_enough(system))
 
 
 class Schedules(NamedTuple):
@@ -152,12 +186,12 @@ class Schedules(NamedTuple):
         Raises:
           ConfigError: If the budget is one of energy, and a lane's energy is not known.
         """
-        reads = [True] * len(jax.tree.leaves(group[0].hyper))
+        firsts, row = list(range(len(group))), np.arange(len(group))
         if len({lane.seed for lane in group}) < len(group):
-            reads = settings_read(system, group[0].hyper)
-        firsts, row = distinct_schedules(group, reads)
+            firsts, row = distinct_schedules(group, settings_read(system, group[0].hyper))
         seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        meters = budgets.meters_of(system, group, row, budget)
+        is_metered = isinstance(budget, Energy)
+        meters = budgets.meters_of(system, group, row, budget) if is_metered else None
         return cls(system, budget, row, seeds, hypers, meters)
 
     def request(self) -> tuple[Timeline, np.ndarray]:
@@ -166,36 +200,19 @@ class Schedules(NamedTuple):
         return request_timelines(*given, meters=self.meters)
 
     def count_ticks(self) -> np.ndarray:
-        """Count their ticks, `i64[D]`, and keep none: as many are drawn at a time as fit."""
-        num, size = len(self.seeds), max(1, self.measure())
-        free = SHARE * free_on_host() - DRAWN_TOGETHER
-        at_once = max(1, min(num, int(free * num / size)))
+        """Count their ticks, `i64[D]`, and keep none: they are halved until they fit."""
+        try:
+            return self.request()[1]
+        except OutOfMemoryError:
+            if len(self.seeds) == 1:
+                raise
+        half = len(self.seeds) // 2
         found = []
-        for few in (slice(row, row + at_once) for row in range(0, num, at_once)):
+        for few in (slice(half), slice(half, None)):
             meters = self.meters and self.meters[few]
-            given = self.system, self.seeds[few], self.hypers[few], self.budget
-            found.append(request_timelines(*given, meters=meters)[1])
+            some = self._replace(seeds=self.seeds[few], hypers=self.hypers[few], meters=meters)
+            found.append(some.count_ticks())
         return np.concatenate(found)
-
-    def measure(self) -> int:
-        """Count the bytes that they take, drawn and laid out, without drawing them.
-
-        Raises:
-          ConfigError: If it would take hours.
-        """
-        system, budget, num = self.system, self.budget, len(self.seeds)
-        planned = budgets.as_planned(system, self.hypers, budget)
-        ticks = budgets.ticks_to_draw(system, self.hypers, planned)
-        slots = read_timeline(system, self.hypers[0]).slots
-        seconds = SECONDS_OF_A_SLOT * ticks * slots * num
-        if seconds > MOST_SECONDS:
-            field, value = budget.named
-            allowed = (
-                f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
-                f"{system.name} would take about {seconds / 3600:.0f} hours"
-            )
-            raise ConfigError(field, value, allowed)
-        return BYTES_OF_A_PLANNED_SLOT * ticks * slots * num
 
 
 def draw_timelines(
@@ -270,7 +287,12 @@ def _identity_of(
         for leaf in (seeds, *settings.varying, *settings.shared)
     ]
     parts = system.timeline, settings.structure, settings.known, num_ticks, code, *leaves
-    return *parts, *(getattr(jax.config, name) for name in SWITCHES)
+    return *parts, *_switches()
+
+
+def _switches() -> Iterator[Any]:
+    """Iterate over the values of the switches that decide which numbers are drawn."""
+    return (getattr(jax.config, name) for name in SWITCHES)
 
 
 def _round_up(number: int, bits: int) -> int:
@@ -337,14 +359,13 @@ def _draw_with(
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return draw(timeline, num_ticks, structure, code, seeds, leaves)
     traced = draw.trace(timeline, num_ticks, structure, code, seeds, leaves)
-    results = jax.tree.structure(traced.out_info)
-    known = timeline, is_quick, _identity_of_program(traced.jaxpr), results
-    if (found := _programs.get(known)) is None:
-        # With what was traced, so that nothing else gets its number.
-        found = _programs[known] = traced.lower().compile(), traced.jaxpr
+    # Programs of users may call functions that are not in their text.
+    same = traced.jaxpr if code else number_of_program(traced.jaxpr)
+    known = timeline, is_quick, same, jax.tree.structure(traced.out_info), *_switches()
+    if (program := _programs.get(known)) is None:
+        program = _programs[known] = traced.lower().compile()
         for old in list(_programs)[:-MOST_PROGRAMS]:
             _programs.pop(old, None)
-    program, _ = found
 
     def run() -> Drawn:
         with jax.enable_x64(True):  # JAX's settings belong to a thread.
@@ -355,16 +376,7 @@ def _draw_with(
         return worker.submit(run).result()
 
 
-_programs: dict[tuple, tuple[Callable[..., Drawn], ClosedJaxpr]] = {}
-
-
-@functools.lru_cache(maxsize=256)
-def _identity_of_program(program: ClosedJaxpr) -> tuple[str, int]:
-    """Cache key of a traced timeline; none with callbacks is shared.
-
-    Which function of Python a program calls back is not in its text.
-    """
-    return hash_traced(program), id(program) if "callback" in str(program) else 0
+_programs: dict[tuple, Callable[..., Drawn]] = {}
 
 
 @partial(RunsOnce, static_argnums=(0, 1, 2, 3))
@@ -405,11 +417,12 @@ def settings_read(system: System, hyper: HyperT) -> list[bool]:
 def timeline_digest(system: System, hyper: HyperT) -> str:
     """Hash the program that draws schedules with these settings, or with others of equal parts.
 
-    It is hashed as it was traced, without being lowered: the version of JAX and this text decide
-    what it computes, together with two switches of its random numbers.
+    Settings that are part of drawn programs are named with it.
     """
-    known = stack_settings([hyper]).known
-    return hash_traced(read_timeline(system, hyper, LEAST[1]).program, known)
+    program = read_timeline(system, hyper, LEAST[1]).program
+    with jax.enable_x64(True), jax.default_device(_cpu()):
+        lowered = jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals)
+    return f"{stack_settings([hyper]).known} {hash_programs(lowered)}"
 
 
 class TimelineFacts(NamedTuple):

@@ -79,8 +79,6 @@ def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[i
     Returns:
       The first lane of each schedule, and for each lane the number of its schedule, `i64[L]`.
     """
-    if len({lane.seed for lane in group}) == len(group):
-        return list(range(len(group))), np.arange(len(group))
     # Thousands of seeds may share one settings object.
     values: dict[int, bytes] = {}
     for lane in group:

@@ -158,7 +158,7 @@ class Placement(NamedTuple):
         dealt = full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1)
         return sets[dealt.ravel()].ravel()
 
-    def count_rows(self, steps: np.ndarray, work: np.ndarray, row: np.ndarray) -> PackedRows | None:
+    def count_rows(self, steps: np.ndarray, work: np.ndarray, row: np.ndarray) -> PackedRows:
         """Count the rows into which slots are packed, enough for every tick.
 
         Args:
@@ -167,11 +167,7 @@ class Placement(NamedTuple):
           work: `[D, T]`, by which `deal` sorts lanes when it is summed over ticks.
           row: `i64[L]`, the number of each lane's schedule.
 
-        Returns:
-          The rows; None if slots are not packed.
         """
-        if not self.packed:
-            return None
         length, num_slots = max(1, int(steps.max(initial=0))), steps.shape[-1]
         lane_slots = -(-num_slots // self.client_devices)
         shares = np.arange(0, num_slots, lane_slots)

@@ -118,32 +118,6 @@ class Schedule(NamedTuple):
     until: Ends | None = None
     live: Sizes | None = None
 
-    @property
-    def events(self) -> Event:
-        """The events of all ticks, leaves `[D, V, E, ...]`. Leaves may be views of smaller ones."""
-        num_evals, per_eval = self.shape[1:]
-        numbers = np.arange(num_evals * per_eval, dtype=np.int32).reshape(num_evals, per_eval)
-        tick, stored = np.broadcast_to(numbers, self.shape), self.stored
-        whole = (
-            np.broadcast_to(leaf, (*self.shape, *leaf.shape[3:]))
-            for leaf in (stored.clients, stored.steps, stored.weight, stored.read, stored.write)
-        )
-        clients, steps, weight, read, write = whole
-        offset = stored.offset
-        if offset is None:
-            offset = tick[..., None] * steps
-        version = tick[..., None] - stored.staleness
-        return Event(
-            tick=tick,
-            clients=clients,
-            steps=steps,
-            version=np.broadcast_to(version, clients.shape),
-            weight=weight,
-            offset=np.broadcast_to(offset, clients.shape),
-            read=read,
-            write=write,
-        )
-
     def take(self, rows: np.ndarray) -> "Schedule":
         """Keep some of the D schedules, by their numbers. The store keeps its size."""
 
@@ -473,23 +447,21 @@ def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
 
     Only `stored` and `held` grow.
     """
-    if num == 0:
-        return schedule
     num_schedules, num_evals, per_eval = schedule.shape
-    fill = {"clients": EMPTY, "read": schedule.rows - 1, "write": schedule.rows - 1}
+    stored, scratch = schedule.stored, schedule.rows - 1
+    fill = Ticks(EMPTY, 0, 0, 0, None if stored.offset is None else 0, scratch, scratch)
 
     def pad(leaf: np.ndarray, value: int) -> np.ndarray:
-        tail = np.full((num_schedules, num, *leaf.shape[2:]), value, leaf.dtype)
+        leaf = np.broadcast_to(leaf, (len(leaf), num_evals, *leaf.shape[2:]))
+        tail = np.full((len(leaf), num, *leaf.shape[2:]), value, leaf.dtype)
         return np.concatenate([leaf, tail], axis=1)
 
-    whole = schedule.events._asdict()
-    whole["staleness"] = whole.pop("tick")[..., None] - whole.pop("version")
-    stored = Ticks(**{name: pad(leaf, fill.get(name, 0)) for name, leaf in whole.items()})
+    stored = jax.tree.map(pad, stored, fill)
     held = schedule.held
     if held is not None:
         last = np.repeat(held.holders[:, -1:], num, axis=1)
-        scratch = held.holders.shape[2] - 1
-        held = HeldVersions(pad(held.write, scratch), np.concatenate([held.holders, last], axis=1))
+        write = pad(held.write, held.holders.shape[2] - 1)
+        held = HeldVersions(write, np.concatenate([held.holders, last], axis=1))
     shape = (num_schedules, num_evals + num, per_eval)
     return schedule._replace(stored=stored, shape=shape, held=held)
 

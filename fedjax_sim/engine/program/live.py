@@ -349,16 +349,15 @@ def open_live(
     hyper: HyperT,
     key: types.Key,
     plan: types.Plan,
-) -> LiveLane | None:
-    """Bind a system's clock; None if its schedule is planned.
+) -> LiveLane:
+    """Bind the clock of a live system.
 
     Args:
       key: The random key of learning.
       plan: How the machine is used, with what the clock never exceeds.
     """
+    assert system.live is not None and plan.live is not None
     sizes = plan.live
-    if system.live is None or sizes is None:
-        return None
     clock = system.live.clock(problem, hyper)
     if (clock.in_use is None) != (sizes.versions == 0):
         allowed = "given if, and only if, sizes say how many versions are in use"
@@ -370,15 +369,13 @@ def open_live(
     )
 
 
-def sizes_of(system: types.System, hypers: Sequence[HyperT]) -> Sizes | None:
-    """Find the limits of the clocks of some lanes; None if schedules are planned.
+def sizes_of(live: types.Live[HyperT], hypers: Sequence[HyperT]) -> Sizes:
+    """Find the limits of the clocks of some lanes.
 
     Args:
       hypers: The lanes' settings, of equal static parts.
     """
-    if system.live is None:
-        return None
-    found = [system.live.sizes(hyper) for hyper in hypers]
+    found = [live.sizes(hyper) for hyper in hypers]
     if len(slots := sorted({sizes.slots for sizes in found})) > 1:
         raise ConfigError("slots of a live clock", slots, "equal in lanes that run together")
     is_same = len({sizes.most_steps for sizes in found}) == 1

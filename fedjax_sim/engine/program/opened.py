@@ -239,7 +239,7 @@ def open_lane(
     """
     algorithm = system.algorithm(problem, hyper, plan)
     contract.check_algorithm(algorithm, system, hyper)
-    live = open_live(system, problem, hyper, key, plan)
+    live = None if plan.live is None else open_live(system, problem, hyper, key, plan)
     return BoundLane(system, problem, hyper, key, plan, algorithm, live)
 
 

@@ -26,6 +26,7 @@ from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.placement import choose
 from fedjax_sim.engine.program.live import rows_of, sizes_of
+from fedjax_sim.engine.program.opened import Machine
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.request import Options
@@ -80,8 +81,10 @@ class Planned:
         """Draw the timelines, once for lanes that share one, and check messages and settings."""
         if row is None:
             schedules = Schedules.of(self.system, self.group, self.budget)
-            row = schedules.row
             drawn = drawn or schedules.request()
+            # Lanes of one schedule stand together, also if they form no families.
+            order = np.argsort(schedules.row, kind="stable")
+            self.group, row = [self.group[i] for i in order], schedules.row[order]
         assert drawn is not None
         (self.timelines, self.ticks), self.row = drawn, row
         self._check_messages()
@@ -94,7 +97,6 @@ class Planned:
         system, hypers, options = self.system, self.hypers, self.options
         if per_eval is None and system.live is not None and isinstance(self.budget, types.Time):
             per_eval = self._ticks_between(self.budget.time_budget)
-        live = sizes_of(system, distinct_objects(hypers)[0])
         self.schedule = schedule.lay_out(
             self.timelines,
             self.ticks,
@@ -104,9 +106,10 @@ class Planned:
             client_variance=options.keep.client_variance,
             longest=longest,
         )
-        if live is not None:
+        if system.live is not None:
+            sizes = sizes_of(system.live, distinct_objects(hypers)[0])
             self.schedule = self.schedule._replace(
-                until=self._ends(), rows=rows_of(live), live=live
+                until=self._ends(), rows=rows_of(sizes), live=sizes
             )
 
     def price(self) -> None:
@@ -183,8 +186,7 @@ class Planned:
             (chunk, per_eval),
             options.keep.models,
             (1 if on_cpu else max(sizes)) if is_stretch else 0,
-            begins_quickly=on_cpu and is_small,
-            precision=options.precision,
+            machine=Machine(placement.platform, options.precision, on_cpu and is_small),
             can_stop=options.watch.on_evaluation is not None,
             code=self.code,
         )
@@ -217,7 +219,9 @@ class Planned:
             all_filled=is_filled,
             most_steps=None if is_free else most,
             same_steps=same_steps,
-            packed=placement.count_rows(steps, self.schedule.work, self.lanes.row),
+            packed=placement.count_rows(steps, self.schedule.work, self.lanes.row)
+            if placement.packed
+            else None,
         )
 
     def _ticks_between(self, time: float) -> int:
@@ -329,9 +333,9 @@ class Planned:
         starts = None
         if self.group[0].start is not None:
             starts = jax.tree.map(lambda *leaves: np.stack(leaves), *given)
-        padded = schedule.pad_evaluations(
-            self.schedule, -self.schedule.shape[1] % self.program.chunk[0]
-        )
+        padded = self.schedule
+        if missing := -padded.shape[1] % self.program.chunk[0]:
+            padded = schedule.pad_evaluations(padded, missing)
         placed = PlacedLanes(
             self.placement, self.lanes, padded, starts=starts, is_described=is_described
         )

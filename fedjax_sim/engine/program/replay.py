@@ -17,6 +17,7 @@ apart local models are before they are averaged.
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -71,8 +72,7 @@ class Program(NamedTuple):
       keep_models: Whether the model of every evaluation is returned.
       block: Where a call replays a stretch of ticks, they are a multiple of this number; 0 where it
         replays whole evaluations.
-      begins_quickly: As in `Machine`.
-      precision: Precision of matrix products, one of `PRECISIONS`.
+      machine: What it is traced for.
       can_stop: Whether single lanes may be stopped, and then cost nothing where lanes run one after
         another.
       code: Number of the users' code in the program, see `number_of_code`.
@@ -85,15 +85,9 @@ class Program(NamedTuple):
     chunk: tuple[int, int]
     keep_models: bool = False
     block: int = 0
-    begins_quickly: bool = False
-    precision: str = "float32"
+    machine: Machine = Machine()
     can_stop: bool = False
     code: int = 0
-
-    @property
-    def machine(self) -> Machine:
-        """The static arguments of the program."""
-        return Machine(self.placement.platform, self.precision, self.begins_quickly)
 
 
 class Carry(NamedTuple):
@@ -140,8 +134,8 @@ class Replay:
           ConfigError: If several processes have different inputs.
         """
         self.program, self.placed, self.num_evals = program, placed, placed.schedule.shape[1]
-        self._begin = _begin.quickly if program.begins_quickly else _begin.well
-        if not placed.is_described:
+        self._begin = _begin.quickly if program.machine.begins_quickly else _begin.well
+        if jax.process_count() > 1 and not placed.is_described:
             placed.check_equal((program.plan, program.facts))
 
     def described(self) -> "Replay":
@@ -205,22 +199,22 @@ class Replay:
         """Whether the memory of programs of this form is known, so that none need be compiled."""
         return compiling.known_size(self.form) is not None
 
-    def carried(self) -> int:
-        """Count the bytes of the lanes' states on each device, which nothing is compiled for."""
-        return memory.count_bytes(self.described().carries()) // self.program.placement.lane_devices
-
-    def size(self) -> int:
+    def size(self, room: float) -> int:
         """Count the bytes of the programs on each device, without the data that lanes share.
 
-        The programs are compiled unless their memory is known.
+        The programs are compiled, unless their memory is known or the states of the lanes alone
+        take more than `room`.
         """
         found = compiling.known_size(self.form)
         if found is None:
             described = self.described()
-            lanes = described.placed.lanes
-            shared = memory.count_bytes((lanes.hyper.shared, lanes.problem.shared))
-            found = max(0, memory.measure_programs(described.compile()) - shared)
-            compiling.note_known(self.form, found)
+            states = memory.count_bytes(described.carries())
+            found = states // self.program.placement.lane_devices
+            if found <= room:
+                lanes = described.placed.lanes
+                shared = memory.count_bytes((lanes.hyper.shared, lanes.problem.shared))
+                found = max(0, memory.measure_programs(described.compile()) - shared)
+                compiling.note_known(self.form, found)
         return found
 
     def compile(self, *, begins: bool = True) -> list[jax.stages.Compiled]:
@@ -230,12 +224,12 @@ class Replay:
         compiled here for the calls that follow.
         """
         memory.drop_programs_near_the_limit()
-        if not begins:
-            return [self.lowered.compile()]
-        begin = self._begin_lowered
-        with ThreadPoolExecutor(1) as worker:
-            begun = worker.submit(begin.compile)
-            return [self.lowered.compile(), begun.result()]
+        with ThreadPoolExecutor(2) as workers:
+            begun = [workers.submit(self._begin_lowered.compile)] if begins else []
+            chunk = self.lowered
+            # Results are made of it, and importing it takes half a second.
+            workers.submit(importlib.import_module, "xarray")
+            return [chunk.compile(), *(each.result() for each in begun)]
 
     @functools.cached_property
     def lowered(self) -> jax.stages.Lowered:

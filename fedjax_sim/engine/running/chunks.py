@@ -36,12 +36,14 @@ Report = Callable[[int, "Evaluations"], np.ndarray]
 """From the number of evaluations done, and their values, to the lanes that stop now, `bool[L]`."""
 
 
-def replay_schedule(replay: Replay, report: Report, checkpoint: Checkpoint | None = None) -> Curves:
+def replay_schedule(
+    replay: Replay, report: Report | None, checkpoint: Checkpoint | None = None
+) -> Curves:
     """Run a schedule in chunks.
 
     Args:
       replay: The program with its inputs.
-      report: Called after each evaluation.
+      report: Called after each evaluation, if somebody watches.
       checkpoint: Opened; resumed from if it holds something, and written to between chunks.
 
     Raises:
@@ -71,9 +73,10 @@ def replay_schedule(replay: Replay, report: Report, checkpoint: Checkpoint | Non
             has_ended = False
             if done % per_eval == 0:
                 seen.put(observed, 1 + begin // per_eval)
-                stops = report(done // per_eval, seen)
-                has_ended = bool(stops.any())
-                seen.stop(stops, done // per_eval)
+                if report is not None:
+                    stops = report(done // per_eval, seen)
+                    has_ended = bool(stops.any())
+                    seen.stop(stops, done // per_eval)
             if checkpoint is not None and carries is not None:
                 number = asked_to_stop()
                 checkpoint.save(done, carries, seen.kinds, now=number is not None or has_ended)

@@ -25,7 +25,7 @@ from fedjax_sim.engine.running.chunks import Evaluations, replay_schedule
 from fedjax_sim.engine.running.outcomes import collect, lived_so_far
 from fedjax_sim.engine.watching import Watcher
 from fedjax_sim.results import store
-from fedjax_sim.results.curves import Returned
+from fedjax_sim.results.curves import Curves, Returned
 
 
 class Ready(NamedTuple):
@@ -34,13 +34,11 @@ class Ready(NamedTuple):
     Attributes:
       planned: The group.
       replay: Its program, before anything is on the devices.
-      options: The options of the sweep.
       saved: Its checkpoints, which are not open yet; None if none are written.
     """
 
     planned: Planned
     replay: Replay
-    options: Options
     saved: Checkpoint | None = None
 
 
@@ -82,27 +80,37 @@ def plan_or_load(
             if options.watch.trackers:
                 _track_finished(system, planned.group, part, options)
             return part
-    return Ready(planned, planned.on_devices(), options, saved)
+    return Ready(planned, planned.on_devices(), saved)
 
 
 def replay_group(ready: Ready) -> Returned:
     """Replay a group and collect the results of its lanes."""
-    planned, replay, options, saved = ready
+    planned, replay, saved = ready
     if saved is not None:
         saved.open(planned.decided(replay), planned.timelines, planned.ticks)
+    is_watched = planned.options.watch.is_needed
+    curves = _replay_watched(ready) if is_watched else replay_schedule(replay, None, saved)
+    if saved is not None:
+        saved.finish(store.pack(curves))
+    return collect(planned, curves, planned.options)
+
+
+def _replay_watched(ready: Ready) -> Curves:
+    """Replay a group, and pass every evaluation on to those who watch."""
+    planned, replay, saved = ready
     schedule, row, plan = planned.schedule, planned.row, planned.program.plan
     watch = Watcher(
         planned.program.system.name,
         planned.group,
         schedule.ticks[row],
         schedule.time[row],
-        options.watch,
+        planned.options.watch,
         is_batched=plan.lanes_at_once or plan.family_size > 1,
     )
     num_evals = schedule.shape[1]
 
     def report(done: int, seen: Evaluations) -> np.ndarray:
-        if plan.live is not None and options.watch.is_needed:
+        if plan.live is not None:
             realised = {
                 name.removeprefix(events.HAPPENED): value[:, :num_evals]
                 for name, value in seen.kinds["info"].items()
@@ -116,9 +124,7 @@ def replay_group(ready: Ready) -> Returned:
         curves = replay_schedule(replay, report, saved)
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(num_evals, curves.metrics, curves.stopped_at)
-    if saved is not None:
-        saved.finish(store.pack(curves))
-    return collect(planned, curves, options)
+    return curves
 
 
 def _track_finished(system: System, group: list[Lane], part: Returned, options: Options) -> None:

@@ -24,24 +24,21 @@ from fedjax_sim.core.lifecycle import FolderLock, write_bytes
 from fedjax_sim.core.settings import writing_to
 from fedjax_sim.core.types import EMPTY, AnyProblem, HyperT, System, Ticks
 from fedjax_sim.engine.machine import memory
-from fedjax_sim.engine.machine.memory import OutOfMemoryError, count_bytes
+from fedjax_sim.engine.machine.memory import DoesNotFitError, OutOfMemoryError, count_bytes
 from fedjax_sim.engine.planning.drawing import Schedules
-from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
+from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.engine.running import groups
 from fedjax_sim.engine.running.groups import Ready
 from fedjax_sim.results.curves import Returned
 
-FEW = 0.01
-"""Share of the free memory up to which a program needs so little that it is not measured again."""
-
 
 class Pieces:
     """The pieces of one group of lanes."""
 
     def __init__(self, system: System, group: list[Lane], whole: list[Lane], options: Options):
-        """Order the lanes so that those of one schedule are adjacent and planned together.
+        """Take the lanes.
 
         Args:
           group: L lanes of equal static settings and shapes.
@@ -51,16 +48,12 @@ class Pieces:
         self._system, self._options, self._whole = system, options, whole
         # Number of the piece among those of all groups.
         self._number = 0
-        schedules = Schedules.of(system, group, options.budget)
-        self._group = [group[i] for i in np.argsort(schedules.row, kind="stable").tolist()]
-        self._bytes_to_plan = schedules.measure() + _bytes_that_differ(group)
+        self._group = group
         # Ticks of the longest schedule; 0 until it is known.
         self._longest = options.budget.num_ticks if isinstance(options.budget, Ticks) else 0
-        # Whether somebody, or a lack of memory, has said how many lanes run at a time.
-        self._is_given = options.layout.max_lanes is not None
-        # Lanes of a piece that is known to fit.
+        # Lanes of a piece that is known to fit, or of which memory has run out.
         self._accepted = 0
-        self._free = memory.free_memory()
+        self._has_run_out = False
 
     def run(self, number: int) -> list[Returned]:
         """Run the group piece by piece.
@@ -76,48 +69,50 @@ class Pieces:
         """
         parts: list[Returned] = []
         rest, size = self._group, self._options.layout.max_lanes or len(self._group)
-        needed = float(self._bytes_to_plan)
-        # Fewer lanes are tried until their schedules and their own data fit on the host.
-        while not self._is_given and size > 1 and needed > memory.SHARE * self._free.host:
-            size, needed = _half(size), needed / 2
         while rest:
             self._number = number + len(parts)
             size = min(self._lanes_of_earlier_run() or size, len(rest))
-            found: Returned | int | None = None
+            if size < len(rest) and not parts:
+                rest = self._by_schedule()
+            part: Returned | None = None
             try:
-                found = self._try(rest[:size])
+                part = self._run_together(rest[:size])
             except (MemoryError, jax.errors.JaxRuntimeError) as error:
                 if not memory.is_out_of_memory(error):
                     raise
-                if not self._may_halve(size):
-                    raise self._refusal(error, size) from None
-            if isinstance(found, Returned):
-                parts.append(found)
+                is_estimated = isinstance(error, DoesNotFitError)
+                if not self._may_halve(size, is_estimated=is_estimated):
+                    is_told = isinstance(error, OutOfMemoryError)
+                    raise (error if is_told else self._refusal(size)) from None
+            if part is not None:
+                parts.append(part)
                 rest = rest[size:]
-            elif found is not None:
-                size = found
-            else:
-                # Without the error nothing holds the arrays of the failed attempt.
-                gc.collect()
-                if self._options.checkpoints is not None:
-                    checkpoint.remove_checkpoints(self._folder())
-                self._is_given = True
+                continue
+            # Without the error nothing holds the arrays of the failed attempt.
+            gc.collect()
+            if self._options.checkpoints is not None:
+                checkpoint.remove_checkpoints(self._folder())
+            half = -(-size // 2)  # Rounded up: pieces of equal size share one program.
+            if not is_estimated:
+                self._has_run_out = True
                 memory.say(
                     f"memory ran out with {size} lanes of {self._system.name} at a time; from here "
-                    f"on {_half(size)} run at a time."
+                    f"on {half} run at a time."
                 )
-                size = _half(size)
+            size = half
         return parts
 
-    def _try(self, lanes: list[Lane]) -> Returned | int:
-        """Run lanes, or find out by the memory of their compiled program that fewer must be tried.
+    def _by_schedule(self) -> list[Lane]:
+        """Order the lanes so that those of one schedule are planned together."""
+        row = Schedules.of(self._system, self._group, self._options.budget).row
+        return [self._group[i] for i in np.argsort(row, kind="stable").tolist()]
 
-        Returns:
-          The results of the lanes; how many to try instead if they do not fit.
+    def _run_together(self, lanes: list[Lane]) -> Returned:
+        """Run lanes in one piece.
 
         Raises:
-          MemoryError: If the state of one lane, or a number of lanes that was asked for, is too
-            large.
+          DoesNotFitError: If their schedules, their states or their compiled program ask for more
+            memory than is free.
         """
         num, saved = len(lanes), self._options.checkpoints
         if saved is not None:
@@ -129,46 +124,28 @@ class Pieces:
             return ready
         if num == len(self._whole):
             self._longest = int(ready.planned.ticks.max())
-        is_given = self._is_given or self._lanes_of_earlier_run() is not None
-        if num <= self._accepted or (is_given and num > 1 and not self._may_halve(num)):
-            return groups.replay_group(ready)
-        share = 1.0 if is_given else memory.SHARE
-        # Nothing is compiled for a state that is larger than the device.
-        replay, needed, free = ready.replay, 0, np.inf
-        if not replay.is_known:
-            needed, free = self._compare(ready, replay.carried())
-        if num == 1 and needed > free:
-            raise MemoryError
-        if needed <= share * free:
-            needed, free = self._compare(ready, replay.size())
-        if num > 1 and needed > share * free:
-            if is_given:  # A program of XLA for CPUs might wait for ever.
-                raise MemoryError
-            while num > 1 and needed > share * free:
-                num, needed = _half(num), needed // 2
-            return num
-        self._accepted = num
-        if not is_given:
-            self._say_what_is_chosen(ready, needed, share * free)
+        if num > self._accepted and not self._has_states():
+            needed, free = self._compare(ready)
+            # One lane cannot be fewer, and is refused if its state is larger than the device.
+            if needed > free and (num > 1 or not ready.replay.is_known):
+                raise self._refusal(num, DoesNotFitError)
+            self._accepted = num
+            if not self._has_run_out:
+                self._say_what_is_chosen(ready, needed, free)
         return groups.replay_group(ready)
 
-    def _compare(self, ready: Ready, size: int) -> tuple[int, float]:
-        """Count the bytes that lanes need in a device's memory, and those that are free there.
-
-        Args:
-          ready: The lanes.
-          size: Bytes on each device, without the data that all lanes share.
-        """
+    def _compare(self, ready: Ready) -> tuple[float, float]:
+        """Count the bytes that lanes need in a device's memory, and those that they may take."""
         lanes, placement = ready.planned.lanes, ready.planned.program.placement
         devices, here = list(placement.mesh.devices.flat), 1
         if placement.platform == "cpu":
             # All devices of this process share one memory.
             here = [device.process_index for device in devices].count(jax.process_index())
+        free = memory.free_memory()
+        if len(ready.planned.group) > 1 and self._options.layout.max_lanes is None:
+            free *= memory.SHARE
         shared = memory.bytes_to_share((lanes.hyper.shared, lanes.problem.shared), devices)
-        needed = here * size + shared
-        if needed > FEW * self._free.device:
-            self._free = memory.free_memory()
-        return needed, self._free.device
+        return here * ready.replay.size((free - shared) / here) + shared, free
 
     def _folder(self) -> Path:
         """Name the folder of the piece's checkpoints."""
@@ -180,9 +157,10 @@ class Pieces:
         saved = self._options.checkpoints
         return saved is not None and bool(checkpoint.files_in(self._folder(), "state|result"))
 
-    def _may_halve(self, num: int) -> bool:
-        """Tell whether fewer lanes may be tried, if so many do not fit."""
-        return num > 1 and jax.process_count() == 1 and not self._has_states()
+    def _may_halve(self, num: int, *, is_estimated: bool) -> bool:
+        """Tell whether fewer lanes may be tried: processes agree on estimates alone."""
+        is_common = is_estimated or jax.process_count() == 1
+        return num > 1 and is_common and not self._has_states()
 
     def _lanes_of_earlier_run(self) -> int | None:
         """Count the lanes of this piece in the resumed run; None if none is resumed."""
@@ -197,7 +175,7 @@ class Pieces:
             self._longest = int(whole.count_ticks().max())
         return self._longest
 
-    def _say_what_is_chosen(self, ready: Ready, needed: int, free: float) -> None:
+    def _say_what_is_chosen(self, ready: Ready, needed: float, free: float) -> None:
         """Say how many lanes run at a time, if not all do, and name a large store of models."""
         num, num_all, name = len(ready.planned.group), len(self._group), self._system.name
         if needed > free:
@@ -205,18 +183,20 @@ class Pieces:
                 f"one lane of {name} takes about {write_bytes(needed)}, but only "
                 f"{write_bytes(free)} are free."
             )
-        elif num < num_all:
+        elif num < min(num_all, self._options.layout.max_lanes or num_all):
             memory.say(
                 f"{num_all} lanes of {name} run {num} at a time, which takes about "
                 f"{write_bytes(needed)} of the {write_bytes(free)} that are free."
             )
-        for sentence in _large_stores(ready, free):
-            memory.say(sentence)
+        schedule, held = ready.planned.schedule, ready.planned.schedule.held
+        rows = max(schedule.rows, 0 if held is None else held.holders.shape[2])
+        if num * rows * count_bytes(ready.planned.model) > memory.STORE_SHARE * free:
+            _name_large_stores(ready, memory.STORE_SHARE * free)
 
-    def _refusal(self, error: Exception, num: int) -> OutOfMemoryError:
+    def _refusal(
+        self, num: int, kind: type[OutOfMemoryError] = OutOfMemoryError
+    ) -> OutOfMemoryError:
         """Make the sentence for lanes that cannot be fewer."""
-        if isinstance(error, OutOfMemoryError):
-            return error
         lanes = f"{'one lane' if num == 1 else f'{num} lanes'} of {self._system.name}"
         if num > 1 and jax.process_count() > 1:
             lanes += " on several processes, which cannot be halved there (give layout.max_lanes)"
@@ -226,69 +206,47 @@ class Pieces:
             f"enough for {lanes}: fewer clients, a smaller model, smaller mini-batches or fewer "
             "slots at once (layout) take less"
         )
-        return OutOfMemoryError("memory", write_bytes(memory.free_here().device), allowed)
+        return kind("memory", write_bytes(memory.free_here()), allowed)
 
 
-def _half(num: int) -> int:
-    """Halve a number of lanes, rounded up: pieces of equal size share one program."""
-    return -(-num // 2)
-
-
-def _bytes_that_differ(group: list[Lane]) -> int:
-    """Count the bytes of the lanes' stacked problems, without arrays that all share."""
-    problems = distinct_objects([lane.problem for lane in group])[0]
-    stacks = zip(*map(jax.tree.leaves, problems), strict=True)
-    return sum(
-        len(group) * count_bytes(leaves[0])
-        for leaves in stacks
-        if any(leaf is not leaves[0] for leaf in leaves)
-    )
-
-
-def _large_stores(ready: Ready, free: float) -> list[str]:
-    """Name the stores of old server models that take a large share of the memory.
+def _name_large_stores(ready: Ready, least: float) -> None:
+    """Name the stores of old server models that take more than some bytes.
 
     Args:
       ready: Lanes that will run at a time.
-      free: Bytes that are free on a device.
+      least: The bytes.
     """
     planned = ready.planned
     schedule, program, lane = planned.schedule, planned.program, planned.group[0]
     num, of_model = len(planned.group), count_bytes(planned.model)
-    least = memory.STORE_SHARE * free
-    most_rows = max(schedule.rows, 0 if schedule.held is None else schedule.held.holders.shape[2])
-    if num * most_rows * of_model <= least:
-        return []
 
-    def init(problem: AnyProblem, hyper: HyperT, rows: int) -> Any:
+    def size_of_state(rows: int) -> int:
         plan = program.plan._replace(rows=rows)
-        return program.system.algorithm(problem, hyper, plan).init(jax.random.key(0))
 
-    with program.machine.tracing():
-        states = (
-            jax.eval_shape(partial(init, rows=rows), lane.problem, lane.hyper)
-            for rows in (schedule.rows, 1)
-        )
-        large, small = (count_bytes(state) for state in states)
+        def init(problem: AnyProblem, hyper: HyperT) -> Any:
+            return program.system.algorithm(problem, hyper, plan).init(jax.random.key(0))
+
+        with program.machine.tracing():
+            return count_bytes(jax.eval_shape(init, lane.problem, lane.hyper))
+
     staleness = np.where(schedule.stored.clients != EMPTY, schedule.stored.staleness, 0)
     cause = (
         f"because of {lane.problem.counts.shape[0]} clients, whose work is up to "
         f"{staleness.max()} versions old, for each of {num} lanes"
     )
-    sentences = []
-    if (store := num * (large - small)) > least:
-        sentences.append(
-            f"the store of old server models takes {write_bytes(store)}: {schedule.rows} models "
-            f"of {write_bytes(of_model)} {cause}; clients of more equal speed, a larger buffer, "
-            "fewer clients or a smaller max_lanes make it smaller."
-        )
-    if (store := count_bytes(ready.replay.described().carries().versions)) > least:
-        sentences.append(
-            f"client_variance takes {write_bytes(store)}: it keeps "
-            f"{store // (num * of_model)} models of {write_bytes(of_model)} {cause}; leave it "
-            "out, or use fewer clients, fewer evaluations or a smaller max_lanes."
-        )
-    return sentences
+    store = num * (size_of_state(schedule.rows) - size_of_state(1))
+    held = count_bytes(ready.replay.described().carries().versions)
+    sentences = {
+        f"the store of old server models takes {write_bytes(store)}: {schedule.rows} models "
+        f"of {write_bytes(of_model)} {cause}; clients of more equal speed, a larger buffer, "
+        "fewer clients or a smaller max_lanes make it smaller.": store,
+        f"client_variance takes {write_bytes(held)}: it keeps {held // (num * of_model)} models of "
+        f"{write_bytes(of_model)} {cause}; leave it out, or use fewer clients, fewer evaluations "
+        "or a smaller max_lanes.": held,
+    }
+    for sentence, size in sentences.items():
+        if size > least:
+            memory.say(sentence)
 
 
 @contextlib.contextmanager
