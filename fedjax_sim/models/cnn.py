@@ -15,14 +15,13 @@ Letters: `B` images; `H`, `W`, `C` height, width and channels of an image.
 
 from typing import Annotated
 
-import jax
 from flax import linen as nn
 from flax.typing import Dtype
 
 from fedjax_sim.core.checking import Count, OneOf, checked
-from fedjax_sim.core.types import Array, Key
+from fedjax_sim.core.types import Array
 from fedjax_sim.kernels.convolution import Convolution, auto, max_pool, pooled
-from fedjax_sim.models.mlp import dense, flatten
+from fedjax_sim.models.mlp import dense, flatten, uniform
 
 
 @checked
@@ -191,7 +190,7 @@ class ResNet(nn.Module):
 
 @checked
 def resnet20(
-    num_classes: Count, *, convolution: Convolution = auto, dtype: Dtype | None = None
+    num_classes: Count, convolution: Convolution = auto, *, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-20 for 32x32 images, with 1x1 convolutions as shortcuts.
 
@@ -212,7 +211,7 @@ def resnet20(
 
 @checked
 def resnet18(
-    num_classes: Count, *, convolution: Convolution = auto, dtype: Dtype | None = None
+    num_classes: Count, convolution: Convolution = auto, *, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-18 for images of 64x64 or more, with the ImageNet stem.
 
@@ -259,11 +258,7 @@ def conv(
     Returns:
       Images with `features` channels.
     """
-    bound = (window**2 * x.shape[-1]) ** -0.5
-
-    def initial(key: Key, shape: tuple[Count, ...], param_dtype: Dtype) -> Array:
-        return jax.random.uniform(key, shape, param_dtype, -bound, bound)
-
+    initial = uniform(window**2 * x.shape[-1])
     return nn.Conv(
         features,
         (window, window),
