@@ -19,11 +19,12 @@ such as those of a writer that was killed while it replaced an older run, are no
 """
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ import numpy as np
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError, fields, value_of, writing_to
-from fedjax_sim.core.types import Params, Timeline
+from fedjax_sim.core.types import HyperT, Params, Timeline
 from fedjax_sim.results import kept_settings
 from fedjax_sim.results.curves import label_of_value
 from fedjax_sim.results.diagnostics.samples import named_leaves
@@ -42,7 +43,6 @@ from fedjax_sim.results.summaries import is_part, summary
 if TYPE_CHECKING:
     import xarray as xr
 
-    from fedjax_sim.results.runs import Run
 
 Content: TypeAlias = Mapping[str, object]
 """The content of a JSON file."""
@@ -53,7 +53,23 @@ TYPE = "jax_dtype"
 """Attribute of a variable of a type that netCDF lacks, such as bfloat16: its bits are kept."""
 
 
-def write_files(folder: Path, run: "Run", without: Collection[str] = ()) -> None:
+@dataclasses.dataclass(frozen=True)
+class Kept(Generic[HyperT]):
+    """The parts of a run that are saved. `fedjax_sim.Run` describes them."""
+
+    curves: "xr.Dataset"
+    models: Params
+    timelines: list[Timeline]
+    hypers: list[HyperT]
+    samples: Params | None = None
+
+    @property
+    def lane_dims(self) -> tuple[str, ...]:
+        """The dimensions of lanes: swept settings, then the seed; none for `simulate`."""
+        return _lane_dims(self.curves)
+
+
+def write_files(folder: Path, run: Kept, without: Collection[str] = ()) -> None:
     """Write a run; see `Run.save`."""
     with writing_to("folder", folder):
         pass
@@ -102,7 +118,7 @@ def write_tables(folder: Path, config: Content, summary: Content, files: Mapping
 
 
 def files_of(
-    runs: Mapping[str, "Run"], without: Collection[str] = ()
+    runs: Mapping[str, Kept], without: Collection[str] = ()
 ) -> dict[str, Callable[[Path], str]]:
     """List the files of runs.
 
@@ -170,7 +186,7 @@ def read_arrays(path: Path) -> dict[str, "xr.Dataset"]:
         raise InputError(f"{path} is damaged, or no netCDF file ({error}).") from None
 
 
-def _described(run: "Run") -> Content:
+def _described(run: Kept) -> Content:
     """Collect settings and seeds for config.json. A setting is a list of values if it differs."""
     system = run.curves.attrs["system"]
     values = {}
@@ -214,7 +230,7 @@ def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
     return config
 
 
-def read_files(folder: Path, *, trust: bool) -> dict[str, "Run"]:
+def read_files(folder: Path, *, trust: bool) -> dict[str, Kept]:
     """Read a folder: the runs of all systems, by name of the system.
 
     Args:
@@ -224,8 +240,6 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, "Run"]:
       ConfigError: If it is no such folder, or its files are of different runs.
       InputError: If a file is damaged, or of another form.
     """
-    from fedjax_sim.results.runs import Run  # It imports this module.
-
     needed = CURVES, "models.nc", "timelines.nc", SETTINGS
     try:
         listed = check_files(folder, *needed, trust=trust)["files"]
@@ -246,7 +260,7 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, "Run"]:
     with _reading(folder, "runs"):
         for name in {*curves, *models, *timelines, *kept}:
             if any(name not in each for each in (curves, models, timelines, kept)) or (
-                _coordinates(curves[name], dims := lane_dims(curves[name]))
+                _coordinates(curves[name], dims := _lane_dims(curves[name]))
                 != _coordinates(models[name], dims)
             ):
                 raise ConfigError("folder", str(folder), "one whose files are all of one run")
@@ -255,7 +269,7 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, "Run"]:
         with _reading(folder / SETTINGS, "settings"):
             hypers = kept_settings.read(kept[name], data["failed"].size)
         with _reading(folder, "runs"):
-            found[name] = Run(
+            found[name] = Kept(
                 data,
                 _tree_of(models[name], containers[name], data),
                 _timelines_of(timelines[name]),
@@ -280,19 +294,19 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise InputError(f"{path} is not of the form in which {what} are kept: {error!r}") from None
 
 
-def _names_of(run: "Run") -> Params:
+def _names_of(run: Kept) -> Params:
     """Name each array of a model by its place: the model's containers with names in them."""
     taken = {*run.curves.coords, *run.curves.dims}
     names = list(named_leaves(run.models, taken, alone="model"))
     return jax.tree.unflatten(jax.tree.structure(run.models), names)
 
 
-def _labelled(run: "Run", tree: Params, more_dims: tuple[str, ...]) -> "xr.Dataset":
+def _labelled(run: Kept, tree: Params, more_dims: tuple[str, ...]) -> "xr.Dataset":
     """Label the arrays of models. tree: leaves `[L, *more_dims, ...]`, without L for one lane."""
     import xarray as xr
 
-    sizes = [run.curves.sizes[dim] for dim in lane_dims(run.curves)]
-    dims, data = (*lane_dims(run.curves), *more_dims), {}
+    sizes = [run.curves.sizes[dim] for dim in run.lane_dims]
+    dims, data = (*run.lane_dims, *more_dims), {}
     names = jax.tree.leaves(_names_of(run))
     for name, leaf in zip(names, jax.tree.leaves(tree), strict=True):
         values, dtype = storable(np.asarray(leaf))
@@ -302,7 +316,7 @@ def _labelled(run: "Run", tree: Params, more_dims: tuple[str, ...]) -> "xr.Datas
     return xr.Dataset(data, _coordinates(run.curves, dims), {"system": run.curves.attrs["system"]})
 
 
-def lane_dims(curves: "xr.Dataset") -> tuple[str, ...]:
+def _lane_dims(curves: "xr.Dataset") -> tuple[str, ...]:
     """Return the dimensions of lanes."""
     return tuple(str(dim) for dim in curves["failed"].dims)
 
@@ -329,7 +343,7 @@ def _tree_of(data: "xr.Dataset", names: Params, curves: "xr.Dataset") -> Params:
     return jax.tree.map(leaf_of, names)
 
 
-def _labelled_timelines(run: "Run") -> "xr.Dataset":
+def _labelled_timelines(run: Kept) -> "xr.Dataset":
     """Put the schedules one after another. Those with fewer slots are padded."""
     import xarray as xr
 
@@ -337,10 +351,10 @@ def _labelled_timelines(run: "Run") -> "xr.Dataset":
     number = {key: i for i, key in enumerate(distinct)}
     each = list(distinct.values())
     row = np.array([number[id(timeline)] for timeline in run.timelines])
-    sizes = [run.curves.sizes[dim] for dim in lane_dims(run.curves)]
+    sizes = [run.curves.sizes[dim] for dim in run.lane_dims]
     slots = np.array([timeline.clients.shape[1] for timeline in each])
     data: dict[str, Any] = {
-        "row": (lane_dims(run.curves), row.reshape(sizes)),
+        "row": (run.lane_dims, row.reshape(sizes)),
         "num_ticks": ("timeline", np.array([len(timeline.time) for timeline in each])),
         "num_slots": ("timeline", slots),
         "time": ("tick", np.concatenate([timeline.time for timeline in each])),
@@ -351,7 +365,7 @@ def _labelled_timelines(run: "Run") -> "xr.Dataset":
             np.pad(leaf, ((0, 0), (0, slots.max() - leaf.shape[1])), mode="edge") for leaf in leaves
         ]
         data[name] = (("tick", "slot"), np.concatenate(padded))
-    found = xr.Dataset(data, _coordinates(run.curves, lane_dims(run.curves)))
+    found = xr.Dataset(data, _coordinates(run.curves, run.lane_dims))
     for name in Timeline._fields:
         found[name].encoding = {"zlib": True, "complevel": 1, "shuffle": True}
     return found

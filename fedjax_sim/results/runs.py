@@ -6,16 +6,16 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from fedjax_sim.core.checking import checked
 from fedjax_sim.core.settings import ConfigError, late_of
-from fedjax_sim.core.types import HyperT, Params, Timeline
-from fedjax_sim.results import run_files
+from fedjax_sim.core.types import HyperT, Params
 from fedjax_sim.results.curves import join_lanes, lengthen
+from fedjax_sim.results.run_files import Kept, read_files, write_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run(Generic[HyperT]):
+class Run(Kept[HyperT]):
     """The result of a sweep.
 
     Lanes are in the order of the flattened dimensions: settings as given, then seeds.
@@ -58,17 +58,6 @@ class Run(Generic[HyperT]):
       samples: With `Keep(models=True)`, the models of all evaluations, the initial one first:
         leaves `[L, V + 1, ...]` in host memory; otherwise None.
     """
-
-    curves: "xr.Dataset"
-    models: Params
-    timelines: list[Timeline]
-    hypers: list[HyperT]
-    samples: Params | None = None
-
-    @property
-    def lane_dims(self) -> tuple[str, ...]:
-        """The dimensions of lanes: swept settings, then the seed; none for `simulate`."""
-        return run_files.lane_dims(self.curves)
 
     def model(self, i: int) -> Params:
         """Return the final model of the lane at position `i` of the flattened results.
@@ -150,7 +139,7 @@ class Run(Generic[HyperT]):
             such folder.
           StorageError: If the disk refuses.
         """
-        run_files.write_files(Path(folder), self, without)
+        write_files(Path(folder), self, without)
 
 
 @checked
@@ -187,7 +176,7 @@ def load(folder: str | Path, system: str | None = None, *, trust: bool = False) 
 
 def load_runs(folder: str | Path, *, trust: bool = False) -> dict[str, Run]:
     """Read the runs of all systems from a folder; as `load`, by name of the system."""
-    return run_files.read_files(Path(folder), trust=trust)
+    return {name: Run(**vars(kept)) for name, kept in read_files(Path(folder), trust=trust).items()}
 
 
 def lane_labels(curves: "xr.Dataset") -> list[dict[str, Any]]:
