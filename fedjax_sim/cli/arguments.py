@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -173,14 +172,16 @@ def find_folder(
     Raises:
       ConfigError: If the folder is in use, or cannot be used.
     """
-    taken: list[Path] = []
-    for number in itertools.count(1):
-        path = Path(base if number == 1 else f"{base}-{number}")
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-            break
-        taken.append(path)
+
+    def in_use(path: Path) -> bool:
+        return path.exists() and not (path.is_dir() and not any(path.iterdir()))
+
+    paths = [Path(base)]
+    while in_use(paths[-1]):
+        paths.append(Path(f"{base}-{len(paths) + 1}"))
+    path = paths[-1]
     if resume:
-        unfinished = (old for old in reversed(taken) if (old / reports.UNFINISHED).exists())
-        path = next(unfinished, Path(base))
+        unfinished = (old for old in reversed(paths) if (old / reports.UNFINISHED).exists())
+        path = next(unfinished, paths[0])
     path = path if arguments.out is None else Path(arguments.out)
     return reports.Folder(path, resume=resume, overwrite=arguments.overwrite)

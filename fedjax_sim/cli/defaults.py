@@ -43,7 +43,8 @@ class Defaults(NamedTuple):
 
 
 PAPER_TIME = 5
-"""How much longer time budgets are with the preset "paper", whose clients and servers are slower.
+"""Factor of time budgets with the preset "paper" of slower clients and servers.
+
 Those of FAVANO's experiments follow."""
 
 OTHERS = Defaults(model="mlp32", time_budget=1000.0, settings={"temperature": 0.05})

@@ -17,7 +17,7 @@ from fedjax_sim.results.reports import Folder
 from fedjax_sim.results.runs import Run
 
 LAUNCHERS = Named[type](
-    "launcher", {"local": launch.Local, "slurm": launch.Slurm, "ray": launch.Ray}
+    "launcher", {kind.__name__.lower(): kind for kind in (launch.Local, launch.Slurm, launch.Ray)}
 )
 OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress", "tracker"}
 OWN_FLAGS |= {"part", "parts", "launcher", "resources", "json", "plot", "against"}

@@ -27,7 +27,7 @@ A slot with zero local steps is not empty: a FAVANO client that finished no step
 """
 
 HAPPENED = "happened:"
-"""The beginning of names of counts of what happened at ticks that were not those of a schedule."""
+"""Beginning of the names of recorded fields of events that differ from their schedule."""
 MEASURED = "measured:"
 """The beginning of names of sums over clients' local steps; the rest is empty for their number."""
 

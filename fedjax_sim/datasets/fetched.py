@@ -187,8 +187,8 @@ def fetch(name: str, data_dir: Path | None, cache: Path) -> Dataset:
       ConfigError: If raw files are missing, damaged or not the registered ones, if a download
         fails, or if the cache cannot be written to.
     """
-    path = _find_or_prepare(_prepare_images, name, SOURCES[name], data_dir, cache)
-    return from_npz(path, name)
+    asked = _Asked(name, SOURCES[name], data_dir, cache)
+    return from_npz(_find_or_prepare(asked, _prepare_images), name)
 
 
 def fetch_text(name: str, data_dir: Path | None, cache: Path) -> Text:
@@ -205,25 +205,30 @@ def fetch_text(name: str, data_dir: Path | None, cache: Path) -> Text:
     Raises:
       ConfigError: As `fetch`.
     """
-    path = _find_or_prepare(_prepare_text, name, TEXTS[name], data_dir, cache)
-    if TEXTS[name].has_clients:
+    asked = _Asked(name, TEXTS[name], data_dir, cache)
+    path = _find_or_prepare(asked, _prepare_text)
+    if asked.source.has_clients:
         return text_from_npz(path, name)
     with np.load(path, allow_pickle=False) as file:
         return from_text(file["text"].tobytes().decode(), name=name)
 
 
-def _find_or_prepare(
-    prepare: Callable[..., dict[str, np.ndarray]],
-    name: str,
-    source: Source,
-    data_dir: Path | None,
-    cache: Path,
-) -> Path:
+class _Asked(NamedTuple):
+    """A set that is asked for, and the arguments of `fetch`."""
+
+    name: str
+    source: Source
+    data_dir: Path | None
+    cache: Path
+
+
+def _find_or_prepare(asked: _Asked, prepare: Callable[[_Asked], dict[str, np.ndarray]]) -> Path:
     """Return the cache's file of a set, after writing it if it does not exist.
 
     Raises:
       ConfigError: As `fetch`, or if the file is damaged.
     """
+    name, source, data_dir, cache = asked
     missing = [file for file in source.raw_files if data_dir and not (data_dir / file).is_file()]
     if missing:
         allowed = f"a folder with the raw files of {name} ({missing[0]} is missing)"
@@ -234,7 +239,7 @@ def _find_or_prepare(
             check_seal(decoded)
             return decoded
         cache.mkdir(parents=True, exist_ok=True)
-        write_arrays(decoded, prepare(name, source, data_dir, cache))
+        write_arrays(decoded, prepare(asked))
     except ConfigError:
         raise
     except InputError:
@@ -246,17 +251,14 @@ def _find_or_prepare(
     return decoded
 
 
-def _prepare_images(
-    name: str, source: Source, data_dir: Path | None, cache: Path
-) -> dict[str, np.ndarray]:
+def _prepare_images(asked: _Asked) -> dict[str, np.ndarray]:
     """Prepare a set of images and return the decoded arrays."""
-    builder_class = _make_builder_class(name, source, data_dir)
-    builder = _run_builder(builder_class, name, source, data_dir, cache)
+    builder = _run_builder(asked)
     features = builder.info.features
     arrays = {"class_names": np.asarray(features["label"].names)}
     for split, examples in builder.as_data_source().items():
         named = {"image": f"{split}_images", "label": f"{split}_labels"}
-        if source.has_clients and split == "train":
+        if asked.source.has_clients and split == "train":
             named["client"] = "train_clients"
         for feature, array in named.items():
             whole = (len(examples), *features[feature].shape)
@@ -268,28 +270,25 @@ def _prepare_images(
     return arrays
 
 
-def _prepare_text(
-    name: str, source: Source, data_dir: Path | None, cache: Path
-) -> dict[str, np.ndarray]:
+def _prepare_text(asked: _Asked) -> dict[str, np.ndarray]:
     """Download a text, if its raw files are not given, and return its arrays."""
     import tensorflow_datasets as tfds
 
-    with _report_failure(name, source, data_dir, cache):
-        folder = cache / "tensorflow_datasets" / "downloads" / name
-        manager = None if data_dir else tfds.download.DownloadManager(download_dir=folder)
-        arrays = source.read(*_find_raw_files(name, source, data_dir, manager))
+    with _report_failure(asked):
+        folder = asked.cache / "tensorflow_datasets" / "downloads" / asked.name
+        manager = None if asked.data_dir else tfds.download.DownloadManager(download_dir=folder)
+        arrays = asked.source.read(*_find_raw_files(asked, manager))
     assert isinstance(arrays, dict)
     return arrays
 
 
-def _find_raw_files(
-    name: str, source: Source, data_dir: Path | None, dl_manager: Any
-) -> list[Path]:
+def _find_raw_files(asked: _Asked, dl_manager: Any) -> list[Path]:
     """Download the raw files, or find them in a folder, and check their digests.
 
     Raises:
       ConfigError: If a file is not the original one.
     """
+    _, source, data_dir, _ = asked
     if data_dir is None:
         downloads = dl_manager.download([source.url + file for file in source.raw_files])
         paths = [Path(path) for path in downloads]
@@ -299,17 +298,17 @@ def _find_raw_files(
         with path.open("rb") as opened:
             found = hashlib.file_digest(opened, "sha256").hexdigest()
         if found != expected:
-            raise _other_checksum(name, file, data_dir)
+            raise _other_checksum(asked, file)
     return paths
 
 
-def _other_checksum(name: str, file: str, data_dir: Path | None) -> ConfigError:
-    how = "has" if data_dir else "was downloaded with"
-    allowed = f"a folder with the original files of {name}: {file} {how} another checksum"
-    return ConfigError("data_dir", data_dir and str(data_dir), allowed)
+def _other_checksum(asked: _Asked, file: str) -> ConfigError:
+    how = "has" if asked.data_dir else "was downloaded with"
+    allowed = f"a folder with the original files of {asked.name}: {file} {how} another checksum"
+    return ConfigError("data_dir", asked.data_dir and str(asked.data_dir), allowed)
 
 
-def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any:
+def _make_builder_class(asked: _Asked) -> Any:
     """Make a builder class of tensorflow-datasets that does not need TensorFlow.
 
     It is the stock builder of the set with its readers and encoders replaced or, if
@@ -318,6 +317,7 @@ def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any
     import tensorflow_datasets as tfds
     from PIL import Image
 
+    source = asked.source
     generic: Any = tfds.core.GeneratorBasedBuilder
 
     class NewBuilder(generic, skip_registration=True):  # type: ignore[call-arg]
@@ -332,11 +332,11 @@ def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any
             table = tfds.features.FeaturesDict(features)
             return tfds.core.DatasetInfo(builder=self, description=source.summary, features=table)
 
-    base: Any = tfds.builder_cls(name) if source.image_shape is None else NewBuilder
+    base: Any = tfds.builder_cls(asked.name) if source.image_shape is None else NewBuilder
 
     class Builder(base, skip_registration=True):  # type: ignore[call-arg]
         def _split_generators(self, dl_manager: object) -> dict[str, Iterator]:
-            raw: Any = source.read(*_find_raw_files(name, source, data_dir, dl_manager))
+            raw: Any = source.read(*_find_raw_files(asked, dl_manager))
             if raw.class_names is not None:
                 self.info.features["label"].names = raw.class_names
             return {
@@ -356,22 +356,20 @@ def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any
                 }
                 yield i, {feature: example[feature] for feature in self.info.features}
 
+    Builder.name = asked.name  # By default tensorflow-datasets names the set after the class.
     return Builder
 
 
-def _run_builder(
-    builder_class: Any, name: str, source: Source, data_dir: Path | None, cache: Path
-) -> Any:
+def _run_builder(asked: _Asked) -> Any:
     """Let tensorflow-datasets prepare a set, and return its builder."""
     import tensorflow_datasets as tfds
 
-    builder_class.name = name  # By default tensorflow-datasets names the set after the class.
-    make_builder = partial(builder_class, data_dir=cache / "tensorflow_datasets")
+    make_builder = partial(_make_builder_class(asked), data_dir=asked.cache / "tensorflow_datasets")
     builder = make_builder()
     if builder.data_path.exists():
         return builder
     config = tfds.download.DownloadConfig(try_download_gcs=False)
-    with _report_failure(name, source, data_dir, cache):
+    with _report_failure(asked):
         try:
             builder.download_and_prepare(download_config=config, file_format="array_record")
         except (tfds.download.DownloadError, OSError):
@@ -383,13 +381,12 @@ def _run_builder(
 
 
 @contextlib.contextmanager
-def _report_failure(
-    name: str, source: Source, data_dir: Path | None, cache: Path
-) -> Iterator[None]:
+def _report_failure(asked: _Asked) -> Iterator[None]:
     """Turn the errors of a download into one sentence, and send its output to standard error."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
+    name, source, data_dir, cache = asked
     files = ", ".join(source.raw_files)
     tfds.display_progress_bar(is_terminal(sys.stderr))
     try:
@@ -407,7 +404,7 @@ def _report_failure(
             shutil.rmtree(downloads, ignore_errors=True)
         if isinstance(error, ConfigError):
             raise
-        raise _other_checksum(name, "a file", data_dir) from None
+        raise _other_checksum(asked, "a file") from None
     except (tfds.download.DownloadError, OSError) as error:
         if data_dir is not None:
             raise

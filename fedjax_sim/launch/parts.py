@@ -19,9 +19,9 @@ from fedjax_sim.results.runs import Run, join_runs, load_runs
 FOLDER = "parts"
 """Name of the folder, next to the checkpoints, in which a launched study keeps its parts."""
 OWN = ("part", "files", "device")
-"""What config.json says about a part alone."""
+"""Entries of config.json about a part alone."""
 NEEDED = {"systems", "commit", "device", "dataset", "partition", "model", "seeds"}
-"""What config.json of a part must have."""
+"""Entries that config.json of a part must have."""
 MOST_NAMED = 8
 """Missing parts that a message names."""
 CHANGED = "-dirty"

@@ -52,14 +52,8 @@ MODELS: Named[Entry] = Named(
             lambda num_classes, convolution: DoubleConvNet(num_classes, (32, 64, 128), convolution),
         ),
         "cnn_small": Entry("two convolutions and one pooling, as in pfl's benchmark", SmallCNN),
-        "resnet20": Entry(
-            "ResNet-20 with group normalisation, for 32x32",
-            lambda num_classes, convolution: resnet20(num_classes, convolution=convolution),
-        ),
-        "resnet18": Entry(
-            "ResNet-18 with group normalisation, for 64x64",
-            lambda num_classes, convolution: resnet18(num_classes, convolution=convolution),
-        ),
+        "resnet20": Entry("ResNet-20 with group normalisation, for 32x32", resnet20),
+        "resnet18": Entry("ResNet-18 with group normalisation, for 64x64", resnet18),
         "char_lstm": Entry(
             "two layers of 256 LSTM cells over characters, for text",
             lambda num_classes, _: CharacterRNN(num_classes),

@@ -21,9 +21,9 @@ from flax import linen as nn
 from flax.typing import Dtype
 
 from fedjax_sim.core.checking import Count, OneOf, checked
-from fedjax_sim.core.types import Array, Key
+from fedjax_sim.core.types import Array
 from fedjax_sim.kernels.convolution import Convolution, auto, max_pool, pooled
-from fedjax_sim.models.mlp import dense, flatten
+from fedjax_sim.models.mlp import dense, flatten, uniform
 
 
 @checked
@@ -246,7 +246,7 @@ class ResNet(nn.Module):
 
 @checked
 def resnet20(
-    num_classes: Count, *, convolution: Convolution = auto, dtype: Dtype | None = None
+    num_classes: Count, convolution: Convolution = auto, *, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-20 for 32x32 images, with 1x1 convolutions as shortcuts.
 
@@ -267,7 +267,7 @@ def resnet20(
 
 @checked
 def resnet18(
-    num_classes: Count, *, convolution: Convolution = auto, dtype: Dtype | None = None
+    num_classes: Count, convolution: Convolution = auto, *, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-18 for images of 64x64 or more, with the ImageNet stem.
 
@@ -314,11 +314,7 @@ def conv(
     Returns:
       Images with `features` channels.
     """
-    bound = (window**2 * x.shape[-1]) ** -0.5
-
-    def initial(key: Key, shape: tuple[Count, ...], param_dtype: Dtype) -> Array:
-        return jax.random.uniform(key, shape, param_dtype, -bound, bound)
-
+    initial = uniform(window**2 * x.shape[-1])
     return nn.Conv(
         features,
         (window, window),

@@ -9,6 +9,7 @@ Letters: `H`, `W`, `C` height, width and channels of an image; `D` features of a
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import jax
 from flax import linen as nn
@@ -75,6 +76,16 @@ def flatten(x: Array) -> Array:
     return x if x.ndim < 3 else x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
 
 
+def uniform(fan_in: int) -> Callable[[Key, Sequence[int], Dtype], Array]:
+    """Make an initialisation that draws from U(+-1 / sqrt(fan_in)).
+
+    Args:
+      fan_in: Number of inputs of an output.
+    """
+    bound = fan_in**-0.5
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
 def dense(features: int, fan_in: int, dtype: Dtype | None) -> nn.Dense:
     """Make a dense layer with weights and biases from U(+-1 / sqrt(fan_in)).
 
@@ -86,11 +97,7 @@ def dense(features: int, fan_in: int, dtype: Dtype | None) -> nn.Dense:
     Returns:
       The layer, from `[..., fan_in]` to `[..., features]`.
     """
-    bound = fan_in**-0.5
-
-    def initial(key: Key, shape: tuple[Count, ...], param_dtype: Dtype) -> Array:
-        return jax.random.uniform(key, shape, param_dtype, -bound, bound)
-
+    initial = uniform(fan_in)
     return nn.Dense(
         features, dtype=dtype, kernel_init=initial, bias_init=initial, dot_general=products.auto
     )

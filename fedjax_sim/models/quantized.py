@@ -26,22 +26,26 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.module import InterceptorContext
 
+from fedjax_sim.core.checking import Limit, OneOf, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.kernels import low_bit
 from fedjax_sim.models.calls import draw_params, outputs_of
 from fedjax_sim.server.compression import luq
 
+Bits = Annotated[int, Limit(least=2, most=24)]
 LAYERS = (nn.Dense, nn.DenseGeneral, nn.Conv, nn.ConvLocal, nn.ConvTranspose)
 """The layers that are quantized: flax's layers with one input and a parameter named "kernel"."""
 
 
+@checked
 @dataclass(frozen=True)
 class LowBit:
     """A wrapper of a model: its `LAYERS` compute with few bits in training.
@@ -67,25 +71,16 @@ class LowBit:
     """
 
     model: nn.Module
-    weights: int | None = 3
-    activations: int | None = 3
-    gradients: int | None = 4
-    scale: str = "sawb"
+    weights: Bits | None = 3
+    activations: Bits | None = 3
+    gradients: Annotated[int, Limit(least=2, most=8)] | None = 4
+    scale: Annotated[str, OneOf(tuple(low_bit.SCALES))] = "sawb"
     evaluate_quantized: bool = True
     full_precision: tuple[str, ...] = ()
-    levels: str = "reference"
+    levels: Annotated[str, OneOf(tuple(low_bit.LEVELS))] = "reference"
 
     def __post_init__(self) -> None:
-        for name, most in (("weights", 24), ("activations", 24), ("gradients", 8)):
-            bits = getattr(self, name)
-            if bits is not None and (
-                isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= most
-            ):
-                raise ConfigError(name, bits, f"a whole number of bits from 2 to {most}, or None")
-        for name, options in (("scale", low_bit.SCALES), ("levels", low_bit.LEVELS)):
-            if getattr(self, name) not in options:
-                raise ConfigError(name, getattr(self, name), "one of " + ", ".join(options))
-        if not isinstance(self.full_precision, tuple):
+        if not isinstance(self.full_precision, tuple):  # A list could not be hashed.
             raise ConfigError("full_precision", self.full_precision, "a tuple of paths of layers")
 
     def init(self, key: Key, x: Array) -> Params:

@@ -19,7 +19,6 @@ end with their SHA-256 and are checked when they are read, see `fedjax_sim.core.
 import contextlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -175,7 +174,7 @@ class Folder:
         return next((known for known in found if known is not None), None)
 
     def open(self, identity: Content | None = None) -> None:
-        """Create the folder, lock it, and try to write to it.
+        """Create the folder and lock it, by a file in it.
 
         Args:
           identity: What must be equal for a later run to resume this one; None if none may.
@@ -195,11 +194,7 @@ class Folder:
                 allowed = f"on a disk with at least {LEAST_FREE_BYTES} bytes free (it has {free})"
                 raise ConfigError(FIELD, str(self.path), allowed)
             lifecycle.remove_scratch(self.path)
-            if identity is None:
-                with tempfile.TemporaryFile(dir=self.path) as probe:
-                    probe.write(bytes(4096))
-                    probe.flush()
-            else:
+            if identity is not None:
                 self._identity = identity
                 if not self._resumes:
                     self._remove_checkpoints()

@@ -43,7 +43,7 @@ from fedjax_sim.timelines import live
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
 
 ROUNDING = 1e-5
-"""By what share deadlines are longer, because a client's time is a rounded sum of many."""
+"""Share by which deadlines are longer, because a client's time is a rounded sum of many."""
 
 
 @struct

@@ -46,7 +46,7 @@ from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import draw_devices
 
 CLIENTS_AT_ONCE = 50
-"""Clients whose mini-batches are evaluated together."""
+"""Clients evaluated together, on one mini-batch each."""
 
 
 @struct

@@ -26,7 +26,7 @@ NAMED_TYPES: Any = getattr(typing, "TypeAliasType", ())
 CONTAINERS = ("builtins", "collections.abc")
 NO_LISTS = (str, bytes, Mapping)
 KEY, KEYS, TREE, SETTINGS = "a random key", "random keys", "a pytree of arrays", "settings"
-"""What annotations say of random keys of JAX, of models and of settings."""
+"""Words of annotations for random keys of JAX, for models and for settings."""
 CHECK = "__check_known__"
 """Name of the method of settings structs that checks their values."""
 MOST_WHOLE = 2**63 - 1
@@ -457,7 +457,7 @@ def _parse_bool(text: str) -> bool:
 
 
 OPEN = Kind(lambda value, _: True, "anything")
-"""What a type variable allows: the function itself checks the argument."""
+"""The kind of a type variable: the function itself checks the argument."""
 ANYTHING = Kind(lambda value, _: True, "anything")
 ARRAY = Kind(_accepts_array, "an array")
 NAMED = {

@@ -144,7 +144,7 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
 
 
 def _register(made: Any) -> None:
-    """Make a struct a pytree. What JAX rebuilds is not checked, and is as given as it was."""
+    """Make a struct a pytree. Structs that JAX rebuilds are not checked, and keep given names."""
     traced, static = (
         [
             field.name

@@ -38,13 +38,13 @@ FIXED = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     )
 )
-"""Folders of this package and of what is installed, in which nobody edits code while it runs."""
+"""Folders of this package and of installed ones, in which nobody edits code while it runs."""
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 OWN = f"{__name__.partition('.')[0]}."
 MOST_NUMBERED = 512
-"""Programs whose numbers are kept; one that is seen again later gets a new number."""
+"""Programs that keep their numbers; one that is seen again later gets a new number."""
 
 
 SLOW = 0.1, 10
@@ -240,7 +240,7 @@ def _is_data(leaf: Any) -> bool:
 
 
 def _is_edited(function: FunctionType) -> bool:
-    """Tell whether a function is a user's. What dataclasses generate follows from their fields."""
+    """Tell whether a function is a user's, and not one that dataclasses make of their fields."""
     code = function.__code__
     if code.co_filename.startswith("<") and _is_fixed(function.__module__ or ""):
         return False
@@ -249,7 +249,7 @@ def _is_edited(function: FunctionType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_fixed(module: str) -> bool:
-    """Tell whether a module belongs to this package, to Python or to what is installed."""
+    """Tell whether a module belongs to this package, to Python or to an installed package."""
     if module.partition(".")[0] in sys.stdlib_module_names or module.startswith("namedtuple_"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
