@@ -178,7 +178,7 @@ def make_problem(system: Any) -> Any:
     images = random.normal(size=(num, 1, 4, 1)).astype("float32") + labels[:, None, None, None]
     pair = (images, labels.astype("int32"))
     pairs = datasets.Dataset(*pair, *pair, 2, "pairs")
-    if system.name == "fedper":  # The last layer is personal.
+    if system.name in ("fedper", "fedbn"):  # The last layer is personal.
         return problems.make_classification(models.MLP((4,), 2), pairs, split)
     return problems.make_logistic(pairs, split)
 

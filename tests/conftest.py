@@ -319,6 +319,7 @@ def small() -> Callable[..., Any]:
         "fedasync": {"local_steps": 5},
         "mimelite": {"num_selected": 4, "local_steps": 5, "gradient": "minibatch"},
         "fedper": {"num_selected": 4, "local_steps": 5, "personal": "head"},
+        "fedbn": {"num_selected": 4, "local_steps": 5, "personal": "head"},
         "fedat": {"num_selected": 3, "num_tiers": 1, "local_steps": 5},
         "pisces": {"concurrency": 4, "most_reports": 4, "local_steps": 5},
         "tifl": {"num_selected": 4, "local_steps": 5, "num_tiers": 1, "policy": "static"},

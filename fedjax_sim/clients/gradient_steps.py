@@ -556,7 +556,7 @@ def turned_in_state(
 
 
 def gradient_norm(gradient: Params, model: Params, start: Params, aux: Params) -> Array:
-    """Compute the norm of a local step's gradient: `f[]`, a `Measure`.
+    """Compute the norm of a local step's gradient: `f[]`. The arguments are those of `Measure`.
 
     assert gradient_norm(jnp.array([3.0, 4.0]), model, model, ()) == 5
     """
@@ -564,7 +564,9 @@ def gradient_norm(gradient: Params, model: Params, start: Params, aux: Params) -
 
 
 def drift(gradient: Params, model: Params, start: Params, aux: Params) -> Array:
-    """Compute how far a local step begins from the slot's start: `f[]`, a `Measure`.
+    """Compute a local step's distance from the slot's start: `f[]`, before the step.
+
+    The arguments are those of `Measure`.
 
     assert drift(model, model + jnp.array([3.0, 4.0, 0.0]), model, ()) == 5
     """
@@ -585,6 +587,12 @@ def with_measures(system: System, measures: Mapping[str, Measure]) -> System:
     Args:
       system: A system whose slots are clients.
       measures: From a step's gradient, model, start and aux after it to a number, `f[]`, by name.
+
+    Returns:
+      The system.
+
+    Raises:
+      ConfigError: When it is run, if its slots are no clients in local training.
     """
     own = tuple(measures.items())
 

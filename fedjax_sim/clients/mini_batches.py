@@ -57,7 +57,7 @@ class LossGradient:
         return self.carrying(model, self.aux, q)[0]
 
     def carrying(self, model: Params, aux: Params, q: Array) -> tuple[Params, Params]:
-        """Return the gradient, and the next aux."""
+        """Return the gradient, and the next aux. The arguments are those of `StepLoss`."""
         return jax.grad(self.loss, has_aux=True)(model, aux, q)
 
     def descent(

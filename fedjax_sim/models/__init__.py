@@ -18,6 +18,7 @@ from fedjax_sim.models.adapters import from_haiku as from_haiku
 from fedjax_sim.models.adapters import from_nnx as from_nnx
 from fedjax_sim.models.catalogue import MODELS as MODELS
 from fedjax_sim.models.catalogue import Entry as Entry
+from fedjax_sim.models.cnn import BatchNorm as BatchNorm
 from fedjax_sim.models.cnn import DoubleConvNet as DoubleConvNet
 from fedjax_sim.models.cnn import LeNet as LeNet
 from fedjax_sim.models.cnn import ResNet as ResNet

@@ -257,7 +257,10 @@ class Supervised:
         return loss, aux
 
     def untrained(self, params: Params) -> Params:
-        """Flags of the leaves that are averaged but not trained: the network's state."""
+        """Return bools in the structure of `params`, a model: whether leaves are network state.
+
+        These are averaged, but not trained.
+        """
         return trees.leaves_that(lambda path: path.split("/")[0] in self.state, params)
 
     def alone(self, client: Array) -> "OneClient":

@@ -81,7 +81,7 @@ def test_an_algorithm_that_is_none_is_refused(
 def problem_of(regression: Callable[..., Any], noisy_mean: Callable[..., Any]) -> Any:
     """Return a function from a system to a small problem that it learns."""
     return lambda system: (noisy_mean if system.fit.learns is LatentProblem else regression)(
-        **({"is_split": True} if system.name == "fedper" else {})
+        **({"is_split": True} if system.name in ("fedper", "fedbn") else {})
     )
 
 

@@ -436,7 +436,8 @@ DIFFERENT = {each.algorithm: name for name, each in fedjax_sim.SYSTEMS.items()}
             name
             for name in DIFFERENT.values()
             # FedPer wants to know which leaves are personal.
-            if fedjax_sim.SYSTEMS[name].fit.learns is not LatentProblem and name != "fedper"
+            if fedjax_sim.SYSTEMS[name].fit.learns is not LatentProblem
+            and name not in ("fedper", "fedbn")
         ],
     ),
 )

@@ -235,7 +235,7 @@ def test_servers_that_hear_something_else_refuse_it(name: str) -> None:
     if name == "fedasync":
         changes = {}
     problem = None
-    if name == "fedper":
+    if name in ("fedper", "fedbn"):
         changes["personal"] = "head"
         problem = SplitRegression(**vars(regression()))
     for rule in (FLTrust(), Bucketing(inner=FLTrust())):

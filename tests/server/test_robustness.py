@@ -63,7 +63,7 @@ others go through the wires of FedAvg, FedBuff and Oort."""
 SYSTEMS = {
     name: system
     for name, system in fedjax_sim.SYSTEMS.items()
-    if issubclass(system.Hyper, Robust) and name not in ("fedper", *OTHER_CLOCKS)
+    if issubclass(system.Hyper, Robust) and name not in ("fedper", "fedbn", *OTHER_CLOCKS)
 }
 GROUPS = ("hierarchical", "async_hierarchical")
 ONE_REPORT = ("fedasync", "gen_async")

@@ -28,6 +28,7 @@ FedAvg's learning rate is FA-LD's step size times the number of examples.
 
 LIKE_ANOTHER = {
     "fedprox": "fedavg",
+    "fedbn": "fedper",
     "fednova": "fedavg",
     "fedavgm": "fedavg",
     "mimelite": "scaffold",
@@ -155,7 +156,7 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
     if system.name == "langevin":
         quiet = {"temperature": 0.0}
         return Kind(regression, "step_size", changed, metrics, {}, quiet, True, 1 / EXAMPLES)
-    make = partial(regression, is_split=True) if system.name == "fedper" else regression
+    make = partial(regression, is_split=True) if system.name in ("fedper", "fedbn") else regression
     # Oort and Pisces look at a loss of each client that trains.
     others = {"ditto": (2, 0), "mimelite": (1, 1), "oort": (1, 1), "pisces": (1, 1)}
     quiet: dict[str, Any] = {}

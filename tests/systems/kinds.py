@@ -19,7 +19,7 @@ KINDS = {
         "fedavgm",
     ),
     "live": ("oort", "pisces", "fedat", "safa"),
-    "personal": ("ditto", "fedper"),
+    "personal": ("ditto", "fedper", "fedbn"),
     "periodic": ("favano", "quafl"),
     "buffered": ("fedbuff", "fedasync", "fedstaleweight", "gen_async"),
     "hierarchical": ("hierarchical", "async_hierarchical"),
