@@ -8,8 +8,9 @@ Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import chex
@@ -24,7 +25,7 @@ from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_g
 from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.core import batching, targets
 from fedjax_sim.core.checking import checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, is_known
 from fedjax_sim.core.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
 
 Direction = Callable[..., Params]
@@ -53,6 +54,8 @@ class Training(NamedTuple):
       extras: Models that the direction is given after the slot's start.
       is_corrected: Whether, without a direction, the first of them is added to the gradient.
       proximal: mu, if mu times the way from the start is added to it; None if not.
+      at_step: The same with another optimizer and mu for each local step, by its number; None if
+        they do not change.
     """
 
     gradient: BatchGradient
@@ -62,6 +65,7 @@ class Training(NamedTuple):
     extras: tuple[Params, ...] = ()
     is_corrected: bool = False
     proximal: Array | float | None = None
+    at_step: "Callable[[Array], Training] | None" = None
 
     def _shifted(self, slope: Params, model: Params, q: Array, carried: Sequence[Params]) -> Params:
         """Direction of a step. carried: the slot's start and the extras."""
@@ -102,11 +106,14 @@ class Train:
 
     Attributes:
       plan: The static plan.
-      training: From key, facts, start, client, offset and extras to a slot's training.
+      rates: From an event to the settings that schedules change, `f[S]` by name.
+      training: From key, facts, start, client, offset, extras and the settings that schedules
+        change to a slot's training.
       takes_extras: Whether the training uses extras.
     """
 
     plan: Plan
+    rates: Callable[[Event], Mapping[str, Array]]
     training: Callable[..., Training]
     takes_extras: bool
 
@@ -140,6 +147,7 @@ class Train:
             raise ConfigError("extras", type(extras).__name__, allowed)
         of_slot = partial(self.training, key, event.facts)
         models = {"start": start, "starts": starts, "extras": extras}
+        models["rates"] = self.rates(event)
         ends, _, work = local_steps(self.plan, event, of_slot, **models, total=total)
         return ends, work
 
@@ -176,7 +184,7 @@ def local_training(
       is_elementwise: Whether `direction` treats every number of a model alike, and its extras are
         models. It may then be given matrices transposed, which takes less time.
       is_corrected: Whether the slot's one extra, a model, is added to g in each step.
-      proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync).
+      proximal: mu, if mu / 2 ||w - start||^2 is added to the loss; by default that of the settings.
 
     Returns:
       A function from key, event, starting models and extras to the models that the slots' clients
@@ -185,7 +193,13 @@ def local_training(
     is_directed = direction is not None or is_corrected
 
     def training(
-        key: Key, facts: Facts, start: Params, client: Array, offset: Array, *extras: Params
+        key: Key,
+        facts: Facts,
+        start: Params,
+        client: Array,
+        offset: Array,
+        *extras: Params,
+        **rates: Array,
     ) -> Training:
         of_client = problem, hyper, key, client, offset
         if gradient is not None:
@@ -195,10 +209,16 @@ def local_training(
             slope = batches(*of_client, most_steps=facts.most_steps, is_alone=is_alone)
         is_alike = hyper.training.optimizer in ELEMENTWISE and (direction is None or is_elementwise)
         read = extras if is_directed else ()
-        shifts = direction, read, is_corrected, proximal
-        return Training(slope, hyper.local_optimizer(), is_alike, *shifts)
+        own = hyper.at_slot(rates)
 
-    return Train(plan, training, gradient is not None or is_directed)
+        def at(hyper: LocalTraining) -> Training:
+            mu = hyper.proximal if proximal is None else proximal
+            shifts = direction, read, is_corrected, None if is_known(mu, 0) else mu
+            return Training(slope, hyper.local_optimizer(), is_alike, *shifts)
+
+        return at(own)._replace(at_step=(lambda q: at(own.at_step(q))) if own.by_step else None)
+
+    return Train(plan, hyper.of_slots, training, gradient is not None or is_directed)
 
 
 def local_steps(
@@ -210,6 +230,7 @@ def local_steps(
     starts: Params | None = None,
     extras: Params = (),
     states: Params | None = None,
+    rates: Mapping[str, Array] = MappingProxyType({}),
     total: SumRequest | None = None,
 ) -> tuple[Params, Params, Work]:
     """Run every slot's local steps, `event.steps` of them.
@@ -225,6 +246,7 @@ def local_steps(
     Args:
       training: From a slot's start, client `i32[]`, offset `i32[]` and extras to its training.
       states: State of the optimizer in each slot, leaves `[S, ...]`; None if it starts afresh.
+      rates: Settings that differ between slots, `f[S]` by name, which the training is given.
 
     Returns:
       The models reached or the sum, as in `Train`; the optimizers' states after the steps, None if
@@ -242,11 +264,17 @@ def local_steps(
     is_kept, common = states is not None, start
 
     def begin(
-        start: Params, client: Array, offset: Array, extras: tuple[Params, ...], state: Params
+        start: Params,
+        client: Array,
+        offset: Array,
+        extras: tuple[Params, ...],
+        state: Params,
+        rates: Mapping[str, Array],
     ) -> tuple["_Local", "_Step"]:
         """State of a slot, and its step. start: None for the common one."""
         start = common if start is None else start
-        return _begin(training(start, client, offset, *extras), start, state, is_kept, plan.narrow)
+        given = training(start, client, offset, *extras, **rates)
+        return _begin(given, start, state, is_kept, plan.narrow)
 
     def summand(model: Params, start: Params) -> Params:
         is_progress = total is not None and total.of_progress
@@ -280,7 +308,7 @@ def local_steps(
 
     # An empty slot has no steps; its client number only has to be valid.
     clients = event.clients if facts.all_filled else jnp.maximum(event.clients, 0)
-    slots = (starts, clients, event.offset, extras, states)
+    slots = (starts, clients, event.offset, extras, states, {**rates})
     if facts.packed is not None:
         if plan.client_devices > 1:
             ends, executed = batching.split_over_devices(in_rows, plan, event.steps, *slots)
@@ -319,15 +347,9 @@ def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> 
 
 
 def lasting_training(
-    problem: Losses,
-    hyper: LastingTraining,
-    plan: Plan,
-    *,
-    proximal: Array | float | None = None,
+    problem: Losses, hyper: LastingTraining, plan: Plan
 ) -> Callable[..., tuple[Params, Params, Work]]:
     """Bind local training with optimizers that may remember; see `local_training`.
-
-    `proximal` is that of `local_training`.
 
         kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
         hyper = LastingTraining(batch_size=1, training=kept)
@@ -343,7 +365,7 @@ def lasting_training(
       ...]`, or the sum, leaves `[...]`; the states after the steps; and the gradient evaluations
       spent. The model of an empty slot is its start.
     """
-    bound = local_training(problem, hyper, plan, proximal=proximal)
+    bound = local_training(problem, hyper, plan)
     is_kept = hyper.training.optimizer_state == "kept"
 
     def train(
@@ -356,9 +378,8 @@ def lasting_training(
     ) -> tuple[Params, Params, Work]:
         training = partial(bound.training, key, event.facts)
         states = rows.read_clients(optimizers, event.clients) if is_kept else None
-        ends, states, work = local_steps(
-            plan, event, training, start=start, states=states, total=total
-        )
+        slots = {"start": start, "states": states, "rates": hyper.of_slots(event)}
+        ends, states, work = local_steps(plan, event, training, **slots, total=total)
         return ends, rows.write_clients(optimizers, event.clients, states) if is_kept else (), work
 
     return train
@@ -417,6 +438,7 @@ def _begin(
     # directions read arrays of that size anyway, and a CPU takes longer.
     scaled = correction = None
     is_plain = isinstance(optimizer, Descent) and given.direction is None
+    is_plain = is_plain and given.at_step is None
     if is_plain and isinstance(given.gradient, LossGradient) and not targets.is_for_cpu():
         scaled = partial(given.gradient.descent, optimizer.rate)
         if given.is_corrected:
@@ -437,8 +459,9 @@ def _begin(
             after = local.state
         else:
             slope = turned(given.gradient(turned(local.model), q))
-            slope = given._shifted(slope, local.model, q, carried)
-            update, after = optimizer.update(slope, local.state, local.model)
+            now = given if given.at_step is None else given.at_step(q)
+            slope = now._shifted(slope, local.model, q, carried)
+            update, after = now.optimizer.update(slope, local.state, local.model)
         if is_asked is not None:
             update = jax.tree.map(lambda leaf: jnp.where(is_asked, leaf, 0), update)
             if is_kept:

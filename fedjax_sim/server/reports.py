@@ -667,7 +667,7 @@ class Wire:
           The next state.
         """
         slope = jax.tree.map(lambda leaf: -leaf, progress)
-        optimizer = self.hyper.server_transformation()
+        optimizer = self.hyper.at_tick(event).server_transformation()
         updates, memory = optimizer.update(slope, state.memory, state.server)
         after = optax.apply_updates(state.server, updates), memory
         server, optimizer = keep_if_empty(event, after, (state.server, state.memory))
