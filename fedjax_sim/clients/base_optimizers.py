@@ -16,7 +16,7 @@ from fedjax_sim.clients.gradient_steps import Training, local_steps, local_train
 from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.core.checking import Limit
 from fedjax_sim.core.settings import setting, struct
-from fedjax_sim.core.types import Event, Key, Losses, Params, Plan, Work
+from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Work
 
 
 @struct
@@ -67,18 +67,22 @@ def frozen_training(
       A function from the lane's learning key, the tick, the model that all slots start from and
       the statistics s to the models reached, leaves `[S, ...]`, and the gradient evaluations spent.
     """
-    base, bound = hyper.local_optimizer(), local_training(problem, hyper, plan)
+    bound = local_training(problem, hyper, plan)
 
     def train(key: Key, event: Event, start: Params, statistics: Params) -> tuple[Params, Work]:
-        optimizer = optax.GradientTransformation(
-            lambda y: (), lambda g, _, y: (base.update(g, statistics, y)[0], ())
-        )
+        def frozen(given: Training) -> Training:
+            base, at_step = given.optimizer, given.at_step
+            optimizer = optax.GradientTransformation(
+                lambda y: (), lambda g, _, y: (base.update(g, statistics, y)[0], ())
+            )
+            later = None if at_step is None else lambda q: frozen(at_step(q))
+            return given._replace(optimizer=optimizer, is_elementwise=False, at_step=later)
 
-        def frozen(*slot: Params) -> Training:
-            given = bound.training(key, event.facts, *slot)
-            return given._replace(optimizer=optimizer, is_elementwise=False)
+        def training(*slot: Params, **rates: Array) -> Training:
+            return frozen(bound.training(key, event.facts, *slot, **rates))
 
-        models, _, work = local_steps(plan, event, frozen, start=start)
+        rates = hyper.of_slots(event)
+        models, _, work = local_steps(plan, event, training, start=start, rates=rates)
         return models, work
 
     return train

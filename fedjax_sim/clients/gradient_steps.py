@@ -12,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import chex
@@ -32,7 +33,7 @@ from fedjax_sim.clients.mini_batches import (
 from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.core import batching, targets, trees
 from fedjax_sim.core.checking import checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, is_known
 from fedjax_sim.core.types import (
     Algorithm,
     AnyProblem,
@@ -81,6 +82,8 @@ class Training(NamedTuple):
       is_corrected: Whether, without a direction, the first of them is added to the gradient.
       proximal: mu, if mu times the way from the start is added to it; None if not.
       measures: Numbers to sum over the steps, by name.
+      at_step: The same with another optimizer and mu for each local step, by its number; None if
+        they do not change.
     """
 
     gradient: BatchGradient
@@ -91,6 +94,7 @@ class Training(NamedTuple):
     is_corrected: bool = False
     proximal: Array | float | None = None
     measures: tuple[tuple[str, Measure], ...] = ()
+    at_step: "Callable[[Array], Training] | None" = None
 
     def _shifted(self, slope: Params, model: Params, q: Array, carried: Sequence[Params]) -> Params:
         """Direction of a step. carried: the slot's start and the extras."""
@@ -131,12 +135,15 @@ class Train:
 
     Attributes:
       plan: The static plan.
-      training: From key, facts, start, client, offset and extras to a slot's training.
+      rates: From an event to the settings that schedules change, `f[S]` by name.
+      training: From key, facts, start, client, offset, extras and the settings that schedules
+        change to a slot's training.
       takes_extras: Whether the training uses extras.
       reads_own: Whether its loss may read clients' own rows.
     """
 
     plan: Plan
+    rates: Callable[[Event], Mapping[str, Array]]
     training: Callable[..., Training]
     takes_extras: bool
     reads_own: bool = False
@@ -175,6 +182,7 @@ class Train:
         of_slot = partial(self.training, key, event.facts)
         own = own if self.reads_own else ()
         models = {"start": start, "starts": starts, "extras": (own, *extras)}
+        models["rates"] = self.rates(event)
         ends, _, work = local_steps(self.plan, event, of_slot, **models, total=total)
         return ends, work
 
@@ -211,7 +219,7 @@ def local_training(
       is_elementwise: Whether `direction` treats every number of a model alike, and its extras are
         models. It may then be given matrices transposed, which takes less time.
       is_corrected: Whether the slot's one extra, a model, is added to g in each step.
-      proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync).
+      proximal: mu, if mu / 2 ||w - start||^2 is added to the loss; by default that of the settings.
 
     Returns:
       A function from key, event, starting models and extras to the models that the slots' clients
@@ -228,6 +236,7 @@ def local_training(
         offset: Array,
         own: Params = (),
         *extras: Params,
+        **rates: Array,
     ) -> Training:
         of_client = problem, hyper, key, client, offset
         if gradient is not None:
@@ -237,16 +246,25 @@ def local_training(
             slope = batch_gradient(*of_client, **ahead, start=start, own=own)
         is_alike = hyper.training.optimizer in ELEMENTWISE and (direction is None or is_elementwise)
         read = extras if is_directed else ()
-        shifts = [direction, read, is_corrected, proximal]
-        if sees_batch:
+        followed = direction
+        if direction is not None and sees_batch:
             drawn = batching.look_ahead(batches_of(*of_client), facts.most_steps)
-            shifts[0] = lambda g, model, q, *models: direction(
+            followed = lambda g, model, q, *models: direction(  # noqa: E731
                 g, model, q, *models, batch=Batch(*drawn(q))
             )
-        return Training(slope, hyper.local_optimizer(), is_alike, *shifts, plan.measures)
+        of_slot = hyper.at_slot(rates)
+
+        def at(hyper: LocalTraining) -> Training:
+            mu = hyper.proximal if proximal is None else proximal
+            shifts = followed, read, is_corrected, None if is_known(mu, 0) else mu
+            return Training(slope, hyper.local_optimizer(), is_alike, *shifts, plan.measures)
+
+        at_step = (lambda q: at(of_slot.at_step(q))) if of_slot.by_step else None
+        return at(of_slot)._replace(at_step=at_step)
 
     reads_own = method_of(problem, "local_loss") is not None
-    return Train(plan, training, gradient is not None or is_directed, reads_own)
+    takes_extras = gradient is not None or is_directed
+    return Train(plan, hyper.of_slots, training, takes_extras, reads_own)
 
 
 def local_steps(
@@ -258,6 +276,7 @@ def local_steps(
     starts: Params | None = None,
     extras: Params = (),
     states: Params | None = None,
+    rates: Mapping[str, Array] = MappingProxyType({}),
     total: SumRequest | None = None,
 ) -> tuple[Params, Params, Work]:
     """Run every slot's local steps, `event.steps` of them.
@@ -273,6 +292,7 @@ def local_steps(
     Args:
       training: From a slot's start, client `i32[]`, offset `i32[]` and extras to its training.
       states: State of the optimizer in each slot, leaves `[S, ...]`; None if it starts afresh.
+      rates: Settings that differ between slots, `f[S]` by name, which the training is given.
 
     Returns:
       The models reached or the sum, as in `Train`; the optimizers' states after the steps, None if
@@ -290,11 +310,17 @@ def local_steps(
     is_kept, common = states is not None, start
 
     def begin(
-        start: Params, client: Array, offset: Array, extras: tuple[Params, ...], state: Params
+        start: Params,
+        client: Array,
+        offset: Array,
+        extras: tuple[Params, ...],
+        state: Params,
+        rates: Mapping[str, Array],
     ) -> tuple["_Local", "_Step"]:
         """State of a slot, and its step. start: None for the common one."""
         start = common if start is None else start
-        return _begin(training(start, client, offset, *extras), start, state, is_kept, plan.narrow)
+        given = training(start, client, offset, *extras, **rates)
+        return _begin(given, start, state, is_kept, plan.narrow)
 
     def summand(model: Params, start: Params) -> Params:
         is_progress = total is not None and total.of_progress
@@ -328,7 +354,7 @@ def local_steps(
 
     # An empty slot has no steps; its client number only has to be valid.
     clients = event.clients if facts.all_filled else jnp.maximum(event.clients, 0)
-    slots = (starts, clients, event.offset, extras, states)
+    slots = (starts, clients, event.offset, extras, states, {**rates})
     if facts.packed is not None:
         if plan.client_devices > 1:
             ends, executed = batching.split_over_devices(in_rows, plan, event.steps, *slots)
@@ -368,15 +394,9 @@ def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> 
 
 
 def lasting_training(
-    problem: Losses,
-    hyper: LastingTraining,
-    plan: Plan,
-    *,
-    proximal: Array | float | None = None,
+    problem: Losses, hyper: LastingTraining, plan: Plan
 ) -> Callable[..., tuple[Params, Params, Work]]:
     """Bind local training with optimizers that may remember; see `local_training`.
-
-    `proximal` is that of `local_training`.
 
         kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
         hyper = LastingTraining(batch_size=1, training=kept)
@@ -392,7 +412,7 @@ def lasting_training(
       ...]`, or the sum, leaves `[...]`; the states after the steps; and the gradient evaluations
       spent. The model of an empty slot is its start.
     """
-    bound = local_training(problem, hyper, plan, proximal=proximal)
+    bound = local_training(problem, hyper, plan)
     is_kept = hyper.training.optimizer_state == "kept"
 
     def train(
@@ -405,9 +425,8 @@ def lasting_training(
     ) -> tuple[Params, Params, Work]:
         training = partial(bound.training, key, event.facts)
         states = rows.read_clients(optimizers, event.clients) if is_kept else None
-        ends, states, work = local_steps(
-            plan, event, training, start=start, states=states, total=total
-        )
+        slots = {"start": start, "states": states, "rates": hyper.of_slots(event)}
+        ends, states, work = local_steps(plan, event, training, **slots, total=total)
         return ends, rows.write_clients(optimizers, event.clients, states) if is_kept else (), work
 
     return train
@@ -471,6 +490,7 @@ def _begin(
     # directions read arrays of that size anyway, and a CPU takes longer.
     scaled = correction = None
     is_plain = isinstance(optimizer, Descent) and given.direction is None
+    is_plain = is_plain and given.at_step is None
     if is_plain and isinstance(given.gradient, LossGradient) and not targets.is_for_cpu():
         scaled = partial(given.gradient.descent, optimizer.rate)
         if given.is_corrected:
@@ -497,8 +517,9 @@ def _begin(
                 slope, aux = given.gradient.carrying(model, aux, q)
             else:
                 slope = given.gradient(model, q)
-            followed = given._shifted(turned(slope), local.model, q, carried)
-            update, after = optimizer.update(followed, local.state, local.model)
+            now = given if given.at_step is None else given.at_step(q)
+            followed = now._shifted(turned(slope), local.model, q, carried)
+            update, after = now.optimizer.update(followed, local.state, local.model)
         measured = {
             name: local.measured[name] + measure(slope, model, start, aux).astype("float32")
             for name, measure in given.measures

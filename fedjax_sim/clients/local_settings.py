@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,9 @@ import optax
 
 from fedjax_sim.core import settings
 from fedjax_sim.core.checking import Above0, AtLeast0, Count
+from fedjax_sim.core.schedules import CLOCKS, Constant, Schedule, schedule_of
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
-from fedjax_sim.core.types import Array, Params
+from fedjax_sim.core.types import Array, Event, Params
 
 
 @functools.cache
@@ -63,22 +64,38 @@ def refuse_name(setting: str, value: object) -> None:
 
 def _makes_optimizers(value: object) -> bool:
     refuse_name("optimizer", value)
-    return isinstance(value, Hashable) and _makes_steps(value)
+    if not isinstance(value, Hashable):
+        return False
+    found = _makes_steps(value)
+    if isinstance(found, str):
+        allowed = f"{found}; lr_schedule has cosines, warm-ups and other schedules"
+        raise ConfigError("optimizer", getattr(value, "__name__", value), allowed)
+    return found
 
 
 @functools.lru_cache(maxsize=256)
-def _makes_steps(value: Any) -> bool:
-    """Tell whether a function makes optimizers, by tracing one step of two numbers."""
+def _makes_steps(value: Any) -> bool | str:
+    """Tell whether a function makes optimizers, by tracing one step of two numbers.
+
+    A schedule within it is described in words.
+    """
     model = jax.ShapeDtypeStruct((2,), jnp.float32)
 
-    def step(model: Params, gradient: Params) -> Params:
-        made = value(0.1)
-        return made.update(gradient, made.init(model), model)[0]
+    def step(rate: Array, model: Params, gradient: Params) -> tuple[Params, Params]:
+        made = value(rate)
+        state = made.init(model)
+        return made.update(gradient, state, model)[0], state
 
     try:
-        return jax.eval_shape(step, model, model).shape == model.shape
+        update, state = jax.eval_shape(step, jax.ShapeDtypeStruct((), jnp.float32), model, model)
+    except jax.errors.ConcretizationTypeError:
+        return "a function that does not ask for the value of the rate, which is traced"
     except (AttributeError, TypeError, ValueError):
         return False
+    is_counting = lambda part: isinstance(part, optax.ScaleByScheduleState)  # noqa: E731
+    if any(map(is_counting, jax.tree.leaves(state, is_leaf=is_counting))):
+        return "one without a schedule of its own, which starts again with each update"
+    return update.shape == model.shape
 
 
 class Descent(optax.GradientTransformation):
@@ -136,6 +153,8 @@ class ClientTraining(Checked):
         "update, or is kept from one update of the client to its next.",
         only_with={"optimizer": lambda optimizer: optimizer is not optax.sgd},
     )
+    lr_schedule: Schedule = schedule_of("lr", CLOCKS)
+    proximal_schedule: Schedule = schedule_of("proximal", CLOCKS)
 
 
 ABOUT_TRAINING = "mini-batches and the optimizer of local steps"
@@ -153,9 +172,86 @@ class LocalTraining(Checked):
 
     lr: Above0 = setting(0.1, "Learning rate of local steps.")
     batch_size: Count = setting(32, "Examples of a mini-batch.")
+    proximal: AtLeast0 = setting(
+        0.0, "Strength of the pull to where local training started, mu.", simpler_at=(0.0,)
+    )
     training: ClientTraining = settings.group(
         ClientTraining(), ABOUT_TRAINING, without=("optimizer_state",)
     )
+
+    def decided(self) -> dict[str, str]:
+        """Settings without effect by name, with words for their replacements."""
+        alone = {"training.proximal_schedule": "proximal 0"}
+        return super().decided() | (alone if settings.is_known(self.proximal, 0) else {})
+
+    @property
+    def by_step(self) -> dict[str, Schedule]:
+        """Schedules by local step, by the names of the settings that follow them."""
+        return {name: each for name, each in self._schedules().items() if each.clock == "step"}
+
+    def _schedules(self) -> dict[str, Schedule]:
+        held = {"lr": self.training.lr_schedule, "proximal": self.training.proximal_schedule}
+        return {name: each for name, each in held.items() if not each.is_constant}
+
+    def of_slots(self, event: Event) -> dict[str, Array]:
+        """Compute the settings with schedules in each slot: `f[S]` by name.
+
+        Those with schedules by local step have the values without these.
+
+        Args:
+          event: The tick.
+        """
+        clocks = {"round": event.tick, "version": event.version}
+        clocks |= {"client": event.clients, "work": event.steps}
+        still, found = jnp.ones(event.clients.shape, event.weight.dtype), {}
+        for name, each in self._schedules().items():
+            rate, t = getattr(self, name) * still, clocks.get(each.clock)
+            found[name] = rate if t is None else each.of(rate, t)
+        return found
+
+    def at_slot(self, values: Mapping[str, Array]) -> Self:
+        """Replace settings by those of a slot, which only change with its local steps.
+
+        Args:
+          values: `f[]` by name, of `of_slots`.
+
+        Returns:
+          The settings.
+        """
+        kept = {f"{name}_schedule": Constant() for name in values.keys() - self.by_step.keys()}
+        return self.replace(**values, **kept) if values else self  # type: ignore[attr-defined]
+
+    def at_step(self, q: Array) -> Self:
+        """Replace settings by those of a local step.
+
+        Args:
+          q: Its number in the update, `i32[]`.
+
+        Returns:
+          The settings.
+        """
+        found = {name: each.of(getattr(self, name), q) for name, each in self.by_step.items()}
+        return self.replace(**found)  # type: ignore[attr-defined]
+
+    def rate_sums(self, event: Event) -> Array:
+        """Add up the learning rates of each slot's local steps, of one step if it has none.
+
+        Args:
+          event: The tick.
+
+        Returns:
+          `f[S]`.
+        """
+        steps, rates = jnp.maximum(event.steps, 1), self.of_slots(event).get("lr", self.lr)
+        schedule = self.by_step.get("lr")
+        if schedule is None:
+            return rates * steps
+        most = event.facts.most_steps
+
+        def add(q: Array, total: Array) -> Array:
+            return total + jnp.where(q < steps, schedule.of(rates, q), 0)
+
+        return jax.lax.fori_loop(0, steps.max() if most is None else max(most, 1), add, 0 * rates)
 
     def local_optimizer(self) -> optax.GradientTransformation:
         """Make the optimizer of local steps."""

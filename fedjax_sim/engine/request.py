@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import settings, types
+from fedjax_sim.core import schedules, settings, types
 from fedjax_sim.core.checking import AtLeast0, Count, OneOf, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import has, shapes_of_model, typed_structure
@@ -135,6 +135,7 @@ def list_lanes(
         given = system.Hyper() if hyper is None else hyper
         hyper = dataclasses.replace(given, num_clients=problems[0].counts.shape[0])
     points, hypers = check_call(system, hyper, grid, options)
+    hypers = [schedules.with_length(each, options.budget) for each in hypers]
     problems = problems or _problems_of(system, problem, seeds)
     distinct, number = distinct_objects(problems)
     for each, one in itertools.product(hypers, distinct):

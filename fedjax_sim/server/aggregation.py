@@ -7,7 +7,7 @@ Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ import optax
 from fedjax_sim.clients.local_settings import optimizer_named, refuse_name
 from fedjax_sim.core.batching import weighted_sum
 from fedjax_sim.core.checking import Above0
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.schedules import Schedule, schedule_of
+from fedjax_sim.core.settings import Checked, setting, struct
 from fedjax_sim.core.types import Array, Event, Params, StateT
 
 
@@ -147,7 +148,33 @@ def _makes_transformations(value: Any) -> bool:
 
 
 @struct
-class ServerStep:
+class ServerRate(Checked):
+    """Settings of the server's rate.
+
+    They are inherited by the settings of FedBuff, for example.
+
+        hyper = ServerRate(server_lr=0.5, server_lr_schedule=InverseTime())
+        assert hyper.at_tick(event.within(tick=jnp.int32(1))).server_lr == 0.5 / 2
+    """
+
+    server_lr: Above0 = setting(1.0, "Learning rate of the server, a factor on its steps.")
+    server_lr_schedule: Schedule = schedule_of("server_lr")
+
+    def at_tick(self, event: Event) -> Self:
+        """Replace the rate by that of a tick.
+
+        Args:
+          event: The tick.
+
+        Returns:
+          The settings.
+        """
+        rate = self.server_lr_schedule.of(self.server_lr, event.tick)
+        return self if rate is self.server_lr else self.replace(server_lr=rate)  # type: ignore[attr-defined]
+
+
+@struct
+class ServerStep(ServerRate):
     """Settings of the server's step. With the defaults it takes the clients' mean progress.
 
     They are inherited by the settings of FedOpt, for example.
@@ -158,7 +185,6 @@ class ServerStep:
         hyper = fedjax_sim.SYSTEMS["fedopt"].Hyper(server_lr=0.1, server_optimizer=optax.adam)
     """
 
-    server_lr: Above0 = setting(1.0, "Learning rate of the server.")
     server_optimizer: Callable[..., optax.GradientTransformation] = setting(
         optax.sgd,
         "Optimizer of the server, whose state lasts.",

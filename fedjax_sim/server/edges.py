@@ -51,7 +51,7 @@ from fedjax_sim.clients import (
 )
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
 from fedjax_sim.core import batching, settings, trees, types
-from fedjax_sim.core.checking import AtLeast0, Count, unchecked
+from fedjax_sim.core.checking import Count, unchecked
 from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import (
@@ -104,16 +104,10 @@ class EdgeWork(Checked):
 
     They are the group `work` of hierarchical systems.
 
-        work = EdgeWork(proximal=0.1, weighting="examples")
+        work = EdgeWork(weighting="examples")
         hyper = fedjax_sim.SYSTEMS["hierarchical"].Hyper(work=work, client_steps=5)
     """
 
-    proximal: AtLeast0 = setting(
-        0.0,
-        "Strength of the pull to where local training started, mu (FedProx): to the group's model. "
-        "Has no effect with one local step.",
-        simpler_at=(0.0,),
-    )
     weighting: Literal["equal", "examples"] = setting(
         "equal",
         "Weights of the clients, in the mean of their group: equal, as in the paper, or in "
@@ -168,7 +162,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
 
     def decided(self) -> dict[str, str]:
         """Name the settings without effect, and those in their place."""
-        alone = {"work.proximal": "one local step"} if self.has_one_step else {}
+        alone = {"proximal": "one local step"} if self.has_one_step else {}
         return super().decided() | alone
 
     @property
@@ -211,7 +205,8 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
       models, memories, and the work done.
     """
     if hyper.has_one_batch:
-        train_groups = gradient_steps.local_training(problem, hyper, plan, gradient=group_gradient)
+        how = {"gradient": group_gradient, "proximal": 0}
+        train_groups = gradient_steps.local_training(problem, hyper, plan, **how)
 
         def train_at_once(
             key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
@@ -236,11 +231,14 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
             known = jax.tree.map(lambda d: d.reshape(*clients.shape, *d.shape[1:]), known)
             states = jnp.zeros_like(event.steps), known
 
-        def training(_: Params, group: Array, offset: Array, *members: Array) -> Training:
-            return iteration_of(key, event, offset, *members)
+        def training(
+            _: Params, group: Array, offset: Array, *members: Array, **rates: Array
+        ) -> Training:
+            return iteration_of(key, event, offset, *members, hyper.at_slot(rates))
 
+        slots = {"extras": (clients, weight), "states": states, "rates": hyper.of_slots(event)}
         groups, states, work = gradient_steps.local_steps(
-            plan, event, training, starts=starts, extras=(clients, weight), states=states
+            plan, event, training, starts=starts, **slots
         )
         if states is None:
             return groups, memo, work
@@ -303,17 +301,23 @@ def _iterations(
     The state of its optimizer is the number of the iteration and the estimates of the members'
     progress, leaves `[C, ...]`.
     """
-    proximal = None if settings.is_known(hyper.work.proximal, 0) else hyper.work.proximal
     # A group's clients train like the slots of a tick, whose steps are known or counted.
     at_once = 1 if plan.slots_at_once == 1 else hyper.work.clients_at_once
     within = Plan(slots_at_once=at_once, narrow=plan.narrow)
-    train_clients = gradient_steps.local_training(problem, hyper, within, proximal=proximal)
     is_even = settings.is_known(hyper.client_epochs, 0)
     most_steps = hyper.client_steps if is_even else None
     facts = Facts(all_filled=True, most_steps=most_steps, same_steps=is_even)
     lost_shares = loss_shares(hyper)
 
-    def training(key: Key, event: Event, offset: Array, clients: Array, weight: Array) -> Training:
+    def training(
+        key: Key,
+        event: Event,
+        offset: Array,
+        clients: Array,
+        weight: Array,
+        own: EdgeTraining,
+    ) -> Training:
+        train_clients = gradient_steps.local_training(problem, own, within)
         steps = jnp.broadcast_to(jnp.int32(hyper.client_steps), clients.shape)
         if hyper.steps_of_epochs is not None:
             of_epochs = jnp.asarray(hyper.steps_of_epochs, "int32")

@@ -9,7 +9,6 @@ here too.
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ import numpy as np
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.core import streams, trees, types
 from fedjax_sim.core.checking import Above0, AtLeast0, OneOf
+from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import setting, struct
 from fedjax_sim.core.types import (
     Array,
@@ -183,48 +183,19 @@ class MemoryMessages(Messages):
 memory_messages = MemoryMessages()
 
 
-def constant(tick: Array) -> Array:
-    """Return the factor 1 at every tick."""
-    return jnp.ones_like(tick)
-
-
-def inverse_sqrt(tick: Array) -> Array:
-    """Return the factor (k + 1)^(-1/2) at tick k."""
-    return (tick + 1) ** -0.5
-
-
-def inverse(tick: Array) -> Array:
-    """Return the factor 1 / (k + 1) at tick k."""
-    return 1 / (tick + 1)
-
-
-STEP_FACTORS: dict[str, Callable[[Array], Array]] = {
-    each.__name__: each for each in (constant, inverse_sqrt, inverse)
-}
-"""Step-size factors by their names on the command line."""
-
-
 @struct
 class Approximation:
     """Settings of the server's stochastic approximation, S <- S + gamma_k H.
 
     They are inherited by the settings of FedEM, for example.
 
-        decaying = Approximation(gamma=0.5, gamma_factor=lambda tick: 1 / (tick + 1))
+        decaying = Approximation(gamma=0.5, gamma_schedule=InverseTime())
         assert decaying.step_size(event.within(tick=jnp.int32(1))) == 0.5 / 2  # of the second tick
         hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(gamma=0.5, output="random")
     """
 
     gamma: Above0 = setting(0.01, "First step size of the server, gamma_1.")
-    gamma_factor: Callable[[Array], Array] = setting(
-        STEP_FACTORS["constant"],
-        "Factor on gamma at tick k, gamma_{k+1} / gamma_1.",
-        allowed="one of "
-        + ", ".join(STEP_FACTORS)
-        + ", or a function from the tick 0, 1, ... to a factor, such as an optax schedule",
-        accepts=callable,
-        parse=lambda text: STEP_FACTORS[text],
-    )
+    gamma_schedule: Schedule = schedule_of("gamma")
     output: Literal["last", "random"] = setting(
         "last",
         "Which statistics are evaluated: the last S, or S_K with K uniform on the ticks so far, as "
@@ -233,8 +204,8 @@ class Approximation:
 
     def step_size(self, event: Event) -> Array:
         """Compute gamma_{k+1}: `f[]`, 0 for an empty tick."""
-        factor = self.gamma_factor(event.tick.astype(event.weight.dtype))
-        return jnp.where(jnp.any(event.clients >= 0), self.gamma * factor, 0)
+        gamma = self.gamma_schedule.of(self.gamma, event.tick)
+        return jnp.where(jnp.any(event.clients >= 0), gamma, 0)
 
     def result(self, state: Any) -> Array:
         """Choose the statistics that are evaluated, `f[q]`.

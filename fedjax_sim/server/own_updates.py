@@ -150,7 +150,8 @@ def own_update(
     )
     steps = jnp.where(is_needed, longest, 0)[None]
     none = jnp.zeros(1, "int32")
-    slot = event.within(facts=inner, clients=none, steps=steps, offset=none)
+    now = event.tick[None]
+    slot = event.within(facts=inner, clients=none, steps=steps, offset=none, version=now)
     alone = plan._replace(slots_at_once=1, client_devices=1)
     train = training(draw_root(problem, key, rule), hyper, alone)
     # How many steps the ticks before this one had is not known here, as it depends on the layout.

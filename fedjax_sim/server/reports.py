@@ -414,7 +414,7 @@ class Wire:
           The next state.
         """
         slope = jax.tree.map(lambda leaf: -leaf, progress)
-        optimizer = self.hyper.server_transformation()
+        optimizer = self.hyper.at_tick(event).server_transformation()
         updates, memory = optimizer.update(slope, state.memory, state.server)
         flags = untrained_leaves(self.problem, state.server)
         if flags is not None:  # Running statistics are averaged, not optimised.

@@ -29,10 +29,9 @@ import numpy as np
 
 from fedjax_sim import timelines
 from fedjax_sim.core import trees, types
-from fedjax_sim.core.checking import Above0
-from fedjax_sim.core.settings import ConfigError, group, setting, struct
+from fedjax_sim.core.settings import ConfigError, group, struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Timeline, Work
-from fedjax_sim.server import edges, report_settings
+from fedjax_sim.server import ServerRate, edges, report_settings
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.server.versions import Versioned, stale_models
@@ -40,13 +39,12 @@ from fedjax_sim.timelines import GroupArrivals, presets
 
 
 @struct
-class Hyper(GroupArrivals, edges.EdgeTraining):
+class Hyper(GroupArrivals, edges.EdgeTraining, ServerRate):
     """Settings of asynchronous groups: clock, local training, discount, server learning rate."""
 
     staleness: StalenessWeights = group(
         StalenessWeights(rule="mean", normalised=False), "weights of the reports in a buffer"
     )
-    server_lr: Above0 = setting(1.0, "Learning rate of the server, beta, of the global one.")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -94,7 +92,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         reports, memo = wire.receive(key, event, memo, start, groups)
         progress = jax.tree.map(jnp.subtract, reports, start)  # D_i
         mixed = wire.sum(key, event, progress)  # 0 if all slots are empty
-        server = jax.tree.map(lambda x, d: x + hyper.server_lr * d, state.server, mixed)
+        rate = hyper.at_tick(event).server_lr
+        server = jax.tree.map(lambda x, d: x + rate * d, state.server, mixed)
         return wire.next_version(key, event, state, memo, server), work
 
     return wire.algorithm(init, step)

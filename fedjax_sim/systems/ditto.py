@@ -44,7 +44,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     def pulled(g: Params, v: Params, q: Array, start: Params, w: Params) -> Params:
         return jax.tree.map(lambda g, v, w: g + hyper.attachment * (v - w), g, v, w)
 
-    personalise = local_training(problem, hyper, plan, direction=pulled, is_elementwise=True)
+    personalise = local_training(
+        problem, hyper, plan, direction=pulled, is_elementwise=True, proximal=0
+    )
 
     def init(key: Key) -> RoundState:
         server = problem.init(key)

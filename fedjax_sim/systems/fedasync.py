@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.core.checking import AtLeast0, Portion
+from fedjax_sim.core.checking import Portion
+from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import ConfigError, fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 from fedjax_sim.server import (
@@ -52,9 +53,8 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
     mixing: Portion = setting(
         0.6, "Share of a received model in the server's, alpha, if it is not stale."
     )
-    proximal: AtLeast0 = setting(
-        0.005, "Strength of the pull to where local training started, rho."
-    )
+    mixing_schedule: Schedule = schedule_of("mixing")
+    proximal: float = redefault(LocalTraining, "proximal", 0.005)
 
     def check_together(self) -> None:
         """Check combinations of settings."""
@@ -69,7 +69,7 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind FedAsync to a problem."""
-    train = local_training(problem, hyper, plan, proximal=hyper.proximal)
+    train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan, can_repeat=True)
 
     def init(key: Key) -> Versioned:
@@ -79,7 +79,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         start = stale_models(state, event)  # x_k, [1, ...]
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
-        share = hyper.mixing * event.weight  # a; 0 in an empty slot
+        mixing = hyper.mixing_schedule.of(hyper.mixing, event.tick)
+        share = mixing * event.weight  # a; 0 in an empty slot
         moved = jax.tree.map(lambda x, y: y - x[None], state.server, reports)
         mixed = wire.sum(key, event, moved, weight=share)
         server = jax.tree.map(jnp.add, state.server, mixed)

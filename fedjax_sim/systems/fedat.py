@@ -30,7 +30,6 @@ Deviation: the paper compresses messages by Polyline encoding. Here they are not
 `messages.compression` says so.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -38,8 +37,8 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.core import batching, streams, types
-from fedjax_sim.core.checking import AtLeast0, Count
-from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import ConfigError, redefault, setting, struct
 from fedjax_sim.core.targets import put
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
@@ -57,9 +56,7 @@ class Hyper(Clients, LocalTraining, Reports):
     num_tiers: Count = setting(5, "Tiers into which clients are sorted by response latency, M.")
     num_selected: Count = setting(10, "Size of the cohort, S: clients of a round of a tier.")
     weighting: cohorts.Weighting = cohorts.client_weighting("the mean of a round")
-    proximal: AtLeast0 = setting(
-        0.4, "Strength of the pull to where local training started, lambda."
-    )
+    proximal: float = redefault(LocalTraining, "proximal", 0.4)
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -187,8 +184,8 @@ class State(NamedTuple):
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FedAT to a problem."""
-    training = partial(local_training, proximal=hyper.proximal)
-    train, wire = training(problem, hyper, plan), Wire(problem, hyper, plan, train=training)
+    train = local_training(problem, hyper, plan)
+    wire = Wire(problem, hyper, plan, train=local_training)
 
     def init(key: Key) -> State:
         first = wire.first_version(problem.init(key))

@@ -18,8 +18,6 @@ these papers compresses messages here, or makes them private; `fedjax_sim.server
 these options do.
 """
 
-from functools import partial
-
 from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training, local_training
 from fedjax_sim.core.settings import struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Work
@@ -37,13 +35,11 @@ def algorithm(problem: Problem, hyper: LastingTraining, plan: Plan) -> Algorithm
 
     Args:
       problem: Data and loss.
-      hyper: Settings, or those of a system that is FedAvg on a clock of its own, or with a
-        `proximal` term.
+      hyper: Settings, or those of a system that is FedAvg on a clock of its own.
       plan: How the machine is used.
     """
-    proximal = getattr(hyper, "proximal", None)
-    train = lasting_training(problem, hyper, plan, proximal=proximal)
-    wire = Wire(problem, hyper, plan, train=partial(local_training, proximal=proximal))
+    train = lasting_training(problem, hyper, plan)
+    wire = Wire(problem, hyper, plan, train=local_training)
 
     def init(key: Key) -> RoundState:
         server = problem.init(key)

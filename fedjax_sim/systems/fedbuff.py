@@ -42,10 +42,17 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.core.checking import Above0, Limit
+from fedjax_sim.core.checking import Limit
 from fedjax_sim.core.settings import is_known, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
-from fedjax_sim.server import Memo, ScheduledReports, StalenessWeights, Wire, keep_if_empty
+from fedjax_sim.server import (
+    Memo,
+    ScheduledReports,
+    ServerRate,
+    StalenessWeights,
+    Wire,
+    keep_if_empty,
+)
 from fedjax_sim.server.report_settings import report_messages
 from fedjax_sim.server.staleness import WeightedArrivals, schedule_stale_arrivals, weigh_arrivals
 from fedjax_sim.server.versions import stale_models
@@ -53,14 +60,13 @@ from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
 
 
 @struct
-class Hyper(WeightedArrivals, LocalTraining, ScheduledReports):
+class Hyper(WeightedArrivals, LocalTraining, ServerRate, ScheduledReports):
     """Settings of FedBuff: clock, discount, local training, messages, and the server's step."""
 
     clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="replaced"))
     staleness: StalenessWeights = redefault(
         WeightedArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
     )
-    server_lr: Above0 = setting(1.0, "Learning rate of the server, eta_g.")
     server_momentum: Annotated[float, Limit(least=0, most=0.999)] = setting(
         0.0,
         "Momentum of the server, beta: share of its last step that is added to the next.",
@@ -116,7 +122,8 @@ def algorithm(
             still = jax.tree.map(jnp.zeros_like, change)
             velocity = keep_if_empty(event, change, velocity)
             change = keep_if_empty(event, change, still)
-        server = jax.tree.map(lambda w, d: w + hyper.server_lr * d, state.server, change)
+        rate = hyper.at_tick(event).server_lr
+        server = jax.tree.map(lambda w, d: w + rate * d, state.server, change)
         return State(*wire.next_version(key, event, state, memo, server), velocity), work
 
     return wire.algorithm(init, step)

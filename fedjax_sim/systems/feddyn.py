@@ -23,7 +23,7 @@ import optax
 from fedjax_sim.clients import LocalTraining, local_training, read_clients, write_clients
 from fedjax_sim.core.batching import replicate
 from fedjax_sim.core.checking import Above0
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import fixed, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState, Wire, keep_if_empty
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -34,6 +34,7 @@ class Hyper(CohortRounds, LocalTraining, Reports):
     """Settings of FedDyn: its rounds, local training, messages, and the dynamic regulariser."""
 
     regularization: Above0 = setting(0.1, "Strength of the dynamic regulariser, alpha.")
+    proximal: float = fixed(0.0)
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:

@@ -16,7 +16,6 @@ Readings. The paper leaves tau_eff free. Here it is sum_i p_i ||a_i||_1, with wh
 FedAvg where all clients do equally many steps. Momentum starts afresh with each update.
 """
 
-from functools import partial
 from typing import Annotated
 
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.clients import ABOUT_TRAINING, ClientTraining, LocalTraining, local_training
-from fedjax_sim.core.checking import AtLeast0, Limit
+from fedjax_sim.core.checking import Limit
 from fedjax_sim.core.settings import ConfigError, group, is_known, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState, ServerStep, Wire
@@ -41,13 +40,13 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
     momentum: Annotated[float, Limit(least=0, most=0.999)] = setting(
         0.0, "Momentum of local steps, rho.", simpler_at=(0.0,)
     )
-    proximal: AtLeast0 = setting(
-        0.0, "Strength of the pull to where local training started, mu.", simpler_at=(0.0,)
-    )
 
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
+        for name in self.by_step:
+            allowed = "one of round, version, client, work, because sizes are those of equal steps"
+            raise ConfigError(f"training.{name}_schedule.by", "step", allowed)
         if np.any(np.asarray(self.momentum) > 0) and np.any(np.asarray(self.proximal) > 0):
             raise ConfigError("momentum", self.momentum, "0 with a proximal term")
         if np.any(np.asarray(self.lr * self.proximal) >= 1):
@@ -73,15 +72,14 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedNova to a problem."""
-    pull = None if is_known(hyper.proximal, 0) else hyper.proximal
-    training = partial(local_training, proximal=pull)
-    train, wire = training(problem, hyper, plan), Wire(problem, hyper, plan, train=training)
+    train = local_training(problem, hyper, plan)
+    wire = Wire(problem, hyper, plan, train=local_training)
 
     def init(key: Key) -> RoundState:
         return wire.first_step(problem.init(key))
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
-        size = hyper.size(event.steps)
+        size = hyper.at_slot(hyper.of_slots(event)).size(event.steps)
         scale = event.weight @ size / jnp.where(size > 0, size, 1)  # tau_eff / ||a_i||_1
         total = wire.total(event, of_progress=True, scale=scale)
         local, work = train(key, event, start=wire.received(state), total=total)

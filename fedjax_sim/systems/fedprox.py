@@ -17,8 +17,7 @@ Readings. The local optimizer of the paper is SGD; the state of another one may 
 """
 
 from fedjax_sim.clients import LastingTraining
-from fedjax_sim.core.checking import AtLeast0
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import redefault, struct
 from fedjax_sim.server import PrivateReports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -28,7 +27,7 @@ from fedjax_sim.timelines import CohortRounds, cohort_system
 class Hyper(CohortRounds, LastingTraining, PrivateReports):
     """Settings of FedProx: its rounds, local training, messages, and the proximal term."""
 
-    proximal: AtLeast0 = setting(0.01, "Strength of the pull to where local training started, mu.")
+    proximal: float = redefault(LastingTraining, "proximal", 0.01)
 
 
 SUMMARY = "federated averaging with a pull of local models to the server's"

@@ -29,19 +29,17 @@ share memory, here each version keeps its values.
 """
 
 from fedjax_sim.clients import LocalTraining
-from fedjax_sim.core.checking import Above0
-from fedjax_sim.core.settings import redefault, setting, struct
-from fedjax_sim.server import Reports, WeightedArrivals
+from fedjax_sim.core.settings import redefault, struct
+from fedjax_sim.server import Reports, ServerRate, WeightedArrivals
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import ArrivalClock, presets
 
 
 @struct
-class Hyper(WeightedArrivals, LocalTraining, Reports):
+class Hyper(WeightedArrivals, LocalTraining, ServerRate, Reports):
     """Settings of FedStaleWeight: its clock, weights, local training, and server learning rate."""
 
     clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="free"))
-    server_lr: Above0 = setting(1.0, "Learning rate of the server, eta_g.")
 
 
 paper = presets.preset(Hyper, presets.STALENESS)

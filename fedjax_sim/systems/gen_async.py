@@ -22,19 +22,16 @@ probabilities; `routing` gives them one by one.
 from functools import partial
 
 from fedjax_sim.clients import LocalTraining
-from fedjax_sim.core.checking import Above0
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import struct
 from fedjax_sim.core.types import Hints, System
-from fedjax_sim.server import Reports, report_messages
+from fedjax_sim.server import Reports, ServerRate, report_messages
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import ClientQueues, client_queues_within, presets, schedule_client_queues
 
 
 @struct
-class Hyper(ClientQueues, LocalTraining, Reports):
+class Hyper(ClientQueues, LocalTraining, ServerRate, Reports):
     """Settings of Generalized AsyncSGD: queues, local training, messages, and the server's step."""
-
-    server_lr: Above0 = setting(1.0, "Learning rate of the server, a factor on its steps.")
 
 
 paper = presets.preset(Hyper, {**presets.FAVANO, "local_steps": 1})

@@ -49,7 +49,7 @@ from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struc
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.targets import put, put_all, repeat_while
 from fedjax_sim.core.types import EMPTY, Array, Event, Hints, Key, Problem
-from fedjax_sim.server import Reports, stale_models
+from fedjax_sim.server import Reports, ServerRate, stale_models
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices
@@ -69,7 +69,7 @@ class Choice(Checked):
 
 
 @struct
-class Hyper(Clients, LocalTraining, Reports):
+class Hyper(Clients, LocalTraining, ServerRate, Reports):
     """Settings of Pisces: clients, pace, choice, local training, messages, the server's step."""
 
     tells_losses = True
@@ -86,7 +86,6 @@ class Hyper(Clients, LocalTraining, Reports):
     )
     weighting: cohorts.Weighting = cohorts.client_weighting("the mean of a tick's reports")
     choice: Choice = group(Choice(), "who is given work")
-    server_lr: Above0 = setting(1.0, "Learning rate of the server.")
 
     def check_together(self) -> None:
         """Check combinations of settings.

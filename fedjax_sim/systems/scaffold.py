@@ -25,15 +25,14 @@ import optax
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, LocalTraining, WholeGradients, local_training, rows
 from fedjax_sim.core import batching
-from fedjax_sim.core.checking import Above0
 from fedjax_sim.core.settings import group, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import Reports, RoundState, Wire, expand, report_messages
+from fedjax_sim.server import Reports, RoundState, ServerRate, Wire, expand, report_messages
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
 @struct
-class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
+class Hyper(CohortRounds, LocalTraining, WholeGradients, ServerRate, Reports):
     """Settings of SCAFFOLD: its rounds, local training, messages, and the control variates."""
 
     gradient_setting = "control"
@@ -45,7 +44,6 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
         'New control variate of a client: the mean gradient of its local steps ("steps"), or the '
         "gradient at the server's model, of all its examples or of a mini-batch.",
     )
-    server_lr: Above0 = setting(1.0, "Learning rate of the server, eta_g.")
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
@@ -68,7 +66,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         local, work = train(key, event, start=x, extras=(correction,))
         # New control variates of the clients.
         if hyper.control == "steps":  # c_i - c + (x - y_i) / (K eta_l)
-            covered = hyper.lr * jnp.maximum(event.steps, 1)
+            covered = hyper.rate_sums(event)
             slope = jax.tree.map(lambda x, y: (x[None] - y) / expand(covered, y), x, local)
             after = optax.tree.sub(slope, correction)
         else:
@@ -82,7 +80,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         moved = optax.tree.sub((local, after), starts)
         progress, _ = wire.sum(key, event, moved)
         _, gain = wire.sum(key, event, moved, weight=share[learns] * (learns >= 0))
-        x = optax.tree.add_scale(state.server, hyper.server_lr, progress)
+        x = optax.tree.add_scale(state.server, hyper.at_tick(event).server_lr, progress)
         c = optax.tree.add(state.memory, gain)  # c + (1 / N) sum_i (c_i+ - c_i)
         memo = wire.publish(key, event, memo, (x, c))
         return RoundState(x, c, rows.write_clients(state.clients, learns, after), memo), work

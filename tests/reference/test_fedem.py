@@ -15,12 +15,12 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout
+from fedjax_sim.core.schedules import InverseSqrt
 from fedjax_sim.core.streams import stream
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.server.compression import BlockQuantization
-from fedjax_sim.server.memories import STEP_FACTORS
 from tests.reference import fedem_loop, mixture
 
 SEED, N, M, G, BATCH, TICKS = 3, 5, 12, 2, 3, 18
@@ -31,7 +31,7 @@ SETTINGS = {
     "alpha": 0.3,
     "compression": BlockQuantization(),
 }
-SETTINGS |= {"gamma": 0.3, "gamma_factor": STEP_FACTORS["inverse_sqrt"]}
+SETTINGS |= {"gamma": 0.3, "gamma_schedule": InverseSqrt()}
 
 
 @struct.dataclass

@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Layout
+from fedjax_sim.core.schedules import InverseTime
 from fedjax_sim.core.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.systems import langevin
 from tests.reference import langevin_loop
@@ -79,7 +80,7 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
             local_steps=K,
             batch_size=BATCH,
             step_size=ETA,
-            step_decay=DECAY,
+            step_size_schedule=InverseTime(decay=ETA * DECAY, by="step"),
             temperature=TAU,
             rho=RHO,
         )

@@ -18,6 +18,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import compression, settings
 from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.schedules import Cosine, Table, Warmup
 from fedjax_sim.core.settings import ConfigError, fields, value_of
 from fedjax_sim.problems import latent
 from fedjax_sim.results import kept_settings
@@ -98,7 +99,8 @@ VALUES: list[tuple[str, str, Any]] = [
     ("hierarchical", "shift", (0.1, 1e16, 1 / 3)),
     ("hierarchical", "group_sizes", (3, 4)),
     ("hierarchical", "group_weights", (0.1, 1 / 3)),
-    ("fedem", "gamma_factor", fedjax_sim.SYSTEMS["fedem"].Hyper().gamma_factor),
+    ("fedem", "gamma_schedule", Warmup(over=1 / 3, then=Cosine(final=0.1))),
+    ("fedavg", "lr_schedule", Table(factors=(1.0, 1 / 3), by="client")),
     ("fedper", "personal", "^params/Dense_[01]/"),
     ("fedavg", "attackers", (3, 0)),
     ("fedavg", "aggregator", rules.TrimmedMean(share=1 / 3)),

@@ -12,11 +12,12 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan
 from fedjax_sim.clients.e_steps import local_expectation
+from fedjax_sim.core.schedules import Function
 from fedjax_sim.core.settings import parse
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.server.compression import BlockQuantization, RandSparsification
-from fedjax_sim.server.memories import STEP_FACTORS, Memory, memory_messages
+from fedjax_sim.server.memories import Memory, memory_messages
 from tests.compression.variances import variance
 from tests.systems.noisy_means import (
     BLOCKS,
@@ -141,18 +142,12 @@ def test_step_sizes_follow_their_sequence() -> None:
     """
     slots = jnp.zeros(2, "int32")
     event = Event(jnp.int32(3), slots, slots, slots, slots, slots, slots, jnp.int32(0))
-    for factor, expected in (
-        (STEP_FACTORS["inverse"], 1 / 4),
-        (STEP_FACTORS["inverse_sqrt"], 1 / 2),
-        (STEP_FACTORS["constant"], 1.0),
-    ):
-        assert float(FEDEM.paper(gamma=0.7, gamma_factor=factor).step_size(event)) == pytest.approx(
-            0.7 * expected, rel=1e-6
-        )
-    halved = FEDEM.paper(gamma=0.7, gamma_factor=lambda tick: 0.5**tick)
+    for name, expected in (("inverse_time", 1 / 4), ("inverse_sqrt", 1 / 2), ("constant", 1.0)):
+        hyper = FEDEM.paper(gamma=0.7, gamma_schedule=parse(FEDEM.Hyper, "gamma_schedule", name))
+        assert float(hyper.step_size(event)) == pytest.approx(0.7 * expected, rel=1e-6)
+    halved = FEDEM.paper(gamma=0.7, gamma_schedule=Function(function=lambda tick: 0.5**tick))
     assert float(halved.step_size(event)) == pytest.approx(0.7 / 8, rel=1e-12)
     assert float(halved.step_size(event._replace(clients=slots - 1))) == 0
-    assert parse(FEDEM.Hyper, "gamma_factor", "inverse") is STEP_FACTORS["inverse"]
 
 
 def test_work_bits_and_epochs(toy: latent.Estimation) -> None:

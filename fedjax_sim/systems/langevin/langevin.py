@@ -20,7 +20,8 @@ k, shared noise only on seed and k; neither depends on rho, K or who takes part.
 Special cases. SGLD is K = 1 with everyone. FedAvg is temperature 0, with lr = n eta. The one-shot
 average of samples from the local posteriors exp(-l^c / tau), where l^c = p_c f^c is the sum of the
 losses of client c, is rho = 0 and one round of many steps (`budget=Ticks(1)`). Theorem 5.8's
-falling step size 1 / (2 L + m k / 12) is `step_size` 1 / (2 L) with `step_decay` m / 12.
+falling step size 1 / (2 L + m k / 12) is `step_size` 1 / (2 L) with the schedule
+`InverseTime(decay=m / (24 L), by="step")`.
 
 Readings. Clients are selected before a round instead of after it. That has the same law and costs
 the other clients nothing; uplink and downlink are counted for the selected clients. Under partial
@@ -60,6 +61,7 @@ from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, Training, local_steps
 from fedjax_sim.core import batching, settings, streams, types
 from fedjax_sim.core.checking import Above0, AtLeast0, Count, Portion, Probability
+from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty, mean_of
@@ -103,9 +105,7 @@ class Hyper(WeightedRounds):
     """Settings of FA-LD: participation, clock, Langevin steps, and methods that share these."""
 
     step_size: Above0 = setting(1e-6, "Step size eta, of the order of 1 / n.")
-    step_decay: AtLeast0 = setting(
-        0.0, "How much 1 / eta grows with every step; 0 for a constant step size."
-    )
+    step_size_schedule: Schedule = schedule_of("step_size", ("round", "step"))
     temperature: AtLeast0 = setting(1.0, "Temperature tau.", simpler_at=(0.0,))
     # A mixing weight. The noise of clients i and j has the correlation rho^2 / (s_i s_j), with
     # s_c^2 = rho^2 + (1 - rho^2) / p_c.
@@ -122,7 +122,7 @@ class Hyper(WeightedRounds):
     training: ClientTraining = settings.group(
         ClientTraining(sampling="without_replacement"),
         "clipping of the gradients of single examples",
-        without=("sampling", "optimizer", "optimizer_state"),
+        without=("sampling", "optimizer", "optimizer_state", "lr_schedule", "proximal_schedule"),
     )
     dynamics: Dynamics = settings.group(
         Dynamics(), "momentum, transformed gradients, private noise"
@@ -276,7 +276,9 @@ def langevin_steps(
 
 def eta(hyper: Hyper, k: Array) -> Array:
     """Compute the size of step k."""
-    return hyper.step_size / (1 + hyper.step_size * hyper.step_decay * k)
+    is_by_step = hyper.step_size_schedule.clock == "step"
+    t = k if is_by_step else k // jnp.asarray(hyper.local_steps, "int32")
+    return hyper.step_size_schedule.of(hyper.step_size, t)
 
 
 def noise(

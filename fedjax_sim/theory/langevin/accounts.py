@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.core.checking import AtLeast0, Count, Fraction, checked
+from fedjax_sim.core.schedules import Constant
 from fedjax_sim.core.settings import ConfigError, fields, value_of
 from fedjax_sim.server.privacy.accounting import NoisySteps, epsilon_after
 from fedjax_sim.theory.langevin.theorem import PrivacySetup, guarantee
@@ -196,7 +197,7 @@ def _check_accounted(hyper: Any, sensitivity: float) -> None:
         raise ConfigError("control_variates.anchor", hyper.control_variates.anchor, allowed)
     identity = "optax.identity, as another may change the sensitivity"
     for name, needed, allowed in (
-        ("step_decay", 0, "0 to be accounted for"),
+        ("step_size_schedule", Constant(), "constant to be accounted for"),
         ("dynamics.noise_correction", False, "false to be accounted for"),
         ("preconditioning.preconditioner", "none", "none, as gradients are sent without noise"),
         ("dynamics.transform", optax.identity, identity),

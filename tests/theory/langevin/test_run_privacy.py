@@ -14,6 +14,7 @@ import pytest
 import fedjax_sim
 from experiments.fald.privacy import HYPER, PROBLEM
 from fedjax_sim import ConfigError
+from fedjax_sim.core.schedules import InverseTime
 from fedjax_sim.problems import from_logdensity
 from fedjax_sim.systems import fedavg, langevin
 from fedjax_sim.theory import langevin as privacy
@@ -178,7 +179,7 @@ def test_rounds_that_a_run_does_not_have_are_refused(moved: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"step_decay": 1.0}, "step_decay is 1.0, but must be 0"),
+        ({"step_size_schedule": InverseTime()}, "step_size_schedule is .*, but must be constant"),
         ({"noise_correction": True}, "dynamics.noise_correction is True, but must be false"),
         (
             {"preconditioner": "rmsprop"},
