@@ -17,7 +17,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import typed_structure
 from fedjax_sim.core.types import HyperT, InfoT, StateT
 from fedjax_sim.engine import Run, contract, request
-from fedjax_sim.engine.planning.drawing import read_timeline, settings_read
+from fedjax_sim.engine.planning.drawing import read_timeline
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
 from fedjax_sim.engine.program.bound import Static, named_leaves
@@ -248,7 +248,7 @@ def _bounds_of(
         hypers.append(jax.tree.map(jnp.asarray, stacked.of_lane(varying)))
     names = [name for name, _ in named_leaves(hypers[0])]
     # A timeline of the caller's own has read nothing.
-    reads = settings_read(system, hyper) if is_drawn else [False] * len(names)
+    reads = read_timeline(system, hyper).reads if is_drawn else [False] * len(names)
     places = read_timeline(system, hyper).places if system.weigh else reads
     frozen, weighing = [], []
     for name, is_read, is_placed in zip(names, reads, places, strict=True):

@@ -18,7 +18,7 @@ from fedjax_sim.core.types import Event, Facts
 from fedjax_sim.engine.machine.processes import hash_programs
 from fedjax_sim.engine.machine.user_code import number_of_program
 from fedjax_sim.engine.planning import drawing
-from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines, settings_read
+from fedjax_sim.engine.planning.drawing import draw_timelines, read_timeline, request_timelines
 from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repetition
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.server.attacks import SignFlip
@@ -39,7 +39,7 @@ SYSTEMS = fedjax_sim.SYSTEMS
 def test_settings_that_a_timeline_reads(name: str, is_read: tuple, is_not_read: tuple) -> None:
     system = SYSTEMS[name]
     hyper = system.paper()
-    reads = jax.tree.unflatten(jax.tree.structure(hyper), settings_read(system, hyper))
+    reads = jax.tree.unflatten(jax.tree.structure(hyper), read_timeline(system, hyper).reads)
     found = {
         name: value_of(reads, full_name(system.Hyper, name)) for name in (*is_read, *is_not_read)
     }

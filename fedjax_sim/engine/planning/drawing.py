@@ -5,6 +5,7 @@ They are drawn on the CPU, whatever learns later: they need sorts in 64 bits and
 Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,14 @@ from fedjax_sim.engine.machine.processes import hash_programs
 from fedjax_sim.engine.machine.user_code import number_of_code, number_of_program
 from fedjax_sim.engine.planning import budgets
 from fedjax_sim.engine.planning.budgets import Meters
-from fedjax_sim.engine.planning.lanes import Lane, Stacked, distinct_schedules, stack_settings
+from fedjax_sim.engine.planning.lanes import (
+    Known,
+    Lane,
+    Stacked,
+    distinct_schedules,
+    known_in_all,
+    stack_settings,
+)
 from fedjax_sim.timelines import checks
 
 BYTES_OF_A_SLOT = 520
@@ -144,7 +152,7 @@ def _check_size(system: System, hypers: Sequence[HyperT], budget: Budget, ticks:
       budget: As the caller has given it.
       ticks: Ticks of each.
     """
-    num, slots = len(hypers), read_timeline(system, hypers[0]).slots
+    num, slots = len(hypers), read_timeline(system, hypers[0], known_in_all(hypers)).slots
     seconds = SECONDS_OF_A_SLOT * ticks * slots * num
     if seconds > MOST_SECONDS:
         allowed = (
@@ -188,10 +196,13 @@ class Schedules(NamedTuple):
         """
         firsts, row = list(range(len(group))), np.arange(len(group))
         if len({lane.seed for lane in group}) < len(group):
-            firsts, row = distinct_schedules(group, settings_read(system, group[0].hyper))
+            known = known_in_all([lane.hyper for lane in group])
+            reads = read_timeline(system, group[0].hyper, known).reads
+            firsts, row = distinct_schedules(group, reads)
         seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        is_metered = isinstance(budget, Energy)
-        meters = budgets.meters_of(system, group, row, budget) if is_metered else None
+        meters: Meters = None
+        if isinstance(budget, Energy):
+            meters = budgets.meters_of(system, group, row, budget)
         return cls(system, budget, row, seeds, hypers, meters)
 
     def request(self) -> tuple[Timeline, np.ndarray]:
@@ -231,9 +242,10 @@ def draw_timelines(
       and slot, and `DRAWN_TOGETHER`.
     """
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
-    reads, _, slots, code, _ = read_timeline(system, hypers[0])
+    read = partial(read_timeline, system, hypers[0], settings.known)
+    reads, _, slots, code, _ = read()
     if code:  # A user's code may depend on their number.
-        code = read_timeline(system, hypers[0], num_ticks).code
+        code = read(num_ticks).code
     asked = _identity_of(system, all_seeds, settings, num_ticks, code)
     if (known := _drawn.get(asked)) is not None:
         return known
@@ -252,7 +264,8 @@ def draw_timelines(
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
     is_small = size * rounded * slots <= QUICKLY_COMPILED
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        draw = partial(_draw_with, system.timeline, rounded, code, is_quick=is_small, reads=reads)
+        program = read(rounded).program
+        draw = partial(_draw_with, program, is_shared=not code, is_quick=is_small, reads=reads)
         pieces: list[list[np.ndarray]] = [[] for _ in Timeline._fields]
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
@@ -335,12 +348,11 @@ Drawn = tuple[Timeline, dict[str, tuple[Array, Array]]]
 
 
 def _draw_with(
-    timeline: Draw,
-    num_ticks: int,
-    code: int,
+    timeline: ClosedJaxpr,
     seeds: np.ndarray,
     hypers: Stacked,
     *,
+    is_shared: bool,
     is_quick: bool,
     reads: list[bool],
 ) -> Drawn:
@@ -352,16 +364,15 @@ def _draw_with(
     draw = _draw.quickly if is_quick else _draw.well
     # What the timeline does not read is no input, so that there may be any number of it.
     varying, shared = (
-        [leaf if is_read else None for leaf, is_read in zip(leaves, reads, strict=True)]
+        [leaf for leaf, is_read in zip(leaves, reads, strict=True) if is_read]
         for leaves in (hypers.varying, hypers.shared)
     )
-    leaves, structure = jax.tree.flatten(hypers.replace(varying=varying, shared=shared))
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        return draw(timeline, num_ticks, structure, code, seeds, leaves)
-    traced = draw.trace(timeline, num_ticks, structure, code, seeds, leaves)
+        return draw(timeline, tuple(reads), seeds, varying, shared)
+    traced = draw.trace(timeline, tuple(reads), seeds, varying, shared)
     # Programs of users may call functions that are not in their text.
-    same = traced.jaxpr if code else number_of_program(traced.jaxpr)
-    known = timeline, is_quick, same, jax.tree.structure(traced.out_info), *_switches()
+    same = number_of_program(traced.jaxpr) if is_shared else traced.jaxpr
+    known = is_quick, same, jax.tree.structure((varying, shared)), *_switches()
     if (program := _programs.get(known)) is None:
         program = _programs[known] = traced.lower().compile()
         for old in list(_programs)[:-MOST_PROGRAMS]:
@@ -369,7 +380,7 @@ def _draw_with(
 
     def run() -> Drawn:
         with jax.enable_x64(True):  # JAX's settings belong to a thread.
-            return jax.block_until_ready(program(seeds, leaves))
+            return jax.block_until_ready(program(seeds, varying, shared))
 
     # A CPU device runs what one thread asks for in its order, and lanes may be running on it.
     with ThreadPoolExecutor(1) as worker:
@@ -379,50 +390,33 @@ def _draw_with(
 _programs: dict[tuple, Callable[..., Drawn]] = {}
 
 
-@partial(RunsOnce, static_argnums=(0, 1, 2, 3))
+@partial(RunsOnce, static_argnums=(0, 1))
 def _draw(
-    timeline: Draw,
-    num_ticks: int,
-    structure: jax.tree_util.PyTreeDef,
-    code: int,
+    timeline: ClosedJaxpr,
+    reads: tuple[bool, ...],
     seeds: Array,
-    leaves: list[Array],
+    varying: list[Array | None],
+    shared: list[Array | None],
 ) -> Drawn:
-    """Draw timelines, and find the fractions. code: Number of the timeline's code."""
-    hypers = jax.tree.unflatten(structure, leaves)
-    # Nobody reads the others.
-    shared = [
-        np.ones(()) if here is None and everywhere is None else everywhere
-        for here, everywhere in zip(hypers.varying, hypers.shared, strict=True)
-    ]
-    hypers = hypers.replace(shared=shared)
+    """Draw timelines by the program of one, and find the fractions."""
 
-    def lane(seed: Array, varying: list[Array | None]) -> Timeline:
+    def lane(seed: Array, varying: list[Array | None]) -> list[Array]:
         key = stream(jax.random.key(seed), "timeline")
-        return timeline(key, hypers.of_lane(varying), num_ticks)
+        read = (b if a is None else a for a, b in zip(varying, shared, strict=True))
+        # Nobody looks at the others.
+        leaves = [next(read) if is_read else np.ones(()) for is_read in reads]
+        return jax.core.eval_jaxpr(timeline.jaxpr, timeline.consts, key, *leaves)
 
-    drawn = Timeline(*jax.vmap(lane)(seeds, hypers.varying))
+    drawn = Timeline(*jax.vmap(lane)(seeds, varying))
     whole = {name: getattr(drawn, name).astype("int32") for name in checks.INTEGERS}
     return drawn._replace(**whole), checks.find_fractions(drawn)
 
 
-def settings_read(system: System, hyper: HyperT) -> list[bool]:
-    """Find out which numeric settings the timeline reads: one entry for each leaf of the settings.
-
-    A setting is read if the timeline's program has a path from it to a result.
-    """
-    return read_timeline(system, hyper).reads
-
-
 def timeline_digest(system: System, hyper: HyperT) -> str:
-    """Hash the program that draws schedules with these settings, or with others of equal parts.
-
-    Settings that are part of drawn programs are named with it.
-    """
-    program = read_timeline(system, hyper, LEAST[1]).program
+    """Hash the program that draws schedules with these settings, or with others of equal parts."""
+    program = read_timeline(system, hyper, known_in_all([hyper])).program
     with jax.enable_x64(True), jax.default_device(_cpu()):
-        lowered = jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals)
-    return f"{stack_settings([hyper]).known} {hash_programs(lowered)}"
+        return hash_programs(jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals))
 
 
 class TimelineFacts(NamedTuple):
@@ -443,10 +437,17 @@ class TimelineFacts(NamedTuple):
     program: ClosedJaxpr
 
 
-def read_timeline(system: System, hyper: HyperT, num_ticks: int = 2) -> TimelineFacts:
-    """Trace a short timeline with these settings, or others of equal static parts."""
+def read_timeline(
+    system: System, hyper: HyperT, known: Known = (), num_ticks: int = LEAST[1]
+) -> TimelineFacts:
+    """Trace a short timeline with these settings, or others of equal static parts.
+
+    Args:
+      known: Settings that are part of the program.
+      num_ticks: Ticks of the timeline.
+    """
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
-    given = system.timeline, typed_structure(hyper), shapes, num_ticks
+    given = system.timeline, typed_structure(hyper), shapes, known, num_ticks
     code = number_of_code(partial(_program_of, *given), system.timeline, hyper, facts=num_ticks)
     return _trace(*given, code)
 
@@ -455,14 +456,19 @@ def _program_of(
     timeline: Draw,
     structure: TypedStructure,
     shapes: tuple[tuple, ...],
+    known: Known,
     num_ticks: int,
 ) -> tuple[ClosedJaxpr, Timeline]:
     """Trace a timeline, and describe its result."""
+
+    def drawn(key: Key, leaves: list[Array]) -> Timeline:
+        hyper = structure.unflatten(leaves)
+        whole = dataclasses.replace(hyper, **dict(known)) if known else hyper
+        return timeline(key, whole, num_ticks)
+
     with jax.enable_x64(True), tracing_for("cpu"):
-        return jax.make_jaxpr(
-            lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), num_ticks),
-            return_shape=True,
-        )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes])
+        leaves = [jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]
+        return jax.make_jaxpr(drawn, return_shape=True)(jax.random.key(0), leaves)
 
 
 @functools.lru_cache(maxsize=256)
@@ -470,10 +476,11 @@ def _trace(
     timeline: Draw,
     structure: TypedStructure,
     shapes: tuple[tuple, ...],
+    known: Known,
     num_ticks: int,
     code: int,
 ) -> TimelineFacts:
-    closed, drawn = _program_of(timeline, structure, shapes, num_ticks)
+    closed, drawn = _program_of(timeline, structure, shapes, known, num_ticks)
     checks.check_form(drawn)
     program = closed.jaxpr
 
@@ -483,7 +490,7 @@ def _trace(
         for equation in reversed(program.eqns):
             if any(id(var) in needed for var in equation.outvars):
                 needed |= {id(var) for var in equation.invars}
-        return [id(var) in needed for var in program.invars]
+        return [id(var) in needed for var in program.invars[1:]]  # The first is the key.
 
     weight = Timeline._fields.index("weight")
     others = [var for place, var in enumerate(program.outvars) if place != weight]

@@ -22,6 +22,8 @@ from fedjax_sim.core.trees import TypedStructure, typed_structure
 from fedjax_sim.core.types import AnyProblem, Array, HyperT, Leaf, Params
 
 ObjectT = TypeVar("ObjectT")
+Known = tuple[tuple[str, float], ...]
+"""Names and values of settings that are part of a program."""
 
 
 class Lane(NamedTuple):
@@ -172,7 +174,7 @@ class Stacked:
     varying: Sequence[Array | np.ndarray | None]
     shared: Sequence[Array | np.ndarray | None]
     structure: TypedStructure = dataclasses.field(metadata={"static": True})
-    known: tuple[tuple[str, float], ...] = dataclasses.field(default=(), metadata={"static": True})
+    known: Known = dataclasses.field(default=(), metadata={"static": True})
 
     def replace(self, **changes: Any) -> "Stacked":
         """Return the same trees but for some fields."""
@@ -236,8 +238,14 @@ def stack_settings(hypers: Sequence[HyperT], dtype: np.typing.DTypeLike = float)
         values = values.astype(dtype)
         shared.append(values[0] if is_shared else None)
         varying.append(None if is_shared else values[rows])
-    known = set.intersection(*(set(known_values(hyper)) for hyper in distinct))
-    return Stacked(varying, shared, typed_structure(hypers[0]), tuple(sorted(known)))
+    return Stacked(varying, shared, typed_structure(hypers[0]), known_in_all(distinct))
+
+
+def known_in_all(hypers: Sequence[Any]) -> Known:
+    """Name settings that make programs simpler, and have the value for it in all lanes."""
+    different, _ = distinct_objects(hypers)
+    known = set.intersection(*(set(known_values(hyper)) for hyper in different))
+    return tuple(sorted(known))
 
 
 def stack_problems(problems: Sequence[AnyProblem]) -> Stacked:

@@ -142,10 +142,10 @@ class Pieces:
             # All devices of this process share one memory.
             here = [device.process_index for device in devices].count(jax.process_index())
         free = memory.free_memory()
-        if len(ready.planned.group) > 1 and self._options.layout.max_lanes is None:
-            free *= memory.SHARE
+        usable = free if self._options.layout.max_lanes is not None else memory.SHARE * free
         shared = memory.bytes_to_share((lanes.hyper.shared, lanes.problem.shared), devices)
-        return here * ready.replay.size((free - shared) / here) + shared, free
+        room = (free if len(ready.planned.group) == 1 else usable) - shared
+        return here * ready.replay.size(room / here) + shared, usable
 
     def _folder(self) -> Path:
         """Name the folder of the piece's checkpoints."""
