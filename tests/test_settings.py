@@ -533,7 +533,7 @@ def test_a_group_given_whole_replaces_all_its_settings() -> None:
     stale: Any = fedjax_sim.SYSTEMS["fedstaleweight"].paper
     assert stale(rate_slow=0.25).delays == stale().delays.replace(rate_slow=0.25)
     assert stale(delays=ClientDelays(rate_slow=0.25)).delays == ClientDelays(rate_slow=0.25)
-    assert stale().delays.runtime_law == "runtime_uniform" != ClientDelays().runtime_law
+    assert stale().delays.law.name == "runtime_uniform" != ClientDelays().law.name
     # Together, the group comes first.
     both = stale(rate_fast=0.75, delays=ClientDelays(rate_slow=0.25))
     assert both.delays == ClientDelays(rate_slow=0.25, rate_fast=0.75)

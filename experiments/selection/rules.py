@@ -37,7 +37,7 @@ from fedjax_sim.results import plots
 from fedjax_sim.results.summaries import first_reach
 from fedjax_sim.systems import fedat, fedavg, fedbuff, fedcs, oort, pisces, powerofchoice, tifl
 from fedjax_sim.timelines import live
-from fedjax_sim.timelines.live import Asked, Choosing, Live
+from fedjax_sim.timelines.live import Asked, Choosing, Live, Selector
 from fedjax_sim.timelines.live import (
     Sizes as SlotSizes,
 )
@@ -163,7 +163,9 @@ WAITING = live.with_clock(
     fedavg.system,
     Live(
         lambda hyper: SlotSizes(hyper.num_selected, hyper.local_steps),
-        lambda problem, hyper: live.live_rounds(hyper, at_random, num_used=hyper.num_selected),
+        lambda problem, hyper: live.live_rounds(
+            hyper, Selector(at_random), num_used=hyper.num_selected
+        ),
     ),
     name="live_fedavg",
 )

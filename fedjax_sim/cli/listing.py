@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fedjax_sim import datasets, models, partition, systems
+from fedjax_sim import datasets, models, partition, systems, timelines
 from fedjax_sim.cli.tables import make_console, print_json
 from fedjax_sim.core.settings import default_text, fields, groups, idle_of
 from fedjax_sim.problems import latent
@@ -129,6 +129,7 @@ def _everything() -> dict[str, dict[str, str]]:
         "rules (aggregator)": _kinds(rules.RULES),
         "attacks (attack)": _kinds(attacks.ATTACKS),
         "compressors (compression, downlink)": _kinds(compression.COMPRESSORS),
+        "delay laws (runtime_law)": _kinds(timelines.LAWS),
         "privacy": _kinds(privacy.PRIVACY),
         "local privacy": _kinds(privacy.LOCAL_PRIVACY),
         "experiments": _experiments(),

@@ -68,8 +68,8 @@ class Communication(Checked):
 
 
 @struct
-class Hyper(live.LiveCohorts, LastingTraining, Reports):
-    """Settings of AdaComm: rounds, local training, messages, and local steps in the course of it.
+class Adaptive(live.LiveCohorts):
+    """Settings of rounds with fewer local steps in the course of learning.
 
     `local_steps` is the first number of local steps, tau_0, which is never exceeded.
     """
@@ -91,6 +91,11 @@ class Hyper(live.LiveCohorts, LastingTraining, Reports):
             raise ConfigError("delays.time_of", self.delays.time_of, allowed)
 
 
+@struct
+class Hyper(Adaptive, LastingTraining, Reports):
+    """Settings of AdaComm: rounds, their numbers of local steps, local training, messages."""
+
+
 class Memory(NamedTuple):
     """Memory of the choice.
 
@@ -105,11 +110,11 @@ class Memory(NamedTuple):
     due: live.Instant
 
 
-def clock(problem: Problem, hyper: Hyper) -> live.Clock:
-    """Bind AdaComm's clock."""
-    settings, counts = hyper.communication, jnp.asarray(problem.counts)
+def selector(problem: Problem, hyper: Adaptive) -> live.Selector:
+    """Bind AdaComm's numbers of local steps."""
+    settings = hyper.communication
 
-    def first(hyper: Hyper, drawn: live.Drawn) -> Memory:
+    def first(hyper: Adaptive, drawn: live.Drawn) -> Memory:
         unknown = jnp.full((), jnp.nan, drawn.speeds.rate.dtype)
         return Memory(jnp.int32(hyper.local_steps), unknown, live.Instant.at(settings.adapt_every))
 
@@ -123,7 +128,7 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
         if settings.pace == "speed":
             rate = now.devices.speeds.rate[clients]
             steps = _rounded_down(steps * (rate / rate.max())).astype("int32")
-        return live.Asked(clients, steps=steps, share=hyper.share(counts, clients))
+        return live.Asked(clients, steps=steps)
 
     def learn(key: Key, shown: live.Shown) -> Memory:
         steps, first_loss, due = shown.memory
@@ -142,8 +147,7 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
         next_due = due.later((jnp.floor(late) + 1) * settings.adapt_every).where(is_due, due)
         return Memory(jnp.where(is_due, fewer, steps).astype("int32"), first_loss, next_due)
 
-    sizes = {"num_used": hyper.num_selected, "most_steps": hyper.local_steps}
-    return live.live_rounds(hyper, select, **sizes, draw=draw, first=first, learn=learn)
+    return live.Selector(select, first, learn, draw)
 
 
 def _rounded_down(steps: Array) -> Array:
@@ -154,12 +158,12 @@ def _rounded_down(steps: Array) -> Array:
     return jnp.maximum(jnp.floor(steps * (1 + close(steps))), 1)
 
 
-system = live.with_clock(
+selection = live.Selection(selector, has_steps=True, sees=seeing_losses)
+"""AdaComm's local steps, for any system of rounds."""
+system = selection.on(
     fedavg.system,
-    live.Live(lambda hyper: live.Sizes(hyper.num_selected, hyper.local_steps), clock),
     name="adacomm",
     Hyper=Hyper,
-    algorithm=seeing_losses(fedavg.algorithm),
     summary="federated averaging with fewer local steps as the loss falls",
     hints=Hints(lambda hyper, time: rounds_within(hyper.replace(local_steps=1), time)),
 )

@@ -27,6 +27,7 @@ fastest one. The loss is that of the first mini-batches of those who report, wit
 they receive. It costs one evaluation more for each, which is counted, only with `follows="loss"`.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
@@ -36,8 +37,8 @@ from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.core import streams, targets
 from fedjax_sim.core.checking import AtLeast1, Count, Portion, Probability, Whole
 from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
-from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Plan, Problem, Work
-from fedjax_sim.server import Reports, RoundState
+from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Plan, Problem
+from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
@@ -84,8 +85,8 @@ class Choice(Checked):
 
 
 @struct
-class Hyper(live.LiveCohorts, LastingTraining, Reports):
-    """Settings of FedCS: rounds, local training, messages, and the choice with its deadlines."""
+class InTime(live.LiveCohorts):
+    """Settings of rounds whose clients are those expected in time."""
 
     clock: CohortClock = group(
         CohortClock(), "how long a round takes", without=("deadline", "num_asked")
@@ -103,6 +104,11 @@ class Hyper(live.LiveCohorts, LastingTraining, Reports):
         if num and not self.num_selected <= num <= self.num_clients:
             allowed = f"0, or from num_selected = {self.num_selected} to {self.num_clients}"
             raise ConfigError("choice.num_candidates", num, allowed)
+
+
+@struct
+class Hyper(InTime, LastingTraining, Reports):
+    """Settings of FedCS: rounds, local training, messages, and the choice with its deadlines."""
 
 
 class Memory(NamedTuple):
@@ -125,12 +131,12 @@ class Memory(NamedTuple):
     losses: Array
 
 
-def clock(problem: Problem, hyper: Hyper) -> live.Clock:
-    """Bind FedCS's clock."""
+def selector(problem: Problem, hyper: InTime) -> live.Selector:
+    """Bind FedCS's choice."""
     settings, num_clients, used = hyper.choice, hyper.num_clients, hyper.num_selected
-    num_candidates, counts = settings.num_candidates or used, jnp.asarray(problem.counts)
+    num_candidates = settings.num_candidates or used
 
-    def first(hyper: Hyper, drawn: live.Drawn) -> Memory:
+    def first(hyper: InTime, drawn: live.Drawn) -> Memory:
         nothing = jnp.zeros_like(drawn.speeds.rate, shape=())
         taken, losses = jnp.full_like(drawn.speeds.rate, jnp.nan), jnp.zeros_like(nothing, shape=2)
         nobody = jnp.full(used, EMPTY, "int32")
@@ -153,8 +159,7 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
         deadline = jnp.maximum(deadline, -wait[0]) * (1 + ROUNDING)
         clients = jnp.where(-wait <= deadline, fastest, EMPTY)
         memory = memory._replace(asked=clients, deadline=deadline.astype(memory.deadline.dtype))
-        share = hyper.share(counts, clients)
-        return live.Asked(clients, share=share, deadline=deadline, memory=memory)
+        return live.Asked(clients, deadline=deadline, memory=memory)
 
     def learn(key: Key, shown: live.Shown) -> Memory:
         memory, reporters = shown.memory, shown.event.clients
@@ -179,20 +184,21 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
             losses=jnp.where(is_over, 0, losses).astype(memory.losses.dtype),
         )
 
-    return live.live_rounds(hyper, select, num_used=used, draw=draw, first=first, learn=learn)
+    return live.Selector(select, first, learn, draw)
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
-    """Bind FedAvg, which passes losses to the clock if the deadline follows them."""
-    bind = fedavg.algorithm if hyper.choice.follows == "times" else seeing_losses(fedavg.algorithm)
-    return bind(problem, hyper, plan)
+def sees(algorithm: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """Return an algorithm that shows losses to the choice if the deadline follows them."""
+
+    def bind(problem: Problem, hyper: InTime, plan: Plan) -> Algorithm:
+        own = algorithm if hyper.choice.follows == "times" else seeing_losses(algorithm)
+        return own(problem, hyper, plan)
+
+    return bind
 
 
 SUMMARY = "as many clients as are expected before a deadline that follows what was observed"
-LIVE = live.Live(
-    lambda hyper: live.Sizes(hyper.num_selected, hyper.local_steps, is_even=True), clock
-)
-system = live.with_clock(
-    fedavg.system, LIVE, name="fedcs", Hyper=Hyper, algorithm=algorithm, summary=SUMMARY
-)
+selection = live.Selection(selector, sees=sees)
+"""FedCS's choice, for any system of rounds."""
+system = selection.on(fedavg.system, name="fedcs", Hyper=Hyper, summary=SUMMARY)
 paper = system.paper

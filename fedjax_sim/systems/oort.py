@@ -43,8 +43,15 @@ from fedjax_sim.core.targets import put, put_all
 from fedjax_sim.core.types import EMPTY, Array, Key, Problem
 from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
-from fedjax_sim.timelines import live
-from fedjax_sim.timelines.live import Asked, Choosing, Clock, Drawn, Live, LiveCohorts, Shown, Sizes
+from fedjax_sim.timelines.live import (
+    Asked,
+    Choosing,
+    Drawn,
+    LiveCohorts,
+    Selection,
+    Selector,
+    Shown,
+)
 
 UTILITY_CLIP = 0.95
 """Quantile at which utilities are clipped."""
@@ -77,11 +84,16 @@ class Choice(Checked):
 
 
 @struct
-class Hyper(LiveCohorts, LastingTraining, Reports):
-    """Settings of Oort: rounds, local training, messages, and the choice."""
+class Guided(LiveCohorts):
+    """Settings of rounds whose clients Oort chooses."""
 
     tells_losses = True
     choice: Choice = settings.group(Choice(), "whom the server asks")
+
+
+@struct
+class Hyper(Guided, LastingTraining, Reports):
+    """Settings of Oort: rounds, local training, messages, and the choice."""
 
 
 class Memory(NamedTuple):
@@ -106,12 +118,12 @@ class Memory(NamedTuple):
     is_round: Array
 
 
-def clock(problem: Problem, hyper: Hyper) -> Clock:
-    """Bind Oort's clock."""
+def selector(problem: Problem, hyper: Guided) -> Selector:
+    """Bind Oort's choice."""
     choice, num_asked, window = hyper.choice, hyper.num_asked, hyper.choice.pacer_window
     counts = jnp.asarray(problem.counts)
 
-    def first(hyper: Hyper, drawn: Drawn) -> Memory:
+    def first(hyper: Guided, drawn: Drawn) -> Memory:
         nothing = jnp.zeros(hyper.num_clients, drawn.speeds.rate.dtype)
         preferred = jnp.asarray(choice.preferred, nothing.dtype)
         never = jnp.zeros(hyper.num_clients, "int32")
@@ -147,7 +159,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         clients = jnp.where(places < needed + explored, clients, EMPTY)
         is_round = (clients != EMPTY).any()
         memory = memory._replace(rounds=number + is_round, is_round=is_round)
-        return Asked(clients, share=hyper.share(counts, clients), memory=memory)
+        return Asked(clients, memory=memory)
 
     def learn(key: Key, shown: Shown) -> Memory:
         memory, event, number = shown.memory, shown.event, shown.memory.rounds
@@ -166,8 +178,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         preferred = jnp.minimum(memory.preferred + step, 1).astype(memory.preferred.dtype)
         return Memory(utility, last, taken, preferred, recent, number, memory.is_round)
 
-    used = hyper.num_selected
-    return live.live_rounds(hyper, select, num_used=used, draw=draw, first=first, learn=learn)
+    return Selector(select, first, learn, draw)
 
 
 def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
@@ -188,19 +199,8 @@ def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
     return jnp.where(is_known, (utility + doubt) * pace**choice.time_penalty, 0)
 
 
-def sizes(hyper: Hyper) -> Sizes:
-    """State that every slot is filled if nobody can be missing."""
-    return Sizes(hyper.num_selected, hyper.local_steps, is_full=hyper.misses_nobody, is_even=True)
-
-
 SUMMARY = "guided choice of clients: useful and fast ones, in rounds that follow from it"
-algorithm = seeing_losses(fedavg.algorithm)
-system = live.with_clock(
-    fedavg.system,
-    Live(sizes, clock),
-    name="oort",
-    Hyper=Hyper,
-    algorithm=algorithm,
-    summary=SUMMARY,
-)
+selection = Selection(selector, is_full=lambda hyper: hyper.misses_nobody, sees=seeing_losses)
+"""Oort's choice, for any system of rounds."""
+system = selection.on(fedavg.system, name="oort", Hyper=Hyper, summary=SUMMARY)
 paper = system.paper

@@ -20,6 +20,8 @@ of all its examples, because they cost one gradient then. They take no time unle
 so.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import jax
@@ -31,7 +33,7 @@ from fedjax_sim.core import settings, trees, types
 from fedjax_sim.core.checking import AtLeast0, Count
 from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.core.types import EMPTY, Array, Key, Leaf, Plan, Problem, Timeline
+from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Leaf, Plan, Problem, Timeline
 from fedjax_sim.server import Reports, check_numbers
 from fedjax_sim.server.report_settings import ReportMessages, downlink_of_slots
 from fedjax_sim.systems import fedavg
@@ -39,8 +41,8 @@ from fedjax_sim.timelines import live
 
 
 @struct
-class Hyper(live.LiveCohorts, LastingTraining, Reports):
-    """Settings of Power-of-Choice: rounds of candidates, local training, messages, the choice."""
+class Candidates(live.LiveCohorts):
+    """Settings of rounds whose clients are the candidates of the largest losses."""
 
     tells_losses = True
     num_chosen: Count = setting(3, "Candidates with the largest losses, which train, m.")
@@ -65,10 +67,17 @@ class Hyper(live.LiveCohorts, LastingTraining, Reports):
             raise ConfigError("clock.num_asked", self.clock.num_asked, "0: num_chosen train")
 
 
-def clock(problem: Problem, hyper: Hyper) -> live.Clock:
-    """Bind the clock."""
+@struct
+class Hyper(Candidates, LastingTraining, Reports):
+    """Settings of Power-of-Choice: rounds of candidates, local training, messages, the choice."""
+
+
+def selector(
+    algorithm: Callable[..., Algorithm], problem: Problem, hyper: Candidates
+) -> live.Selector:
+    """Bind the choice, by losses of the model that clients of an algorithm receive."""
     plan, counts = Plan(slots_at_once=hyper.num_selected), jnp.asarray(problem.counts)
-    learning = fedavg.algorithm(problem, hyper, plan)
+    learning = algorithm(problem, hyper, plan)
 
     def draw(key: Key, number: Array) -> Array:
         draws, num = lane_stream(key, "cohorts"), hyper.num_clients
@@ -92,10 +101,14 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
         found = jnp.where(is_candidate, losses.mean, -jnp.inf)
         chosen = candidates[jax.lax.top_k(found, hyper.num_chosen)[1]]
         needed = is_candidate.sum(dtype="int32")
-        share = hyper.share(counts, chosen)
-        return live.Asked(chosen, None, share, None, executed, needed, takes=hyper.loss_time)
+        return live.Asked(chosen, executed=executed, needed=needed, takes=hyper.loss_time)
 
-    return live.live_rounds(hyper, select, num_used=hyper.num_chosen, draw=draw)
+    return live.Selector(select, draw=draw)
+
+
+def selection(algorithm: Callable[..., Algorithm]) -> live.Selection:
+    """Return the choice for a system of rounds with this algorithm."""
+    return live.Selection(partial(selector, algorithm), num_used=lambda hyper: hyper.num_chosen)
 
 
 def count_bits_of_clients(
@@ -146,9 +159,8 @@ class Messages(ReportMessages):
         check_numbers(hyper, timeline, most=hyper.num_chosen)
 
 
-system = live.with_clock(
+system = selection(fedavg.algorithm).on(
     fedavg.system,
-    live.Live(lambda hyper: live.Sizes(hyper.num_chosen, hyper.local_steps, is_even=True), clock),
     name="powerofchoice",
     Hyper=Hyper,
     summary="federated averaging of the candidates with the largest losses",

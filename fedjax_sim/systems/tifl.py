@@ -108,8 +108,8 @@ class Choice(Checked):
 
 
 @struct
-class Hyper(live.LiveCohorts, LastingTraining, Reports):
-    """Settings of TiFL: rounds, local training, messages, and the choice of tiers."""
+class Tiered(live.LiveCohorts):
+    """Settings of rounds whose clients are of one tier."""
 
     choice: Choice = group(Choice(), "tiers, and which of them the server asks")
 
@@ -124,6 +124,11 @@ class Hyper(live.LiveCohorts, LastingTraining, Reports):
             allowed = f"at most {self.num_clients // self.num_asked}, so that every tier has the "
             allowed += f"{self.num_asked} clients that a round asks"
             raise ConfigError("choice.num_tiers", self.choice.num_tiers, allowed)
+
+
+@struct
+class Hyper(Tiered, LastingTraining, Reports):
+    """Settings of TiFL: rounds, local training, messages, and the choice of tiers."""
 
 
 class Memory(NamedTuple):
@@ -144,16 +149,16 @@ class Memory(NamedTuple):
     accuracy: Array
 
 
-def clock(problem: Problem, hyper: Hyper) -> live.Clock:
-    """Bind TiFL's clock."""
+def selector(problem: Problem, hyper: Tiered) -> live.Selector:
+    """Bind TiFL's choice."""
     settings, num_clients = hyper.choice, hyper.num_clients
-    counts, is_adaptive = jnp.asarray(problem.counts), settings.policy == "adaptive"
+    is_adaptive = settings.policy == "adaptive"
 
     def members(tier: Array) -> Array:
         """Membership of clients in tiers: `bool[T, N]`."""
         return tier[None] == jnp.arange(settings.num_tiers)[:, None]
 
-    def first(hyper: Hyper, drawn: live.Drawn) -> Memory:
+    def first(hyper: Tiered, drawn: live.Drawn) -> Memory:
         given = settings.by_tier(1.0 if is_adaptive else settings.probability)
         credits, zero = settings.by_tier(settings.credits), jnp.int32(0)
         return Memory(jnp.zeros(num_clients, "int32"), zero, given, credits, jnp.zeros_like(given))
@@ -205,20 +210,16 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
         draws = jnp.where(is_here & (memory.tier == current), draws, -1)
         largest, found = jax.lax.top_k(draws, hyper.num_asked)
         clients = jnp.where(largest >= 0, found, EMPTY)
-        share = hyper.share(counts, clients)
-        return live.Asked(clients, share=share, executed=executed, needed=needed, memory=memory)
+        return live.Asked(clients, executed=executed, needed=needed, memory=memory)
 
-    rounds = live.live_rounds(hyper, select, num_used=hyper.num_selected, draw=draw, first=first)
-
-    def init(key: Key) -> live.Round:
-        begun = rounds.init(key)
+    def opens(key: Key, begun: live.Round[Memory]) -> live.Round[Memory]:
         tier, now = profile(streams.lane_stream(key, "profile"), hyper, begun.drawn)
         return begun._replace(now=now, memory=begun.memory._replace(tier=tier))
 
-    return rounds._replace(init=init)
+    return live.Selector(select, first, draw=draw, opens=opens)
 
 
-def profile(key: Key, hyper: Hyper, drawn: live.Drawn) -> tuple[Array, live.Instant]:
+def profile(key: Key, hyper: Tiered, drawn: live.Drawn) -> tuple[Array, live.Instant]:
     """Measure how long clients take and sort them into tiers.
 
     Args:
@@ -246,7 +247,7 @@ def profile(key: Key, hyper: Hyper, drawn: live.Drawn) -> tuple[Array, live.Inst
     return jnp.where(responds, tier, EMPTY), now
 
 
-def client_accuracies(problem: Any, hyper: Hyper, key: Key, number: Array, model: Params) -> Array:
+def client_accuracies(problem: Any, hyper: Tiered, key: Key, number: Array, model: Params) -> Array:
     """Evaluate a model on the test examples of each client: `f[N]`.
 
     Args:
@@ -264,14 +265,11 @@ def client_accuracies(problem: Any, hyper: Hyper, key: Key, number: Array, model
     return -jax.lax.map(loss, everyone, batch_size=CLIENTS_AT_ONCE)
 
 
-def sizes(hyper: Hyper) -> live.Sizes:
-    """State that every slot is filled if nobody can be missing, or was left out of all tiers."""
-    is_full = hyper.misses_nobody and is_known(hyper.choice.time_limit, 0)
-    return live.Sizes(hyper.num_selected, hyper.local_steps, is_full=is_full, is_even=True)
-
-
 SUMMARY = "rounds of clients that are equally fast, from tiers chosen by their accuracy"
-system = live.with_clock(
-    fedavg.system, live.Live(sizes, clock), name="tifl", Hyper=Hyper, summary=SUMMARY
+# Nobody can be missing either, or left out of all tiers.
+selection = live.Selection(
+    selector, is_full=lambda hyper: hyper.misses_nobody and is_known(hyper.choice.time_limit, 0)
 )
+"""TiFL's choice, for any system of rounds."""
+system = selection.on(fedavg.system, name="tifl", Hyper=Hyper, summary=SUMMARY)
 paper = system.paper

@@ -40,10 +40,11 @@ from fedjax_sim.timelines.delays.client_table import ClientTable as ClientTable
 from fedjax_sim.timelines.delays.client_table import read_client_table as read_client_table
 from fedjax_sim.timelines.delays.devices import draw_losses as draw_losses
 from fedjax_sim.timelines.delays.devices import loss_shares as loss_shares
-from fedjax_sim.timelines.delays.laws import RUNTIME_LAWS as RUNTIME_LAWS
+from fedjax_sim.timelines.delays.laws import LAWS as LAWS
 from fedjax_sim.timelines.delays.laws import STEP_COUNT_LAWS as STEP_COUNT_LAWS
 from fedjax_sim.timelines.delays.laws import ClientDelays as ClientDelays
 from fedjax_sim.timelines.delays.laws import Clients as Clients
+from fedjax_sim.timelines.delays.laws import Law as Law
 from fedjax_sim.timelines.delays.laws import Speeds as Speeds
 from fedjax_sim.timelines.delays.laws import draw_client_rates as draw_client_rates
 from fedjax_sim.timelines.delays.laws import draw_client_speeds as draw_client_speeds

@@ -99,9 +99,9 @@ class Contacts(Clients):
         if self.delays.time_of == "update":
             allowed = '"step", as contacts interrupt clients between steps'
             raise ConfigError("delays.time_of", "update", allowed)
-        if self.delays.runtime_law == "count_geom":
+        if self.delays.law.is_count:
             switches = "carry_residual", "busy_during_interaction", "strict_deadline"
-            why = "under runtime_law = count_geom, whose counts do not depend on time"
+            why = f"under runtime_law = {self.delays.law}, whose counts do not depend on time"
             settings.check_left(self, {f"clock.{name}": False for name in switches}, why)
 
 
@@ -167,11 +167,11 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
 def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Array:
     """Count the steps, at most K, that the delay law gives in each window: `i32[T, S]`."""
     speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
-    law, ticks = hyper.delays.runtime_law, jnp.arange(clients.shape[0])
-    num = 1 if law == "count_geom" else hyper.local_steps
+    law, ticks = hyper.delays.law, jnp.arange(clients.shape[0])
+    num = 1 if law.is_count else hyper.local_steps
     keys = jax.vmap(jax.random.fold_in, (None, 0))(streams.lane_stream(key, "runtimes"), ticks)
     times = jax.vmap(lambda own, speeds: draw_runtimes(own, speeds, num, law))(keys, speeds)
-    if law == "count_geom":
+    if law.is_count:
         steps = jnp.minimum(times[..., 0], hyper.local_steps)
         return jnp.where(window > 0, steps, 0).astype("int32")
     if hyper.clock.carry_residual:

@@ -56,6 +56,7 @@ from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.timelines.live import (
     Asked,
     Live,
+    Selector,
     Sizes,
     live_rounds,
     live_tasks,
@@ -193,8 +194,7 @@ LIVE = {
             lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, is_full=True),
             lambda _, hyper: live_rounds(
                 hyper,
-                lambda key, now: Asked(now.drawn),
-                draw=uniform_cohort(hyper),
+                Selector(lambda key, now: Asked(now.drawn), draw=uniform_cohort(hyper)),
                 num_used=hyper.num_selected,
             ),
         ),

@@ -17,7 +17,15 @@ from fedjax_sim.core.streams import lane_stream, stream, tick_key
 from fedjax_sim.server import attacks, mean_of, rules
 from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.timelines import cohort_system
-from fedjax_sim.timelines.live import Asked, Live, Sizes, live_rounds, live_tasks, with_clock
+from fedjax_sim.timelines.live import (
+    Asked,
+    Live,
+    Selector,
+    Sizes,
+    live_rounds,
+    live_tasks,
+    with_clock,
+)
 from tests.clients.test_gradient_steps import event_of
 
 PROBLEM = problems.Quadratic.of(np.random.default_rng(0).normal(3, 1, (8, 3)).astype("float32"))
@@ -95,7 +103,7 @@ def live_rounds_of(step_of: Callable[..., Callable], select: Callable, **others:
     """Put a step and a choice of clients on a live clock of rounds."""
 
     def clock(problem: Any, hyper: Any) -> Any:
-        return live_rounds(hyper, select, num_used=3, **others)
+        return live_rounds(hyper, Selector(select, **others), num_used=3)
 
     sizes = Sizes(3, HYPER.local_steps, 0, is_full=not others.pop("has_gaps", False))
     return with_clock(rounds(step_of), Live(lambda hyper: sizes, clock))

@@ -259,7 +259,7 @@ def test_a_group_of_settings_is_swept_as_a_whole(
     run = fedjax_sim.sweep(*made, settings={"delays": laws, "lr": [0.05, 0.2]}, **options)
     assert "each of the 2 values of delays compiles" in capsys.readouterr().err
     assert run.curves.loss.dims == ("delays", "lr", "seed", "eval")
-    assert "runtime_geom" in run.curves.delays.values[0]
+    assert "runtime_law=Geometric()" in run.curves.delays.values[0]
     by_name = fedjax_sim.sweep(
         *made,
         settings={"rate_slow": [0.2], "runtime_law": [law.runtime_law for law in laws]},

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.timelines import RUNTIME_LAWS
+from fedjax_sim.timelines import LAWS
 from scripts.fingerprint import (
     compare_records,
     delay_cases,
@@ -81,5 +81,5 @@ def test_entries_are_chosen_by_their_first_parts() -> None:
 
 def test_schedules_are_drawn_under_every_delay_law_that_a_system_has() -> None:
     """The laws are settings of a group; systems of expectation maximisation have none."""
-    assert delay_cases("favano").keys() == {"default", *RUNTIME_LAWS, "breaks"}
+    assert delay_cases("favano").keys() == {"default", *LAWS, "breaks"}
     assert delay_cases("fedem") == {"default": {}}

@@ -16,6 +16,7 @@ from fedjax_sim.timelines.live import (
     Choosing,
     Clock,
     Live,
+    Selector,
     Sizes,
     live_rounds,
     with_clock,
@@ -36,7 +37,7 @@ def clock(problem: Any, hyper: Any) -> Clock:
         fits = jnp.floor(DEADLINE * now.devices.speeds.rate[clients]).astype("int32")
         return Asked(clients, steps=jnp.clip(fits, 1, hyper.local_steps))
 
-    return live_rounds(hyper, select, num_used=N, most_steps=hyper.local_steps)
+    return live_rounds(hyper, Selector(select), num_used=N, most_steps=hyper.local_steps)
 
 
 def run(module: Any, ticks: int = TICKS, **changes: Any) -> fedjax_sim.Run:

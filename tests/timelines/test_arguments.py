@@ -12,6 +12,7 @@ from fedjax_sim.timelines import live
 
 KEY, NAN = jax.random.key(0), float("nan")
 SPEEDS = timelines.Speeds(jnp.ones(2), jnp.zeros(2))
+CHOICE = live.Selector(live.Asked)
 QUEUES, COHORTS = timelines.ClientQueues, live.LiveCohorts(num_clients=4, num_selected=2)
 SOME = jnp.array([0.5, 0.5])
 WITHIN = [
@@ -59,7 +60,7 @@ def test_stretches_of_time_are_above_0(within: Callable, hyper: object, time: fl
         (lambda: live.Sizes(1.5, 2), "slots"),  # type: ignore[arg-type]
         (lambda: live.Sizes(2, -1), "most_steps"),
         (lambda: live.uniform_cohort(COHORTS.replace(num_selected=0)), "num_selected"),
-        (lambda: live.live_rounds(COHORTS, live.Asked, num_used=2, most_steps=0), "most_steps"),
+        (lambda: live.live_rounds(COHORTS, CHOICE, num_used=2, most_steps=0), "most_steps"),
         (lambda: live.live_tasks(timelines.Arrivals(), num_tasks=0, num_used=2), "num_tasks"),
     ],
 )

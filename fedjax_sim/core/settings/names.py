@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_sim.core.checking.errors import ConfigError
 
 HyperT = TypeVar("HyperT")
-Uses = Mapping[str, tuple[object, ...] | Callable[[Any], bool]]
+Uses = Mapping[str, Collection[object] | Callable[[Any], bool]]
 """Names of settings, and the values (or a test of them) with which another one has an effect."""
 NO_CONDITION: Uses = MappingProxyType({})
 

@@ -73,7 +73,7 @@ class Hyper(Contacts, LocalTraining, Reports):
         if not is_always_there or (table is not None and table.has_bandwidth):
             words = f"{others} where clients have breaks, bandwidths or losses"
             raise ConfigError("reweight", self.reweight, words)
-        law, period = self.delays.runtime_law, np.asarray(self.period, float)
+        law, period = self.delays.law.name, np.asarray(self.period, float)
         if law not in timelines.STEP_COUNT_LAWS:
             raise ConfigError("reweight", self.reweight, f"{others} under {law}")
         if law == "runtime_geom" and np.any(period != np.round(period)):
@@ -142,7 +142,7 @@ def _expectations(schedule: types.Timeline, rate: Array, hyper: Hyper) -> tuple[
         rates = hyper.delays.rate_fast, hyper.delays.rate_slow
         speeds = jnp.stack([jnp.asarray(rate, float) for rate in rates])
         speed = (rate == speeds[1]).astype("int32")[clients]
-    share, name = hyper.num_selected / hyper.num_clients, hyper.delays.runtime_law
+    share, name = hyper.num_selected / hyper.num_clients, hyper.delays.law.name
     law = step_counts.StepCounts(speeds, share, hyper.period, name)
     if not hyper.alpha_by_tick:
         return law.prob_any()[speed], law.mean(hyper.local_steps)[speed]

@@ -6,8 +6,8 @@ when the engine draws timelines.
 Dimension letters: `N` clients, `K` local steps of an update.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple, Self, cast
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from fedjax_sim.core import settings, streams
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability, checked
-from fedjax_sim.core.settings import Checked, ConfigError, fields, setting, struct
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, Probability, checked
+from fedjax_sim.core.settings import Checked, ConfigError, Kind, Named, fields, setting, struct
 from fedjax_sim.core.types import Array, Key, Leaf, Settings
 from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
 from fedjax_sim.timelines.delays.trace import Trace, read_trace
@@ -39,60 +39,195 @@ class Speeds(NamedTuple):
     spread: Leaf
 
 
-class Law(NamedTuple):
-    """A law of running times.
+Draw = Callable[[Key, tuple[int, ...], DTypeLike], Array]
+
+
+class Law(Kind):
+    """The interface of delay laws, which say how long clients' work takes.
+
+    @settings.struct
+    class Weibull(Law):
+        "Weibull of shape 1 / spread."
+        name: str = settings.fixed("weibull")
+        spreads = "any"
+
+        def scale(self, standard, rate, spread):
+            return standard**spread / jnp.exp(jax.lax.lgamma(1 + spread)) / rate
+
+    LAWS["weibull"] = Weibull
+    hyper = fedavg.Hyper(runtime_law="weibull", spread_fast=2.0)
 
     Attributes:
       draw: Function from a key, a shape and a type to unit-scale numbers.
-      scale: Function from these, rates and spreads to running times of mean 1/rate.
-      spread: Allowed spreads, "any", "at most 1" or "below 1"; "" for a law that has none.
+      spreads: Spreads that it allows, "any", "at most 1" or "below 1"; "" for a law that has none.
       has_probabilities: Whether rates are probabilities.
+      is_count: Whether it is the law of the number of steps between two contacts, whatever the time
+        between them.
     """
 
-    draw: Callable[[Key, tuple[int, ...], DTypeLike], Array]
-    scale: Callable[[Array, Array, Array], Array]
-    spread: str = ""
-    has_probabilities: bool = False
+    spreads, has_probabilities, is_count = "", False, False
+    draw: ClassVar[Draw] = staticmethod(jax.random.exponential)
+
+    def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
+        """Scale unit-scale numbers to running times of mean 1/rate.
+
+        Args:
+          standard: Numbers that `draw` has drawn, `f[..., num]`.
+          rate: The clients' rates, `f[..., 1]`.
+          spread: Their spreads, `f[..., 1]`.
+
+        Returns:
+          Virtual times, `f[..., num]`.
+        """
+        raise NotImplementedError
+
+    def times(self, standard: Array, speeds: Speeds) -> Array:
+        """Scale unit-scale numbers `f[..., num]` to running times of clients of given speeds."""
+        return self.scale(standard, *(leaf[..., None] for leaf in speeds))
 
 
-def _geometric(standard: Array, rate: Array, spread: Array) -> Array:
-    return 1 + jnp.floor(standard / -jnp.log1p(-rate))
+@struct
+class Geometric(Law):
+    """Geometric on {1, 2, ...}: each unit of time completes the step with probability `rate`."""
+
+    name: str = settings.fixed("runtime_geom")
+    has_probabilities = True
+
+    def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
+        """Round exponential numbers up to whole times."""
+        return 1 + jnp.floor(standard / -jnp.log1p(-rate))
 
 
-def _uniform(standard: Array, rate: Array, spread: Array) -> Array:
-    least = 1 - spread
-    return jnp.maximum(standard * (1 + spread - least) + least, least) / rate
+@struct
+class Exponential(Law):
+    """Exponential."""
+
+    name: str = settings.fixed("runtime_exp")
+
+    def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
+        """Divide by the rate."""
+        return standard / rate
 
 
-_EXPONENTIAL, _NORMAL = jax.random.exponential, jax.random.normal
-LAWS: Mapping[str, Law] = {
-    "runtime_geom": Law(_EXPONENTIAL, _geometric, has_probabilities=True),
-    "runtime_exp": Law(_EXPONENTIAL, lambda x, rate, spread: x / rate),
-    "count_geom": Law(_EXPONENTIAL, _geometric, has_probabilities=True),
-    "runtime_constant": Law(
-        lambda key, shape, dtype: jnp.ones(shape, dtype),
-        lambda x, rate, spread: jnp.broadcast_to(1 / rate, x.shape),
-    ),
-    "runtime_uniform": Law(jax.random.uniform, _uniform, "at most 1"),
-    "runtime_normal": Law(
-        _NORMAL, lambda x, rate, spread: jnp.maximum(1 + spread * x, 0) / rate, "any"
-    ),
-    "runtime_shifted_exp": Law(
-        _EXPONENTIAL, lambda x, rate, spread: (1 - spread + spread * x) / rate, "at most 1"
-    ),
-    "runtime_lognormal": Law(
-        _NORMAL, lambda x, rate, spread: jnp.exp(spread * x - spread**2 / 2) / rate, "any"
-    ),
-    # The smallest time is 1 - spread times the mean.
-    "runtime_pareto": Law(
-        _EXPONENTIAL, lambda x, rate, spread: (1 - spread) * jnp.exp(spread * x) / rate, "below 1"
-    ),
-}
-"""All delay laws; `ClientDelays` explains them."""
-RUNTIME_LAWS = tuple(LAWS)
-"""Their names."""
-SPREAD_LAWS = tuple(name for name, law in LAWS.items() if law.spread)
-"""Laws with a parameter for the spread, in addition to the mean."""
+@struct
+class GeometricCount(Geometric):
+    """The number of steps between two contacts is geometric with mean 1/rate, whatever the time.
+
+    This is the literal sentence of FAVANO's App. C.2. Where a running time is needed it is
+    geometric, as under "runtime_geom".
+    """
+
+    name: str = settings.fixed("count_geom")
+    is_count = True
+
+
+@struct
+class Constant(Law):
+    """Always 1/rate."""
+
+    name: str = settings.fixed("runtime_constant")
+    draw = staticmethod(lambda key, shape, dtype: jnp.ones(shape, dtype))
+
+    def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
+        """Return the mean."""
+        return jnp.broadcast_to(1 / rate, standard.shape)
+
+
+@struct
+class Uniform(Law):
+    """Uniform from 1 - spread to 1 + spread times the mean."""
+
+    name: str = settings.fixed("runtime_uniform")
+    draw, spreads = staticmethod(jax.random.uniform), "at most 1"
+
+    def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
+        """Stretch numbers from 0 to 1 between the least and the largest time."""
+        least = 1 - spread
+        return jnp.maximum(standard * (1 + spread - least) + least, least) / rate
+
+
+@struct
+class Normal(Law):
+    """Normal, with a standard deviation of spread times the mean.
+
+    Negative times are replaced by 0, which adds 0.4 % to the mean at a spread of 1/2, and 8 % at a
+    spread of 1.
+    """
+
+    name: str = settings.fixed("runtime_normal")
+    draw, spreads = staticmethod(jax.random.normal), "any"
+
+    def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
+        """Add standard normal numbers to the mean, and cut at 0."""
+        return jnp.maximum(1 + spread * standard, 0) / rate
+
+
+@struct
+class ShiftedExponential(Law):
+    """A constant plus an exponential time, which is the share `spread` of the mean."""
+
+    name: str = settings.fixed("runtime_shifted_exp")
+    spreads = "at most 1"
+
+    def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
+        """Add the constant to the exponential part."""
+        return (1 - spread + spread * standard) / rate
+
+
+@struct
+class LogNormal(Normal):
+    """Log-normal; the logarithm has the standard deviation `spread`."""
+
+    name: str = settings.fixed("runtime_lognormal")
+
+    def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
+        """Exponentiate, with the mean kept."""
+        return jnp.exp(spread * standard - spread**2 / 2) / rate
+
+
+@struct
+class Pareto(Law):
+    """Pareto with tail index 1 / spread; the smallest time is 1 - spread times the mean."""
+
+    name: str = settings.fixed("runtime_pareto")
+    spreads = "below 1"
+
+    def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
+        """Exponentiate exponential numbers."""
+        return (1 - spread) * jnp.exp(spread * standard) / rate
+
+
+_KINDS = Geometric, Exponential, GeometricCount, Constant, Uniform, Normal
+LAWS: Named[type[Law]] = Named.of("delay law", *_KINDS, ShiftedExponential, LogNormal, Pareto)
+"""Every delay law, by name."""
+
+
+class _WithSpread(Collection[object]):
+    """The laws of the table that have a spread, by name."""
+
+    def __contains__(self, law: object) -> bool:
+        return bool(getattr(law, "spreads", ""))
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, kind in LAWS.items() if kind.spreads)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def as_law(law: Law | str) -> Law:
+    """Return a delay law, or read one from text.
+
+        assert as_law("runtime_pareto") == Pareto()
+
+    Args:
+      law: A law; or a name of `LAWS`, followed by values for its fields if it has some.
+
+    Raises:
+      ConfigError: If the name, a field or a value is not allowed.
+    """
+    return settings.parse_kind("law", LAWS, law) if isinstance(law, str) else law
+
 
 RECORDED = ("clock.round_time", "clock.carry_residual")
 """Settings of clocks that have no effect with a recorded trace."""
@@ -116,22 +251,7 @@ class ClientDelays(Checked):
     slow clients, there are no breaks, losses or bandwidths, and servers take no time.
 
     A client of rate r completes a local step (or a whole update, under `time_of = "update"`) after
-    a time of mean 1/r. The laws of that time:
-
-    - "runtime_geom": geometric on {1, 2, ...}; in each unit of time the step is completed with
-      probability r.
-    - "runtime_exp": exponential.
-    - "runtime_constant": always 1/r.
-    - "runtime_uniform": uniform from 1 - spread to 1 + spread times the mean.
-    - "runtime_normal": normal, with a standard deviation of spread times the mean. Negative times
-      are replaced by 0, which adds 0.4 % to the mean at a spread of 1/2, and 8 % at a spread of 1.
-    - "runtime_shifted_exp": a constant plus an exponential time; the exponential part is the share
-      `spread` of the mean.
-    - "runtime_lognormal": log-normal; the logarithm has the standard deviation `spread`.
-    - "runtime_pareto": Pareto with tail index 1 / spread.
-    - "count_geom": the *number* of steps between two contacts is geometric with mean 1/r, whatever
-      the time between them (the literal sentence of FAVANO's App. C.2). Where a running time is
-      needed it is geometric, as under "runtime_geom".
+    a time of mean 1/r, with the law `runtime_law`, one of `LAWS`.
 
     A client works in windows of `on_time` with breaks of `off_time` between them, such as the hours
     of a day in which a phone is charged; `cycle_spread` says how far the clients' days are apart. A
@@ -168,21 +288,25 @@ class ClientDelays(Checked):
         "with unchanged means, and their logarithm has this standard deviation. 0 for equal rates.",
         simpler_at=(0.0,),
     )
-    runtime_law: Annotated[str, OneOf(RUNTIME_LAWS)] = setting(
-        "runtime_exp",
-        "Law of running times; the laws are explained at `fedjax_sim.timelines.ClientDelays`.",
+    runtime_law: Law | str = setting(
+        Exponential(),
+        "Law of running times; `fedjax-sim list` explains the laws.",
+        traced=False,
+        accepts=lambda law: isinstance(law, Law) or (isinstance(law, str) and law in LAWS),
+        allowed=LAWS.in_words(),
+        parse=as_law,
     )
     spread_fast: AtLeast0 = setting(
         0.0,
         "Spread of fast clients' running times, relative to their mean; its exact meaning depends "
         "on `runtime_law`. 0 makes times constant.",
-        only_with={"runtime_law": SPREAD_LAWS, "slow_fraction": settings.is_not(1)},
+        only_with={"runtime_law": _WithSpread(), "slow_fraction": settings.is_not(1)},
     )
     spread_slow: AtLeast0 = setting(
         0.0,
         "Spread of slow clients' running times, relative to their mean; its exact meaning depends "
         "on `runtime_law`. 0 makes times constant.",
-        only_with={"runtime_law": SPREAD_LAWS, "slow_fraction": settings.is_not(0)},
+        only_with={"runtime_law": _WithSpread(), "slow_fraction": settings.is_not(0)},
     )
     time_of: Literal["step", "update"] = setting(
         "step", "What one running time covers: each of the K local steps, or the update as a whole."
@@ -234,6 +358,16 @@ class ClientDelays(Checked):
         parse=read_trace,
     )
 
+    def __post_init__(self) -> None:
+        """Read the law if it is given by its text; `check` refuses unknown names."""
+        if isinstance(self.runtime_law, str) and self.runtime_law.partition(":")[0] in LAWS:
+            object.__setattr__(self, "runtime_law", as_law(self.runtime_law))
+
+    @property
+    def law(self) -> Law:
+        """The law of running times."""
+        return cast(Law, self.runtime_law)
+
     def check_together(self) -> None:
         """Check combinations of settings.
 
@@ -241,11 +375,11 @@ class ClientDelays(Checked):
           ConfigError: If a speed is not allowed under the law.
         """
         super().check_together()
-        law, own = self.runtime_law, self.own_speeds
+        law, own = self.law, self.own_speeds
         rates, spreads = ({name: getattr(self, name) for name in each} for each in (RATES, SPREADS))
         if own is not None:
             rates, spreads = {"client_table rate": own.rate}, {"client_table spread": own.spread}
-        is_probability, allowed = LAWS[law].has_probabilities, LAWS[law].spread
+        is_probability, allowed = law.has_probabilities, law.spreads
         for name, value in rates.items():
             if is_probability and (most := float(np.max(value))) > 1:
                 raise ConfigError(name, most, f"at most 1, a probability, under {law}")
@@ -548,9 +682,7 @@ def draw_client_rates(key: Key, clients: Clients) -> Array:
 
 
 @checked
-def draw_runtimes(
-    key: Key, speeds: Speeds, num: Count, law: Annotated[str, OneOf(RUNTIME_LAWS)]
-) -> Array:
+def draw_runtimes(key: Key, speeds: Speeds, num: Count, law: Law | str) -> Array:
     """Draw running times of mean 1/rate.
 
         speeds = Speeds(rate=jnp.array([0.5, 2.0]), spread=jnp.zeros(2))
@@ -561,7 +693,7 @@ def draw_runtimes(
       key: Key of the draws.
       speeds: Rates and spreads, `f64[...]` each.
       num: Number of times to draw for each entry of the speeds.
-      law: A name of `RUNTIME_LAWS`.
+      law: One of `LAWS`, or its name.
 
     Returns:
       Virtual times, `f64[..., num]`.
@@ -572,22 +704,8 @@ def draw_runtimes(
     if speeds.rate.shape != speeds.spread.shape:
         allowed = f"{speeds.rate.shape}, as of the rates"
         raise ConfigError("shape of the spreads", speeds.spread.shape, allowed)
-    shape = (*speeds.rate.shape, num)
-    return scaled_runtimes(LAWS[law].draw(key, shape, speeds.rate.dtype), speeds, law)
-
-
-def scaled_runtimes(standard: Array, speeds: Speeds, law: str) -> Array:
-    """Scale unit-scale numbers, as a `Law` draws them, to running times.
-
-    Args:
-      standard: `f[..., num]`.
-      speeds: Rates and spreads, `f[...]` each.
-      law: The law.
-
-    Returns:
-      Virtual times, `f[..., num]`.
-    """
-    return LAWS[law].scale(standard, *(leaf[..., None] for leaf in speeds))
+    shape, law = (*speeds.rate.shape, num), as_law(law)
+    return law.times(law.draw(key, shape, speeds.rate.dtype), speeds)
 
 
 def update_time(key: Key, client: Array, update: Array, speeds: Speeds, clients: Clients) -> Array:
@@ -606,7 +724,7 @@ def update_time(key: Key, client: Array, update: Array, speeds: Speeds, clients:
       Virtual times, `f64[...]`.
     """
 
-    num, law = clients.times_per_update, clients.delays.runtime_law
+    num, law = clients.times_per_update, clients.delays.law
 
     def one(client: Array, update: Array) -> Array:
         update_key = jax.random.fold_in(jax.random.fold_in(key, client), update)

@@ -80,12 +80,12 @@ def _client_times(key: Key, speeds: Speeds, groups: Groups) -> Array:
     """Draw how long every client's local steps of one iteration take: `f64[N]`."""
     if groups.steps_of_epochs is None or groups.delays.time_of == "update":
         num = groups.times_per_update
-        return draw_runtimes(key, speeds, num, groups.delays.runtime_law).sum(axis=1)
+        return draw_runtimes(key, speeds, num, groups.delays.law).sum(axis=1)
 
     steps = jnp.asarray(groups.steps_of_epochs).astype(int)
 
     def add(q: Array, total: Array) -> Array:
-        taken = draw_runtimes(jax.random.fold_in(key, q), speeds, 1, groups.delays.runtime_law)
+        taken = draw_runtimes(jax.random.fold_in(key, q), speeds, 1, groups.delays.law)
         return jnp.where(q < steps, total + taken[:, 0], total)
 
     return jax.lax.fori_loop(0, steps.max(), add, jnp.zeros_like(speeds.rate))

@@ -2,7 +2,8 @@
 
 - `frames`: gives any system a live clock (`with_clock`), such as that of a planned schedule, taken
   through the same steps (`replayed`), or one that ends a lane once it has learnt enough (`until`).
-- `rounds`: synchronous rounds whose clients are chosen as they begin (`live_rounds`).
+- `rounds`: synchronous rounds whose clients are chosen as they begin (`live_rounds`), for any
+  system of rounds (`Selection`).
 - `tasks`: a number of tasks in flight, of which the server waits for some (`live_tasks`).
 
 The contract is in `core.clocks`: a clock makes what the server receives next from its
@@ -22,6 +23,8 @@ from fedjax_sim.timelines.live.rounds import Asked as Asked
 from fedjax_sim.timelines.live.rounds import Choosing as Choosing
 from fedjax_sim.timelines.live.rounds import LiveCohorts as LiveCohorts
 from fedjax_sim.timelines.live.rounds import Round as Round
+from fedjax_sim.timelines.live.rounds import Selection as Selection
+from fedjax_sim.timelines.live.rounds import Selector as Selector
 from fedjax_sim.timelines.live.rounds import Shown as Shown
 from fedjax_sim.timelines.live.rounds import live_rounds as live_rounds
 from fedjax_sim.timelines.live.rounds import uniform_cohort as uniform_cohort

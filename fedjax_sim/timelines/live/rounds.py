@@ -9,7 +9,7 @@ that the server uses.
 """
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,13 +17,13 @@ from jax.typing import ArrayLike
 
 from fedjax_sim.core import settings, streams, types
 from fedjax_sim.core.checking import Count, checked
-from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.settings import ConfigError, fields, struct
 from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
-from fedjax_sim.timelines.cohorts import Weighting, client_weighting
 from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices
-from fedjax_sim.timelines.delays.laws import Clients, Speeds
+from fedjax_sim.timelines.delays.laws import Speeds
+from fedjax_sim.timelines.live.frames import with_clock
 from fedjax_sim.timelines.rounds import synchronous
-from fedjax_sim.timelines.rounds.synchronous import CohortClock
+from fedjax_sim.timelines.rounds.synchronous import Cohort, CohortRounds
 
 DrawsT = TypeVar("DrawsT")
 MemoryT = TypeVar("MemoryT")
@@ -31,32 +31,32 @@ RoundT = TypeVar("RoundT")
 
 
 @struct
-class LiveCohorts(Clients):
+class LiveCohorts(CohortRounds):
     """Settings of live rounds; who is asked is the system's business.
 
-    They are inherited by the settings of Power-of-Choice, for example.
+    They are inherited by the settings of Power-of-Choice, for example. A system of rounds whose
+    clients are chosen otherwise inherits these first, and then the settings that it has.
 
         hyper = LiveCohorts(num_clients=8, num_selected=3, num_asked=5)
         assert hyper.num_asked == 5 and hyper.misses_nobody
     """
 
-    num_selected: Count = setting(10, "Size of the cohort, S: reports that a round uses.")
-    weighting: Weighting = client_weighting("the mean of the reports that are used")
-    clock: CohortClock = settings.group(CohortClock(), "how long a round takes")
+    local_epochs: float = settings.fixed(0.0)
+    cohort: Cohort = settings.group(
+        Cohort(), "what the reports weigh", without=("selection", "with_replacement")
+    )
 
     def check_together(self) -> None:
         """Check combinations of settings.
 
         Raises:
-          ConfigError: If fewer are asked than are needed, or more than there are, or if a trace
-            lacks rows of some client.
+          ConfigError: As of `CohortRounds`, or if the server's sum is to be private.
         """
+        private = fields(type(self)).get("privacy")
+        if private is not None:
+            why = "because no accountant covers cohorts that follow from what is learnt"
+            settings.check_left(self, {"privacy": private.default}, why)
         super().check_together()
-        synchronous.check_clients(self, are_distinct=True)
-        num = self.clock.num_asked
-        if num and not self.num_selected <= num <= self.num_clients:
-            allowed = f"0, or from num_selected = {self.num_selected} to {self.num_clients}"
-            raise ConfigError("clock.num_asked", num, allowed)
 
     @property
     def num_asked(self) -> int:
@@ -69,20 +69,6 @@ class LiveCohorts(Clients):
         comes = not (self.delays.has_breaks or self.delays.loses_updates)
         return comes and settings.is_known(self.clock.deadline, 0)
 
-    def share(self, counts: Array, clients: Array) -> Array | None:
-        """Weigh the reports of clients, up to a factor.
-
-        Args:
-          counts: Everyone's number of examples, `i32[N]`.
-          clients: Who is asked, `i32[A]`.
-
-        Returns:
-          The weights, `f[A]`; None for equal ones.
-        """
-        if self.weighting == "equal":
-            return None
-        return counts[jnp.maximum(clients, 0)].astype(float)
-
 
 class Asked(NamedTuple, Generic[MemoryT]):
     """The clients that the server asks in a round.
@@ -94,7 +80,8 @@ class Asked(NamedTuple, Generic[MemoryT]):
     Attributes:
       clients: `i32[A]`, different clients; `EMPTY` in places that are not used.
       steps: Local steps of each, `i32[A]` or one number; None for `local_steps`.
-      share: What a report weighs next to the others of its round, `f[A]`; None for equal weights.
+      share: What a report weighs next to the others of its round, `f[A]`; None for the setting
+        `cohort.weighting`, or for equal weights if there is no such setting.
       deadline: Longest time that the round waits, `f[]`, infinite for no limit; None for that of
         the settings. One that is nan or negative ends the lane, and so does one of 0 if no time
         passes and nobody reports, which would happen again and again.
@@ -142,7 +129,7 @@ class Choosing(NamedTuple, Generic[MemoryT, types.StateT, DrawsT]):
       round: The round.
       devices: The clients' speeds, transfers, losses and hours.
       state: The algorithm's state, with the model that is about to be sent.
-      drawn: What `draw` of `live_rounds` drew for the round.
+      drawn: What `draw` of the `Selector` drew for the round.
       memory: Memory of the choice.
     """
 
@@ -190,7 +177,8 @@ def uniform_cohort(hyper: Settings) -> Callable[[Key, Array], Array]:
         hyper = LiveCohorts(num_clients=8, num_selected=3)
         draw = uniform_cohort(hyper)
         assert draw(key, jnp.int32(0)).shape == (3,)  # of round 0
-        clock = live_rounds(hyper, lambda key, now: Asked(now.drawn), num_used=3, draw=draw)
+        uniform = Selector(lambda key, now: Asked(now.drawn), draw=draw)
+        clock = live_rounds(hyper, uniform, num_used=3)
 
     Args:
       hyper: Settings of a clock in rounds.
@@ -208,6 +196,76 @@ def uniform_cohort(hyper: Settings) -> Callable[[Key, Array], Array]:
     return draw
 
 
+class Selector(NamedTuple):
+    """A choice of clients for rounds, bound to a problem and settings.
+
+        three_in_turn = Selector(lambda key, now: Asked((3 * now.round.number + jnp.arange(3)) % 8))
+        assert three_in_turn.draw is None  # it needs no random numbers
+
+    Attributes:
+      select: From the round's key and the round to whom the server asks, and what it remembers of
+        that.
+      first: From the settings and the clients drawn to what the choice remembers at first.
+      learn: From a key of the round and what the round has shown to what it remembers then.
+      draw: From a key of the round, another one than that of `select`, and the round's number to
+        random numbers for `select`, which finds them as `drawn`. An accelerator draws those of many
+        rounds at once.
+      opens: From the lane's key and the first round to the same with what happened before it.
+    """
+
+    select: Callable[[Key, Choosing], Asked]
+    first: Callable[[Settings, Drawn], object] = lambda hyper, drawn: ()
+    learn: Callable[[Key, Shown], object] = lambda key, shown: shown.memory
+    draw: Callable[[Key, Array], object] | None = None
+    opens: Callable[[Key, Round], Round] = lambda key, begun: begun
+
+
+class Selection(NamedTuple):
+    """A way to choose clients, for any system of rounds.
+
+        def largest(problem, hyper):  # always those of most examples
+            order = jnp.argsort(-problem.counts)
+            return Selector(lambda key, now: Asked(order[: hyper.num_selected]))
+
+        system = Selection(largest).on(fedavg.system, name="fedavg_of_largest")
+
+    Attributes:
+      bind: From a problem and settings to the selector.
+      num_used: From the settings to the reports that a round uses, S.
+      is_full: From the settings to whether every slot is filled at every tick, see `Sizes`.
+      has_steps: Whether it says how many local steps clients do, at most `local_steps`.
+      sees: From an algorithm to one whose steps show `learn` what it reads, such as
+        `clients.seeing_losses`; None if it reads nothing of that.
+    """
+
+    bind: Callable[[Any, Any], Selector]
+    num_used: Callable[[Any], int] = lambda hyper: hyper.num_selected
+    is_full: Callable[[Any], bool] = lambda hyper: False
+    has_steps: bool = False
+    sees: Callable[[Callable[..., types.Algorithm]], Callable[..., types.Algorithm]] | None = None
+
+    def on(self, system: types.System, **changes: Any) -> types.System:
+        """Return a system of rounds whose clients are chosen so.
+
+        Args:
+          system: The system.
+          **changes: As of `with_clock`, such as `name`, and a `Hyper` that inherits `LiveCohorts`
+            and settings of the choice, and then those of the system.
+        """
+
+        def clock(problem: Any, hyper: Settings) -> Clock:
+            num_used, selector = self.num_used(hyper), self.bind(problem, hyper)
+            most = hyper.local_steps if self.has_steps else None
+            return live_rounds(hyper, selector, num_used=num_used, most_steps=most)
+
+        def sizes(hyper: Settings) -> types.Sizes:
+            sizes = types.Sizes(self.num_used(hyper), hyper.local_steps)
+            return sizes._replace(is_full=self.is_full(hyper), is_even=not self.has_steps)
+
+        algorithm = system.algorithm if self.sees is None else self.sees(system.algorithm)
+        return with_clock(system, types.Live(sizes, clock), **{"algorithm": algorithm, **changes})
+
+
 def _checked_clients(asked: object) -> Array:
     """Check the result of a choice, and return the clients, `i32[A]`."""
     if not isinstance(asked, Asked):
@@ -221,14 +279,7 @@ def _checked_clients(asked: object) -> Array:
 
 @checked
 def live_rounds(
-    hyper: Settings,
-    select: Callable[[Key, Choosing], Asked],
-    *,
-    num_used: Count,
-    most_steps: Count | None = None,
-    draw: Callable[[Key, Array], object] | None = None,
-    first: Callable[[Settings, Drawn], object] = lambda hyper, drawn: (),
-    learn: Callable[[Key, Shown], object] = lambda key, shown: shown.memory,
+    hyper: Settings, selector: Selector, *, num_used: Count, most_steps: Count | None = None
 ) -> Clock:
     """Make a clock of rounds with a choice of clients at the beginning of each.
 
@@ -237,23 +288,17 @@ def live_rounds(
         def select(key, now):  # three clients in turn
             return Asked((3 * now.round.number + jnp.arange(3)) % 8)
 
-        clock = live_rounds(hyper, select, num_used=3)
+        clock = live_rounds(hyper, Selector(select), num_used=3)
         _, received = clock.next(key, clock.init(key), None)
         assert received.clients.tolist() == [0, 1, 2]
 
     Args:
       hyper: Settings of a clock in rounds, such as `CohortRounds`.
-      select: From the round's key and the round to whom the server asks, and what it remembers
-        of that.
+      selector: The choice.
       num_used: Reports S that are used in a round. Where `select` asks more clients, the round
         ends with the first S reports.
       most_steps: The most local steps that `select` asks for, if it says how many; `local_steps` if
         None. If it asks for more the lane ends.
-      draw: From a key of the round, another one than that of `select`, and the round's number to
-        random numbers for `select`, which finds them as `drawn`. An accelerator draws those of many
-        rounds at once.
-      first: From the settings and the clients drawn to what the choice remembers at first.
-      learn: From a key of the round and what the round has shown to what it remembers then.
 
     Returns:
       The clock. A round lasts until the reports that it uses are in, or nobody is left to wait for,
@@ -262,9 +307,10 @@ def live_rounds(
     """
 
     most = hyper.local_steps if most_steps is None else most_steps
+    by_examples = getattr(getattr(hyper, "cohort", None), "weighting", "equal") == "examples"
 
     def ahead(key: Key, number: Array) -> tuple[object, types.Leaf]:
-        own = None if draw is None else draw(key, number)
+        own = None if selector.draw is None else selector.draw(key, number)
         if hyper.delays.trace is not None:
             return own, None
         num_asked = hyper.clock.num_asked or hyper.num_selected
@@ -274,14 +320,15 @@ def live_rounds(
         drawn = draw_devices(key, hyper).drawn
         nothing = jnp.zeros(num_used, drawn.speeds.rate.dtype)
         turns = None if hyper.delays.trace is None else jnp.zeros(hyper.num_clients, "int32")
-        return Round(Instant.at(0.0), jnp.int32(0), first(hyper, drawn), nothing, drawn, turns)
+        start, memory = Instant.at(0.0), selector.first(hyper, drawn)
+        return selector.opens(key, Round(start, jnp.int32(0), memory, nothing, drawn, turns))
 
     def next_round(
         key: Key, carried: Round, state: object, drawn: tuple[object, types.Leaf] | None = None
     ) -> tuple[Round, Received]:
         devices = draw_devices(key, hyper, carried.drawn)
         own_draws, standard = ahead(key, carried.number) if drawn is None else drawn
-        asked = select(key, Choosing(carried, devices, state, own_draws, carried.memory))
+        asked = selector.select(key, Choosing(carried, devices, state, own_draws, carried.memory))
         clients = _checked_clients(asked)
         is_asked, number = clients != EMPTY, carried.number
         own = jnp.int32(hyper.local_steps) if asked.steps is None else asked.steps
@@ -307,8 +354,11 @@ def live_rounds(
         lost = devices.are_lost(who, number) & is_asked
         limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
         limit = jnp.asarray(limit if asked.deadline is None else asked.deadline, taken.dtype)
+        share = asked.share
+        if share is None and by_examples and hyper.examples is not None:
+            share = jnp.asarray(hyper.examples, float)[who]
         slots, arrival, is_in, waits = synchronous.end_round(
-            (clients, asked.share, steps), taken, is_asked, lost, num_used=num_used, limit=limit
+            (clients, share, steps), taken, is_asked, lost, num_used=num_used, limit=limit
         )
         clients, share, steps = slots
         received = Received(
@@ -336,7 +386,7 @@ def live_rounds(
 
     def after(key: Key, carried: Round, event: Event, state: object, seen: object) -> Round:
         shown = Shown(carried, event, carried.taken, state, seen, carried.memory)
-        return carried._replace(memory=learn(key, shown))
+        return carried._replace(memory=selector.learn(key, shown))
 
     return Clock(init, next_round, after, ahead=ahead)
 

@@ -249,8 +249,8 @@ def live_tasks(
       choose: From a key, which is new each time, and who has finished to the idle client that
         takes its place. If that client is at work, the lane ends.
       weigh: From the settings, clients `i32[S]` and staleness `i32[S]` to weights, `f[S]`.
-      first: As in `live_rounds`.
-      learn: As in `live_rounds`; the `round` of what a tick has shown are the tasks.
+      first: As of a `Selector`.
+      learn: As of a `Selector`; the `round` of what a tick has shown are the tasks.
 
     Returns:
       The clock. Its sizes have `versions=num_tasks`.

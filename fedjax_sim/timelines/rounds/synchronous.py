@@ -424,14 +424,14 @@ def draw_work_times(key: Key, clients: Array, hyper: Settings, steps: Array | No
         rows = hyper.recorded.by_client(hyper.num_clients)
         return rows.durations(clients, previous_visits(clients)[1])
     speeds = Speeds(*(leaf[clients] for leaf in laws.draw_client_speeds(key, hyper)))
-    law, ticks, num_slots = hyper.delays.runtime_law, jnp.arange(len(clients)), clients.shape[1]
+    law, ticks, num_slots = hyper.delays.law, jnp.arange(len(clients)), clients.shape[1]
     if steps is None or hyper.delays.time_of != "step" or hyper.clock.round_time != "sum":
         standard = jax.vmap(lambda t: draw_standard_times(key, t, num_slots, hyper))(ticks)
         return work_times(standard, speeds, hyper, steps)
 
     def add(q: Array, total: Array) -> Array:
         of_step = jax.vmap(lambda t: _draw_standard_of_step(key, q, t, num_slots, hyper))(ticks)
-        return total + jnp.where(q < steps, laws.scaled_runtimes(of_step, speeds, law)[..., 0], 0)
+        return total + jnp.where(q < steps, law.times(of_step, speeds)[..., 0], 0)
 
     nothing = jnp.zeros(clients.shape, speeds.rate.dtype)
     return jax.lax.fori_loop(0, steps.max(), add, nothing)
@@ -458,7 +458,7 @@ def draw_standard_times(
         return jnp.moveaxis(drawn[..., 0], 0, 1)
     num = {"mean": 0, "one_draw": 1, "sum": hyper.times_per_update}[hyper.clock.round_time]
     tick_key = jax.random.fold_in(streams.lane_stream(key, "runtimes"), tick)
-    return laws.LAWS[hyper.delays.runtime_law].draw(tick_key, (num_slots, num), float)
+    return hyper.delays.law.draw(tick_key, (num_slots, num), float)
 
 
 def _draw_standard_of_step(
@@ -466,7 +466,7 @@ def _draw_standard_of_step(
 ) -> Array:
     """Draw the same of one local step, number q: `f[S, 1]`."""
     step_key = jax.random.fold_in(jax.random.fold_in(streams.lane_stream(key, "runtimes"), q), tick)
-    return laws.LAWS[hyper.delays.runtime_law].draw(step_key, (num_slots, 1), float)
+    return hyper.delays.law.draw(step_key, (num_slots, 1), float)
 
 
 def work_times(
@@ -487,7 +487,7 @@ def work_times(
     num_times: Leaf = steps if is_by_step else hyper.times_per_update
     if hyper.clock.round_time == "mean":
         return num_times / speeds.rate
-    times = laws.scaled_runtimes(standard, speeds, hyper.delays.runtime_law)
+    times = hyper.delays.law.times(standard, speeds)
     if hyper.clock.round_time == "one_draw":
         return times.sum(axis=-1) * num_times
     if is_by_step:

@@ -15,7 +15,7 @@ import fedjax_sim
 from fedjax_sim import ConfigError
 from fedjax_sim.core.settings import check, parse
 from fedjax_sim.timelines import (
-    RUNTIME_LAWS,
+    LAWS,
     STEP_COUNT_LAWS,
     Arrivals,
     Clients,
@@ -29,8 +29,9 @@ from fedjax_sim.timelines import (
     schedule_cohort_rounds,
     schedule_contacts,
 )
-from fedjax_sim.timelines.delays.laws import SPREAD_LAWS, read_client_table, update_time
+from fedjax_sim.timelines.delays.laws import read_client_table, update_time
 
+SPREAD_LAWS = tuple(name for name, law in LAWS.items() if law.spreads)
 CONTACTS = presets.preset(Contacts, presets.FAVANO)
 ROUNDS = presets.preset(CohortRounds, presets.FAVANO)
 ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
@@ -103,7 +104,7 @@ def test_distributions(law: str) -> None:
 
 
 def test_all_laws_are_tested() -> None:
-    assert set(TIMES) | {"runtime_constant"} == set(RUNTIME_LAWS)
+    assert set(TIMES) | {"runtime_constant"} == set(LAWS)
 
 
 def test_normal_times_are_cut_at_0() -> None:
@@ -143,7 +144,7 @@ def test_a_certain_step_takes_a_unit() -> None:
     np.testing.assert_array_equal(times("runtime_geom", rate=1.0, spread=0.0), 1)
 
 
-@pytest.mark.parametrize("law", RUNTIME_LAWS)
+@pytest.mark.parametrize("law", [*LAWS])
 def test_clients_have_their_own_speeds(law: str) -> None:
     """Each client has its rate and spread, and the draws of two clients are uncorrelated."""
     rate, spread = np.array([0.8, 0.1]), np.array([0.05, 0.3])

@@ -17,6 +17,7 @@ from fedjax_sim.timelines.live import (
     Choosing,
     Clock,
     Live,
+    Selector,
     Sizes,
     live_rounds,
     live_tasks,
@@ -30,7 +31,7 @@ def _rounds(problem: Any, hyper: Any) -> Clock:
         return Asked(now.drawn)
 
     num = hyper.num_selected
-    return live_rounds(hyper, select, draw=uniform_cohort(hyper), num_used=num)
+    return live_rounds(hyper, Selector(select, draw=uniform_cohort(hyper)), num_used=num)
 
 
 def _tasks(problem: Any, hyper: Any) -> Clock:

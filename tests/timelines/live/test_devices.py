@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedjax_sim.core.types import Array
-from fedjax_sim.timelines import RUNTIME_LAWS, Clients, ClientTable, Trace
+from fedjax_sim.timelines import LAWS, Clients, ClientTable, Trace
 from fedjax_sim.timelines.delays.devices import draw_devices
 from fedjax_sim.timelines.live import Instant
 from tests.conftest import slow_but
@@ -37,7 +37,7 @@ def live_devices(hyper: Any, seed: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("time_of", slow_but(["step"], ["step", "update"]))
-@pytest.mark.parametrize("law", RUNTIME_LAWS)
+@pytest.mark.parametrize("law", [*LAWS])
 def test_laws_of_running_times(law: str, time_of: str) -> None:
     """Two samples of other draws, by Kolmogorov and Smirnov; and a law that is not this one."""
     spread, rate = SPREADS.get(law, 0.0), 0.4

@@ -18,6 +18,7 @@ from fedjax_sim.timelines.live import (
     Clock,
     Live,
     Replacing,
+    Selector,
     Sizes,
     live_rounds,
     live_tasks,
@@ -46,7 +47,8 @@ def rounds_of(*, sizes: Sizes = Sizes(4, 9), most_steps: int | None = None, **as
         def select(key: Key, now: Choosing) -> Asked:
             return Asked(jnp.arange(hyper.num_selected))._replace(**asked)
 
-        return live_rounds(hyper, select, num_used=hyper.num_selected, most_steps=most_steps)
+        sizes = {"num_used": hyper.num_selected, "most_steps": most_steps}
+        return live_rounds(hyper, Selector(select), **sizes)
 
     return with_clock(fedavg.system, Live(lambda hyper: sizes, clock), name="own_rounds")
 
@@ -66,7 +68,7 @@ def test_clients_that_are_none(clients: Any, words: str, simulate: Callable) -> 
 
 def test_a_choice_that_is_no_choice(simulate: Callable) -> None:
     def clock(problem: Any, hyper: Any) -> Clock:
-        return live_rounds(hyper, lambda key, now: jnp.arange(4), num_used=4)  # type: ignore
+        return live_rounds(hyper, Selector(lambda key, now: jnp.arange(4)), num_used=4)  # type: ignore
 
     system = with_clock(fedavg.system, Live(lambda hyper: Sizes(4, 9), clock), name="no_choice")
     with pytest.raises(
