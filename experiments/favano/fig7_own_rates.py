@@ -6,6 +6,7 @@ at its edges, by the final accuracy on a sixth of the training images that is he
 seeds then train on all training images, and are measured on the test images.
 """
 
+from functools import partial
 from typing import Any
 
 import xarray as xr
@@ -58,8 +59,8 @@ def run(arguments: Arguments) -> Outcome:
     scores: dict[str, Any] = {}
     curves: dict[str, xr.Dataset] = {}
     for bits, low_bit in fig7.BITS.items():
-        network = models.MLP((32,), data.num_classes)
-        network = network if low_bit is None else LowBit(network, *low_bit)
+        plain = models.MLP((32,), data.num_classes)
+        network = plain if low_bit is None else LowBit(plain, *low_bit)
         trials = _problems(network, held, num_clients, tuning)
         tests = _problems(network, data, num_clients, range(sizes.seeds))
         for share in fig7.SHARES:
@@ -71,7 +72,7 @@ def run(arguments: Arguments) -> Outcome:
                 trials,
                 seeds=tuning,
                 widenings=sizes.widenings,
-                kept=lambda sweep, name=name: arguments.kept(f"{name}, {sweep}"),
+                kept=partial(_kept, arguments, name),
                 budget=budget,
                 num_evals=setup.NUM_EVALS,
             )
@@ -99,6 +100,11 @@ def run(arguments: Arguments) -> Outcome:
     verdicts = fig7.judge(inputs, (FIRST, SECOND))
     text = f"rates: {own}"
     return Outcome(setup.as_groups(curves), {"accuracy.png": figure}, verdicts, facts, text, inputs)
+
+
+def _kept(arguments: Arguments, name: str, sweep: str) -> dict[str, Any]:
+    """Options by which a sweep of a pair can be resumed."""
+    return arguments.kept(f"{name}, {sweep}")
 
 
 def _problems(network: Any, data: Dataset, num_clients: int, seeds: range) -> list[Classification]:

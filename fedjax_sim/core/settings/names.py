@@ -246,7 +246,8 @@ def idle_of(hyper: object) -> dict[str, str]:
     """
     decided = hyper.decided() if hasattr(hyper, "decided") else {}
     found = {name: f"with {what}, where it has no effect" for name, what in decided.items()}
-    for name, where, values in _conditions(type(hyper)):
+    kind: type = type(hyper)
+    for name, where, values in _conditions(kind):
         value = value_of(hyper, where)
         if callable(values):
             if not values(value):
