@@ -258,7 +258,7 @@ def edge_wire(
 
         hyper = EdgeTraining(num_clients=8, num_groups=2)
         wire = edge_wire(problem, hyper, plan)  # used as `Wire` is by systems without edges
-        assert wire.num_senders == 2
+        assert wire.senders.number == 2
 
     Args:
       can_repeat: Whether a group may fill several slots of a tick.

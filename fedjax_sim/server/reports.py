@@ -165,22 +165,24 @@ class Wire:
         Returns:
           The algorithm.
         """
-        rule, train = self.rule.kind, self.train
+        rule, own_step = self.rule.kind, step
+        if self.train is not None and rule.needs_own() is not False:
+            bound = self.problem, self.hyper, self.plan, self.train
 
-        def trusting(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-            """Step with an update of the server's own in the memo of the tick."""
-            bound = self.problem, self.hyper, self.plan, train
-            start = self.received(state)
-            update, work = own_updates.own_update(*bound, key, event, rule=rule, start=start)
-            after, info = step(key, state._replace(memo=state.memo._replace(own=update)), event)
-            counts: Any = info
-            executed, needed = counts.executed + work.executed, counts.needed + work.needed
-            kept = after._replace(memo=after.memo._replace(own=()))
-            return kept, counts._replace(executed=executed, needed=needed)
+            def own_step(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
+                """Step with an update of the server's own in the memo of the tick."""
+                start = self.received(state)
+                update, work = own_updates.own_update(*bound, key, event, rule=rule, start=start)
+                given = state._replace(memo=state.memo._replace(own=update))
+                made: tuple[Any, Any] = step(key, given, event)
+                after, info = made
+                executed, needed = info.executed + work.executed, info.needed + work.needed
+                kept = after._replace(memo=after.memo._replace(own=()))
+                return kept, info._replace(executed=executed, needed=needed)
 
         made: Algorithm[Any, Any] = Algorithm(
             init,
-            step if train is None or rule.needs_own() is False else trusting,
+            own_step,
             lambda state: state.server,
             self.metrics,
             received=self.received,

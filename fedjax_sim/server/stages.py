@@ -48,7 +48,6 @@ from fedjax_sim.server.aggregation import (
     where_slots,
 )
 from fedjax_sim.server.attacks import Adversary
-from fedjax_sim.server.attacks.adversary import malicious_slots_of
 from fedjax_sim.server.compression import Compressor, messages
 from fedjax_sim.server.privacy.kinds import Privacy
 from fedjax_sim.server.rules import Mean, Rule, base
@@ -70,7 +69,7 @@ class Senders(NamedTuple):
 
     def attackers(self, key: Key, event: Event) -> Array:
         """Find the slots in which an attacker is at work: `bool[S]`."""
-        return malicious_slots_of(self.adversary, key, event, self.number)
+        return attacks.malicious_slots(self.adversary, key, event, self.number)
 
     def finite_clients(self, event: Event, reports: Params) -> Array:
         """Return the clients of a tick with finite messages: `i32[S]`, `EMPTY` for others.
@@ -179,8 +178,8 @@ class Forgery(Stage):
     ) -> tuple[Params, Any]:
         """Return the models that attackers claim, and those of others as they are."""
         seen = key, event, starts, local, self.senders.number
-        adversary, memory = attacks.remembering(self.senders.adversary, memory, *seen)
-        return attacks.attacked(adversary, *seen), memory
+        memory = attacks.remembering(self.senders.adversary, memory, *seen)
+        return attacks.attacked(self.senders.adversary, *seen, memory=memory), memory
 
 
 @dataclasses.dataclass(frozen=True)

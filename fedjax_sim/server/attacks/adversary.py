@@ -3,7 +3,6 @@
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
-import dataclasses
 from typing import Any, Literal
 
 import jax
@@ -96,6 +95,7 @@ def attacked(
     local: Params,
     num_clients: Count,
     *,
+    memory: Any = (),
     draws: Key | None = None,
 ) -> Params:
     """Replace the progress of malicious clients by forgeries.
@@ -112,6 +112,7 @@ def attacked(
       starts: Models from which the clients started, leaves `[S, ...]`.
       local: Models that they have reached, leaves `[S, ...]`.
       num_clients: Number of clients, N.
+      memory: What attackers remember, after this tick too.
       draws: Key of the forgeries' draws; by default one of each tick.
 
     Returns:
@@ -121,7 +122,7 @@ def attacked(
     if adversary.is_idle:
         return local
     own, messages, cohort = _seen(adversary, key, event, starts, local, num_clients)
-    slots = cohort.is_malicious
+    slots, cohort = cohort.is_malicious, cohort._replace(memory=memory)
     forged = adversary.attack.forge(own if draws is None else draws, messages, cohort)
 
     def claim(end: Array, start: Array, progress: Array) -> Array:
@@ -139,8 +140,8 @@ def remembering(
     starts: Params,
     local: Params,
     num_clients: Count,
-) -> tuple[Adversary, Any]:
-    """Let attackers remember a tick, and return those who do.
+) -> Any:
+    """Let attackers remember a tick.
 
     They learn from finite messages of clients that are no attackers, whether attackers are at work
     or not. A tick without such a message teaches them nothing.
@@ -150,7 +151,7 @@ def remembering(
         adversary = Adversary(attack=Mimic(warmup=10), attackers=(3,))
         starts, local = jnp.zeros((2, 1)), jnp.array([[5.0], [1.0]])  # of clients 0 and 3
         memory = adversary.attack.first_memory(local[0])
-        adversary, memory = remembering(adversary, memory, key, event, starts, local, 8)
+        memory = remembering(adversary, memory, key, event, starts, local, 8)
         assert memory.ticks == 1 and memory.target == 0
 
     Args:
@@ -159,10 +160,10 @@ def remembering(
       num_clients: Number of clients, N.
 
     Returns:
-      The settings with that memory, for `attacked`, and the memory.
+      The memory after the tick.
     """
     if not jax.tree.leaves(memory):
-        return adversary, memory
+        return memory
     draws, messages, cohort = _seen(adversary, key, event, starts, local, num_clients)
     # They learn from those who are honest for ever, as far as their messages are finite.
     is_foe = are_malicious(adversary, key, num_clients, cohort.clients)
@@ -172,8 +173,7 @@ def remembering(
     own_key = streams.tick_key(draws, event.tick, "remember")
     new = adversary.attack.remember(own_key, messages, cohort, memory)
     is_there = honest.any()
-    memory = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), new, memory)
-    return dataclasses.replace(adversary, attack=adversary.attack.with_memory(memory)), memory
+    return jax.tree.map(lambda new, old: jnp.where(is_there, new, old), new, memory)
 
 
 def _seen(
@@ -181,47 +181,33 @@ def _seen(
 ) -> tuple[Key, Params, Cohort]:
     """Key of attackers' draws, the messages that they see, and the slots of a tick."""
     clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
-    slots = malicious_slots_of(adversary, key, event, num_clients)
+    slots = malicious_slots(adversary, key, event, num_clients)
     messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
     draws = jax.random.fold_in(streams.lane_stream(key, "attack"), event.tick)
     return draws, messages, Cohort(clients, slots, clients >= 0, weight)
 
 
-def malicious_slots_of(adversary: Adversary, key: Key, event: Event, num_clients: int) -> Array:
-    """Find the slots of an event in which an attacker is at work: `bool[S]`."""
-    clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
-    return malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
-
-
-def malicious_slots(
-    adversary: Adversary,
-    key: Key,
-    num_clients: Count,
-    tick: Any,
-    clients: Array,
-    weight: Array,
-) -> Array:
+def malicious_slots(adversary: Adversary, key: Key, event: Event, num_clients: Count) -> Array:
     """Find the slots of a tick in which an attacker is at work.
 
         adversary = Adversary(attack=SignFlip(), attackers=(3,), attack_from=10)
-        before = malicious_slots(adversary, key, 8, 9, event.clients, event.weight)
-        after = malicious_slots(adversary, key, 8, 10, event.clients, event.weight)
+        before = malicious_slots(adversary, key, event.within(tick=9), 8)
+        after = malicious_slots(adversary, key, event.within(tick=10), 8)
         assert not before.any() and after.tolist() == [False, True]  # clients 0 and 3
 
     Args:
       adversary: The settings.
       key: The lane's learning key.
+      event: The tick.
       num_clients: Number of clients, N.
-      tick: `i32[]`, number of server actions before this one.
-      clients: `i32[S]`, as in `Event`.
-      weight: `f[S]`, as in `Event`.
 
     Returns:
       `bool[S]`; False in empty slots.
     """
+    clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
     slots = (clients >= 0) & are_malicious(adversary, key, num_clients, clients)
     slots = slots & adversary.attack.is_forging()
-    since = tick - adversary.attack_from
+    since = event.tick - adversary.attack_from
     lasting = jnp.asarray(adversary.attack_ticks)
     slots = slots & (since >= 0) & ((lasting == 0) | (since < lasting))
     if adversary.attack_when == "heavy":

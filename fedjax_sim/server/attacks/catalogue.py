@@ -1,6 +1,6 @@
 """Attacks by the names of the command line, and one of several, chosen by a number."""
 
-import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,15 +46,18 @@ class OneAttack(OneOfSeveral, Attack):
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return the chosen attack's messages."""
 
-        def forging(attack: Attack) -> Params:
-            forged = attack.forge(key, messages, cohort)
+        memories = cohort.memory or [()] * len(self.options)
+
+        def forging(attack: Attack, memory: Any) -> Params:
+            forged = attack.forge(key, messages, cohort._replace(memory=memory))
             return jax.tree.map(
                 lambda leaf, like: jnp.broadcast_to(leaf, like.shape).astype(like.dtype),
                 forged,
                 messages,
             )
 
-        branches = [lambda attack=each: forging(attack) for each in self.options]
+        pairs = zip(self.options, memories, strict=True)
+        branches = [functools.partial(forging, *each) for each in pairs]
         return jax.lax.switch(jnp.asarray(self.which).astype("int32"), branches)
 
     def first_memory(self, message: Params) -> Any:
@@ -68,12 +71,6 @@ class OneAttack(OneOfSeveral, Attack):
             attack.remember(key, messages, cohort, each)
             for attack, each in zip(self.options, memory, strict=True)
         )
-
-    def with_memory(self, memory: Any) -> Attack:
-        """Return the attacks, each with its memory."""
-        pairs = zip(self.options, memory, strict=True)
-        options = tuple(attack.with_memory(each) for attack, each in pairs)
-        return dataclasses.replace(self, options=options)
 
 
 _KINDS = Honest, *simple.KINDS, *informed.KINDS, OneAttack
