@@ -54,25 +54,20 @@ from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.checking import AtLeast0, Count, unchecked
 from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.core.types import (
-    Array,
-    Event,
-    Facts,
-    Key,
-    Leaf,
-    Losses,
-    Params,
-    Plan,
-    Timeline,
-    Work,
-)
+from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Timeline
 from fedjax_sim.server.aggregation import expand
 from fedjax_sim.server.attacks import attacked
 from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.server.privacy import NoLocalPrivacy
-from fedjax_sim.server.report_settings import RELIED_ON, ClientMessages, Reports
+from fedjax_sim.server.report_settings import (
+    RELIED_ON,
+    ClientMessages,
+    Reports,
+    check_codes,
+    check_heard,
+    check_weights,
+)
 from fedjax_sim.server.reports import Memo, Wire
-from fedjax_sim.server.robustness import check_codes, check_heard, check_weights
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
 from fedjax_sim.server.stages import combination_of
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
@@ -185,7 +180,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         return self.has_one_step and is_whole and combination_of(self).is_plain
 
 
-EdgeTrain = Callable[..., tuple[Params, Memo, Work]]
+EdgeTrain = Callable[..., tuple[Params, Memo, types.Work]]
 """The iterations of groups, bound to a problem, settings and a plan.
 
 It is called as `train(key, event, memo, starts=starts, draws=draws)`. The slots of the event are
@@ -215,7 +210,7 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
 
         def train_at_once(
             key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
-        ) -> tuple[Params, Memo, Work]:
+        ) -> tuple[Params, Memo, types.Work]:
             groups, work = train_groups(key, event, starts=starts, extras=(draws,))
             return groups, memo, work
 
@@ -225,7 +220,7 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
 
     def train(
         key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
-    ) -> tuple[Params, Memo, Work]:
+    ) -> tuple[Params, Memo, types.Work]:
         # The members of every group, and the estimates of their progress if messages
         # need these.
         present = partial(present_clients, problem, hyper, key)
@@ -310,7 +305,7 @@ def _iterations(
     train_clients = gradient_steps.local_training(problem, hyper, within, proximal=proximal)
     is_even = settings.is_known(hyper.client_epochs, 0)
     most_steps = hyper.client_steps if is_even else None
-    facts = Facts(all_filled=True, most_steps=most_steps, same_steps=is_even)
+    facts = types.Facts(all_filled=True, most_steps=most_steps, same_steps=is_even)
     lost_shares = loss_shares(hyper)
 
     def training(key: Key, event: Event, offset: Array, clients: Array, weight: Array) -> Training:
@@ -483,7 +478,7 @@ class GroupMessages(types.Messages):
 
     def further(
         self, problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
-    ) -> dict[str, Leaf]:
+    ) -> dict[str, types.Leaf]:
         """Count the bits sent between clients and their local servers at each tick."""
         clients = np.asarray(delay_sizes(hyper), np.int64)
         each = np.where(timeline.clients >= 0, timeline.steps * clients[timeline.clients], 0)

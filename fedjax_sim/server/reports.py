@@ -19,20 +19,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.clients import SumRequest
-from fedjax_sim.core import batching
+from fedjax_sim.core import batching, types
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import (
-    Algorithm,
-    Array,
-    Event,
-    InfoT,
-    Key,
-    Losses,
-    Params,
-    Plan,
-    Settings,
-    StateT,
-)
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
 from fedjax_sim.server import own_updates, privacy, report_settings, stages, versions
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.attacks import Adversary
@@ -148,10 +137,10 @@ class Wire:
 
     def algorithm(
         self,
-        init: Callable[[Key], StateT],
-        step: Callable[[Key, StateT, Event], tuple[StateT, InfoT]],
+        init: Callable[[Key], types.StateT],
+        step: Callable[[Key, types.StateT, Event], tuple[types.StateT, types.InfoT]],
         **others: Any,
-    ) -> Algorithm[StateT, InfoT]:
+    ) -> Algorithm[types.StateT, types.InfoT]:
         """Make an algorithm; its state has the fields `server` and `memo`.
 
         `init` and `step` are those of `Algorithm`.

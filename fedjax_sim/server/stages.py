@@ -38,15 +38,8 @@ from fedjax_sim.core import batching, streams
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params
 from fedjax_sim.kernels import rounding
-from fedjax_sim.server import attacks, privacy
-from fedjax_sim.server.aggregation import (
-    expand,
-    keep_if_empty,
-    mean_of,
-    mean_with_server,
-    weighted_sum,
-    where_slots,
-)
+from fedjax_sim.server import aggregation, attacks, privacy
+from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.compression import Compressor, messages
 from fedjax_sim.server.privacy.kinds import Privacy
@@ -156,7 +149,7 @@ class LocalNoise(Stage):
         )
         if self.senders.adversary.is_idle:
             return claimed, memory
-        return where_slots(self.senders.attackers(key, event), local, claimed), memory
+        return aggregation.where_slots(self.senders.attackers(key, event), local, claimed), memory
 
 
 class Forgery(Stage):
@@ -238,7 +231,7 @@ class Coding(Stage):
             known = read_clients(estimates, clients)
             here = event.within(clients=clients)
             reports, sent = self.decode(key, here, known, *models, turns=turns)
-            reports = where_slots(senders != EMPTY, reports, models[0])
+            reports = aggregation.where_slots(senders != EMPTY, reports, models[0])
             finite_clients = self.senders.finite_clients(here, sent)
             senders = jnp.where(finite_clients == EMPTY, EMPTY, senders)
             return write_clients(estimates, senders, sent), reports
@@ -415,7 +408,7 @@ class Aggregation(Stage):
         if self.is_plain:
             return batching.weighted_sum(weight if scale is None else scale * weight, updates)
         if scale is not None:
-            updates = jax.tree.map(lambda leaf: leaf * expand(scale, leaf), updates)
+            updates = jax.tree.map(lambda leaf: leaf * aggregation.expand(scale, leaf), updates)
         heard, is_heard = finite(updates, event.clients != EMPTY)
         used = jnp.where(is_heard, weight, 0)
         share = used / jnp.where(used.sum() > 0, used.sum(), 1)
@@ -451,7 +444,7 @@ class Aggregation(Stage):
           Leaves `[...]`.
         """
         if self.is_plain:
-            return mean_of(event, start, models)
+            return aggregation.mean_of(event, start, models)
         progress = jax.tree.map(lambda y, x: y - x[None], models, start)
         return jax.tree.map(jnp.add, start, self.sum(key, event, progress, own=own))
 
@@ -471,7 +464,7 @@ class Aggregation(Stage):
         """
         is_present = event.clients != EMPTY
         if self.is_plain:
-            return mean_with_server(server, models, is_present)
+            return aggregation.mean_with_server(server, models, is_present)
         progress = jax.tree.map(lambda u, w: u - w[None], models, server)
         weight = is_present / (1 + is_present.sum())
         return jax.tree.map(jnp.add, server, self.sum(key, event, progress, weight=weight))
