@@ -18,10 +18,9 @@ from fedjax_sim.server.aggregation import scaled_progress as scaled_progress
 from fedjax_sim.server.aggregation import weighted_sum as weighted_sum
 from fedjax_sim.server.edges import EdgeMessages as EdgeMessages
 from fedjax_sim.server.edges import EdgeTraining as EdgeTraining
+from fedjax_sim.server.edges import EdgeWire as EdgeWire
 from fedjax_sim.server.edges import EdgeWork as EdgeWork
 from fedjax_sim.server.edges import edge_training as edge_training
-from fedjax_sim.server.edges import edge_wire as edge_wire
-from fedjax_sim.server.edges import first_memo as first_memo
 from fedjax_sim.server.edges import iteration_examples as iteration_examples
 from fedjax_sim.server.memories import Approximation as Approximation
 from fedjax_sim.server.memories import Memories as Memories

@@ -197,7 +197,7 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
         hyper = EdgeTraining(num_clients=8, num_groups=2, lr=1.0, batch_size=1)
         train = edge_training(problem, hyper, plan)
         groups = event.within(clients=jnp.arange(2), steps=jnp.ones(2, "int32"))
-        memo, draws = first_memo(problem, hyper, plan, model), jnp.zeros(2, "int32")
+        memo, draws = EdgeWire(problem, hyper, plan).first(model), jnp.zeros(2, "int32")
         models, _, _ = train(key, groups, memo, starts=jnp.zeros((2, 3)), draws=draws)
         assert jnp.allclose(models[0], problem.centers[:4].mean(axis=0))  # a step of each client
 
@@ -246,48 +246,47 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
     return train
 
 
-def edge_wire(
-    problem: Losses, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
-) -> Wire:
-    """Bind the messages between local servers and the global one; see `Wire`.
-
-        hyper = EdgeTraining(num_clients=8, num_groups=2)
-        wire = edge_wire(problem, hyper, plan)  # used as `Wire` is by systems without edges
-        assert wire.senders.number == 2
-
-    Args:
-      can_repeat: Whether a group may fill several slots of a tick.
-
-    Returns:
-      The messages.
-    """
-    return Wire(
-        problem,
-        hyper,
-        plan,
-        can_repeat=can_repeat,
-        compression=hyper.messages.edge_compression,
-        num_senders=hyper.num_groups,
-        rule=hyper.edge_aggregator,
-    )
-
-
-def first_memo(problem: Losses, hyper: EdgeTraining, plan: Plan, model: Params) -> Memo:
-    """Begin with the initial model, for messages of clients and of local servers.
+class EdgeWire(Wire):
+    """The messages between local servers and the global one, used as `Wire` is without edges.
 
         few = EdgeMessages(compression=parse_compressor("top_k:kept=1"), error_feedback=True)
         hyper = EdgeTraining(num_clients=8, num_groups=2, messages=few)
-        memo = first_memo(problem, hyper, plan, model)
-        assert memo.members.shape == (8, 3)  # an estimate for each client
+        wire = EdgeWire(problem, hyper, plan)
+        assert wire.senders.number == 2
+        assert wire.first(model).members.shape == (8, 3)  # an estimate for each client
 
-    Args:
-      model: The initial model, leaves `[...]`.
-
-    Returns:
-      What all sides remember.
+    Attributes:
+      members: The messages between clients and their local servers.
     """
-    members = Wire(problem, hyper, plan).first(model).estimates
-    return edge_wire(problem, hyper, plan).first(model)._replace(members=members)
+
+    def __init__(
+        self, problem: Losses, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
+    ):
+        """Bind.
+
+        Args:
+          can_repeat: Whether a group may fill several slots of a tick.
+        """
+        compression, number = hyper.messages.edge_compression, hyper.num_groups
+        self.members = Wire(problem, hyper, plan)
+        super().__init__(
+            *(problem, hyper, plan),
+            can_repeat=can_repeat,
+            compression=compression,
+            num_senders=number,
+            rule=hyper.edge_aggregator,
+        )
+
+    def first(self, sent: Params, *, report: Params | None = None) -> Memo:
+        """Begin with the initial model, for messages of clients and of local servers.
+
+        The arguments are those of `Wire.first`.
+
+        Returns:
+          What all sides remember.
+        """
+        memo = super().first(sent, report=report)
+        return memo._replace(members=self.members.code.first(sent))
 
 
 def _iterations(

@@ -79,7 +79,7 @@ class Senders(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stage on the way of messages. By default clients send what they have, and nobody remembers.
+    """A stage on the way of messages. By default it passes them on, and remembers nothing.
 
     Attributes:
       name: Name of its setting.
@@ -284,7 +284,7 @@ class Coding(Stage):
 
 @dataclasses.dataclass(frozen=True)
 class PrivateSum(Stage):
-    """The server clips what it decodes, sums it with fixed weights, and adds noise once to the sum.
+    """The server clips decoded progress, sums it with fixed weights, and adds noise to the sum.
 
     The noise is accounted for by `fedjax_sim.server.privacy`.
 

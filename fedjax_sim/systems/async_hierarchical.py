@@ -80,12 +80,10 @@ def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind asynchronous hierarchical learning to a problem."""
     train = edges.edge_training(problem, hyper, plan)
-    wire = edges.edge_wire(problem, hyper, plan, can_repeat=True)
+    wire = edges.EdgeWire(problem, hyper, plan, can_repeat=True)
 
     def init(key: Key) -> Versioned:
-        server = problem.init(key)
-        memo = edges.first_memo(problem, hyper, plan, server)
-        return wire.first_version(server)._replace(memo=memo)
+        return wire.first_version(problem.init(key))
 
     def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)  # x^v

@@ -115,12 +115,11 @@ class State(NamedTuple):
 def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
     """Bind hierarchical learning to a problem."""
     train = edges.edge_training(problem, hyper, plan)
-    wire = edges.edge_wire(problem, hyper, plan)
+    wire = edges.EdgeWire(problem, hyper, plan)
 
     def init(key: types.Key) -> State:
         server = problem.init(key)
-        memo = edges.first_memo(problem, hyper, plan, server)
-        return State(server, batching.replicate(server, hyper.num_groups), memo)
+        return State(server, batching.replicate(server, hyper.num_groups), wire.first(server))
 
     def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
         num_slots = event.clients.shape[0]
