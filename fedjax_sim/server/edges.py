@@ -55,18 +55,12 @@ from fedjax_sim.core.checking import AtLeast0, Count, unchecked
 from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Timeline
+from fedjax_sim.server import report_settings
 from fedjax_sim.server.aggregation import expand
 from fedjax_sim.server.attacks import attacked
 from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.server.privacy import NoLocalPrivacy
-from fedjax_sim.server.report_settings import (
-    RELIED_ON,
-    ClientMessages,
-    Reports,
-    check_codes,
-    check_heard,
-    check_weights,
-)
+from fedjax_sim.server.report_settings import RELIED_ON, ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
 from fedjax_sim.server.stages import combination_of
@@ -150,7 +144,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
           ConfigError: If clients cannot know where they are in their examples.
         """
         super().check_together()
-        check_codes(self, "edge_aggregator", "messages.edge_compression")
+        report_settings.check_codes(self, "edge_aggregator", "messages.edge_compression")
         if not isinstance(self.messages.local_privacy, NoLocalPrivacy):
             allowed = "none here, because the schedule does not say who is behind an iteration"
             raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
@@ -451,7 +445,7 @@ def iteration_examples(hyper: EdgeTraining) -> int:
 
 
 class GroupMessages(types.Messages):
-    """The messages of groups. A system adds those to the global server by `per_tick`.
+    """The messages of groups, with their reports to the global server, and its answers.
 
     In every iteration a model goes down to each client that takes part and one comes back, which is
     also counted if it is lost.
@@ -471,9 +465,14 @@ class GroupMessages(types.Messages):
         bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, params)
         return bits_up, types.full_precision_bits(params)
 
-    def report_bits(self, model: Params, hyper: EdgeTraining) -> int:
-        """Count the bits of a local server's report to the global one."""
-        return hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
+    def per_tick(
+        self, problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
+    ) -> tuple[types.Leaf, types.Leaf]:
+        """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
+        model, compressor = trees.shapes_of_model(problem), hyper.messages.edge_compression
+        reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
+        up = hyper.edge_aggregator.chosen.message_bits(compressor, model)
+        return reports * up, report_settings.count_downlink(hyper, timeline, model)
 
     def further(
         self, problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
@@ -492,11 +491,13 @@ class GroupMessages(types.Messages):
     def check(self, hyper: EdgeTraining, timeline: Timeline) -> None:
         """Check the rules of local servers and of the global one."""
         heard = (timeline.clients != types.EMPTY).sum(axis=1)
-        check_heard("edge_aggregator", hyper.edge_aggregator, heard)
-        check_weights(hyper, "edge_aggregator", timeline)
+        report_settings.check_heard("edge_aggregator", hyper.edge_aggregator, heard)
+        report_settings.check_weights(hyper, "edge_aggregator", timeline)
         rule, active = hyper.aggregator.chosen, hyper.grouping.active_per_group
         sizes = np.asarray(list_members(hyper).size)
-        check_heard("aggregator", rule, np.minimum(sizes, active) if active else sizes)
+        report_settings.check_heard(
+            "aggregator", rule, np.minimum(sizes, active) if active else sizes
+        )
         if rule.weighs:
             return
         if hyper.work.weighting != "equal":

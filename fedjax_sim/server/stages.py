@@ -36,7 +36,7 @@ from fedjax_sim.clients import read_clients, write_clients
 from fedjax_sim.clients.clipping import clip_updates, finite
 from fedjax_sim.core import batching, streams
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params
+from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings
 from fedjax_sim.kernels import rounding
 from fedjax_sim.server import aggregation, attacks, privacy
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
@@ -98,13 +98,13 @@ class Stage:
         """Whether it does anything. A stage that is off costs nothing and changes no bit."""
         return self.kind.name != self.idle
 
-    def first(self, sent: Params) -> Any:
+    def first(self, sent: Params) -> Params:
         """Return the first memory. sent: A message, leaves `[...]`."""
         return ()
 
     def client(
-        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
+    ) -> tuple[Params, Params]:
         """Do the clients' part.
 
         Args:
@@ -125,8 +125,8 @@ class LocalNoise(Stage):
     name = "local_privacy"
 
     def client(
-        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
+    ) -> tuple[Params, Params]:
         """Return noisy models of honest clients, and those that attackers did reach."""
         if not self.is_on:
             return local, memory
@@ -162,13 +162,13 @@ class Forgery(Stage):
         """Whether anybody may attack."""
         return not self.senders.adversary.is_idle
 
-    def first(self, sent: Params) -> Any:
+    def first(self, sent: Params) -> Params:
         """Return the attackers' first memory."""
         return self.kind.first_memory(sent) if self.is_on else ()
 
     def client(
-        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
+    ) -> tuple[Params, Params]:
         """Return the models that attackers claim, and those of others as they are."""
         seen = key, event, starts, local, self.senders.number
         memory = attacks.remembering(self.senders.adversary, memory, *seen)
@@ -207,14 +207,14 @@ class Coding(Stage):
         """Whether both sides keep estimates."""
         return self.has_feedback and self.is_on
 
-    def first(self, sent: Params) -> Any:
+    def first(self, sent: Params) -> Params:
         """Return estimates of 0; () without error feedback."""
         zeros = jax.tree.map(jnp.zeros_like, sent)
         return batching.replicate(zeros, self.senders.number) if self.has_estimates else ()
 
     def client(
-        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
+    ) -> tuple[Params, Params]:
         """Return the models that the server decodes, and the estimates."""
         if not self.has_estimates:
             turns = event.offset if self.senders.can_repeat else None
@@ -294,13 +294,15 @@ class PrivateSum(Stage):
 
     name = "privacy"
     kind: Privacy
-    hyper: Any = None
+    hyper: Settings = None
 
-    def first(self, sent: Params) -> Any:
+    def first(self, sent: Params) -> Params:
         """Return the first bound if it adapts, or the noises of ticks that there were not."""
         return self.kind.first_memory(sent)
 
-    def server(self, key: Key, event: Event, memory: Any, updates: Params) -> tuple[Params, Any]:
+    def server(
+        self, key: Key, event: Event, memory: Params, updates: Params
+    ) -> tuple[Params, Params]:
         """Sum clipped updates with the tick's weights, and add noise.
 
         Args:
@@ -344,7 +346,7 @@ class Downlink(Stage):
     name = "messages.downlink"
     idle = "identity"
 
-    def first(self, sent: Params) -> Any:
+    def first(self, sent: Params) -> Params:
         """Return the initial model, which clients know."""
         return sent if self.is_on else ()
 
@@ -471,7 +473,7 @@ class Aggregation(Stage):
 
 
 def combination_of(
-    hyper: Any,
+    hyper: Settings,
     senders: Senders | None = None,
     *,
     rule: Rule | None = None,

@@ -25,14 +25,13 @@ The paper names asynchronous groups as future work; these rules are ours.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim import timelines
-from fedjax_sim.core import trees, types
+from fedjax_sim.core import types
 from fedjax_sim.core.checking import Above0
 from fedjax_sim.core.settings import ConfigError, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Timeline, Work
-from fedjax_sim.server import edges, report_settings
+from fedjax_sim.server import edges
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.server.versions import Versioned, stale_models
@@ -98,19 +97,6 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return wire.algorithm(init, step)
 
 
-class Messages(edges.GroupMessages):
-    """The messages of groups, with the reports to the global server, and its answers."""
-
-    def per_tick(
-        self, problem: Problem, hyper: Hyper, timeline: Timeline
-    ) -> tuple[types.Leaf, types.Leaf]:
-        """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
-        model = trees.shapes_of_model(problem)
-        reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
-        down = report_settings.count_downlink(hyper, timeline, model)
-        return reports * self.report_bits(model, hyper), down
-
-
 paper = presets.preset(Hyper, presets.GROUPS)
 system = types.System(
     "async_hierarchical",
@@ -119,7 +105,7 @@ system = types.System(
     algorithm,
     "groups with local servers that report one by one; the global server mixes what has arrived",
     can_repeat=True,
-    messages=Messages(),
+    messages=edges.GroupMessages(),
     hints=types.Hints(timelines.group_arrivals_within, edges.iteration_examples),
     fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,
