@@ -106,8 +106,8 @@ class Wire:
             if its step makes another sum of what it receives.
 
         Raises:
-          ConfigError: If a stage is switched on that the system is without, or the rule needs an
-            update of the server's own that it does not get.
+          ConfigError: If a stage is switched on that the system is without, or there is none of
+            that name, or the rule needs an update of the server's own that it does not get.
         """
         self.problem, self.hyper, self.plan, self.train = problem, hyper, plan, train
         settings, number = hyper.messages, num_senders or problem.counts.shape[0]
@@ -124,10 +124,13 @@ class Wire:
         self.sum, self.mean = self.rule.sum, self.rule.mean
         self.mean_with_server = self.rule.mean_with_server
         clients = self.noise, self.attack, self.code
-        for stage in (*clients, self.privacy, self.rule, self.downlink):
-            if stage.is_on and stage.name in without:
-                allowed = f"{stage.idle}: this system's step does not ask its wire for that"
-                raise ConfigError(stage.name, stage.kind.name, allowed)
+        chain = {each.name: each for each in (*clients, self.privacy, self.rule, self.downlink)}
+        for name in without:
+            if name not in chain:
+                raise ConfigError("without", name, "one of " + ", ".join(chain))
+            if chain[name].is_on:
+                allowed = f"{chain[name].idle}: this system's step does not ask its wire for that"
+                raise ConfigError(name, chain[name].kind.name, allowed)
         self.is_summed = self.rule.is_plain and not (
             self.noise.is_on or self.code.is_on or self.privacy.is_on
         )
