@@ -54,25 +54,14 @@ from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.checking import Count, unchecked
 from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.core.types import (
-    Array,
-    Event,
-    Facts,
-    Key,
-    Leaf,
-    Losses,
-    Params,
-    Plan,
-    Timeline,
-    Work,
-)
+from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Timeline
+from fedjax_sim.server import report_settings
 from fedjax_sim.server.aggregation import expand
 from fedjax_sim.server.attacks import attacked
 from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.server.privacy import NoLocalPrivacy
 from fedjax_sim.server.report_settings import RELIED_ON, ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
-from fedjax_sim.server.robustness import check_codes, check_heard, check_weights
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
 from fedjax_sim.server.stages import combination_of
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
@@ -149,7 +138,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
           ConfigError: If clients cannot know where they are in their examples.
         """
         super().check_together()
-        check_codes(self, "edge_aggregator", "messages.edge_compression")
+        report_settings.check_codes(self, "edge_aggregator", "messages.edge_compression")
         if not isinstance(self.messages.local_privacy, NoLocalPrivacy):
             allowed = "none here, because the schedule does not say who is behind an iteration"
             raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
@@ -179,7 +168,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         return self.has_one_step and is_whole and combination_of(self).is_plain
 
 
-EdgeTrain = Callable[..., tuple[Params, Memo, Work]]
+EdgeTrain = Callable[..., tuple[Params, Memo, types.Work]]
 """The iterations of groups, bound to a problem, settings and a plan.
 
 It is called as `train(key, event, memo, starts=starts, draws=draws)`. The slots of the event are
@@ -196,7 +185,7 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
         hyper = EdgeTraining(num_clients=8, num_groups=2, lr=1.0, batch_size=1)
         train = edge_training(problem, hyper, plan)
         groups = event.within(clients=jnp.arange(2), steps=jnp.ones(2, "int32"))
-        memo, draws = first_memo(problem, hyper, plan, model), jnp.zeros(2, "int32")
+        memo, draws = EdgeWire(problem, hyper, plan).first(model), jnp.zeros(2, "int32")
         models, _, _ = train(key, groups, memo, starts=jnp.zeros((2, 3)), draws=draws)
         assert jnp.allclose(models[0], problem.centers[:4].mean(axis=0))  # a step of each client
 
@@ -210,7 +199,7 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
 
         def train_at_once(
             key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
-        ) -> tuple[Params, Memo, Work]:
+        ) -> tuple[Params, Memo, types.Work]:
             groups, work = train_groups(key, event, starts=starts, extras=(draws,))
             return groups, memo, work
 
@@ -220,7 +209,7 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
 
     def train(
         key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
-    ) -> tuple[Params, Memo, Work]:
+    ) -> tuple[Params, Memo, types.Work]:
         # The members of every group, and the estimates of their progress if messages
         # need these.
         present = partial(present_clients, problem, hyper, key)
@@ -249,48 +238,47 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
     return train
 
 
-def edge_wire(
-    problem: Losses, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
-) -> Wire:
-    """Bind the messages between local servers and the global one; see `Wire`.
-
-        hyper = EdgeTraining(num_clients=8, num_groups=2)
-        wire = edge_wire(problem, hyper, plan)  # used as `Wire` is by systems without edges
-        assert wire.num_senders == 2
-
-    Args:
-      can_repeat: Whether a group may fill several slots of a tick.
-
-    Returns:
-      The messages.
-    """
-    return Wire(
-        problem,
-        hyper,
-        plan,
-        can_repeat=can_repeat,
-        compression=hyper.messages.edge_compression,
-        num_senders=hyper.num_groups,
-        rule=hyper.edge_aggregator,
-    )
-
-
-def first_memo(problem: Losses, hyper: EdgeTraining, plan: Plan, model: Params) -> Memo:
-    """Begin with the initial model, for messages of clients and of local servers.
+class EdgeWire(Wire):
+    """The messages between local servers and the global one, used as `Wire` is without edges.
 
         few = EdgeMessages(compression=parse_compressor("top_k:kept=1"), error_feedback=True)
         hyper = EdgeTraining(num_clients=8, num_groups=2, messages=few)
-        memo = first_memo(problem, hyper, plan, model)
-        assert memo.members.shape == (8, 3)  # an estimate for each client
+        wire = EdgeWire(problem, hyper, plan)
+        assert wire.senders.number == 2
+        assert wire.first(model).members.shape == (8, 3)  # an estimate for each client
 
-    Args:
-      model: The initial model, leaves `[...]`.
-
-    Returns:
-      What all sides remember.
+    Attributes:
+      members: The messages between clients and their local servers.
     """
-    members = Wire(problem, hyper, plan).first(model).estimates
-    return edge_wire(problem, hyper, plan).first(model)._replace(members=members)
+
+    def __init__(
+        self, problem: Losses, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
+    ):
+        """Bind.
+
+        Args:
+          can_repeat: Whether a group may fill several slots of a tick.
+        """
+        compression, number = hyper.messages.edge_compression, hyper.num_groups
+        self.members = Wire(problem, hyper, plan)
+        super().__init__(
+            *(problem, hyper, plan),
+            can_repeat=can_repeat,
+            compression=compression,
+            num_senders=number,
+            rule=hyper.edge_aggregator,
+        )
+
+    def first(self, sent: Params, *, report: Params | None = None) -> Memo:
+        """Begin with the initial model, for messages of clients and of local servers.
+
+        The arguments are those of `Wire.first`.
+
+        Returns:
+          What all sides remember.
+        """
+        memo = super().first(sent, report=report)
+        return memo._replace(members=self.members.code.first(sent))
 
 
 def _iterations(
@@ -306,7 +294,7 @@ def _iterations(
     within = Plan(slots_at_once=at_once, narrow=plan.narrow)
     is_even = settings.is_known(hyper.client_epochs, 0)
     most_steps = hyper.client_steps if is_even else None
-    facts = Facts(all_filled=True, most_steps=most_steps, same_steps=is_even)
+    facts = types.Facts(all_filled=True, most_steps=most_steps, same_steps=is_even)
     lost_shares = loss_shares(hyper)
 
     def training(
@@ -462,7 +450,7 @@ def iteration_examples(hyper: EdgeTraining) -> int:
 
 
 class GroupMessages(types.Messages):
-    """The messages of groups. A system adds those to the global server by `per_tick`.
+    """The messages of groups, with their reports to the global server, and its answers.
 
     In every iteration a model goes down to each client that takes part and one comes back, which is
     also counted if it is lost.
@@ -482,13 +470,18 @@ class GroupMessages(types.Messages):
         bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, params)
         return bits_up, types.full_precision_bits(params)
 
-    def report_bits(self, model: Params, hyper: EdgeTraining) -> int:
-        """Count the bits of a local server's report to the global one."""
-        return hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
+    def per_tick(
+        self, problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
+    ) -> tuple[types.Leaf, types.Leaf]:
+        """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
+        model, compressor = trees.shapes_of_model(problem), hyper.messages.edge_compression
+        reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
+        up = hyper.edge_aggregator.chosen.message_bits(compressor, model)
+        return reports * up, report_settings.count_downlink(hyper, timeline, model)
 
     def further(
         self, problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
-    ) -> dict[str, Leaf]:
+    ) -> dict[str, types.Leaf]:
         """Count the bits sent between clients and their local servers at each tick."""
         clients = np.asarray(delay_sizes(hyper), np.int64)
         each = np.where(timeline.clients >= 0, timeline.steps * clients[timeline.clients], 0)
@@ -503,11 +496,13 @@ class GroupMessages(types.Messages):
     def check(self, hyper: EdgeTraining, timeline: Timeline) -> None:
         """Check the rules of local servers and of the global one."""
         heard = (timeline.clients != types.EMPTY).sum(axis=1)
-        check_heard("edge_aggregator", hyper.edge_aggregator, heard)
-        check_weights(hyper, "edge_aggregator", timeline)
+        report_settings.check_heard("edge_aggregator", hyper.edge_aggregator, heard)
+        report_settings.check_weights(hyper, "edge_aggregator", timeline)
         rule, active = hyper.aggregator.chosen, hyper.grouping.active_per_group
         sizes = np.asarray(list_members(hyper).size)
-        check_heard("aggregator", rule, np.minimum(sizes, active) if active else sizes)
+        report_settings.check_heard(
+            "aggregator", rule, np.minimum(sizes, active) if active else sizes
+        )
         if rule.weighs:
             return
         if hyper.work.weighting != "equal":

@@ -20,17 +20,7 @@ from fedjax_sim.core import streams, trees, types
 from fedjax_sim.core.checking import Above0, AtLeast0, OneOf
 from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import setting, struct
-from fedjax_sim.core.types import (
-    Array,
-    Event,
-    Key,
-    LatentProblem,
-    Leaf,
-    Messages,
-    Settings,
-    Timeline,
-    full_precision_bits,
-)
+from fedjax_sim.core.types import Array, Event, Key, Leaf, Messages, Timeline
 from fedjax_sim.server import aggregation
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.compression.messages import Compression
@@ -104,7 +94,7 @@ def first_memory(hyper: Memories, fields: Array) -> Memory:
 
 
 def exchange(
-    hyper: Settings, key: Key, event: Event, memory: Memory, target: Array, active: Array
+    hyper: types.Settings, key: Key, event: Event, memory: Memory, target: Array, active: Array
 ) -> tuple[Array, Memory]:
     """Send Q(target - V_i) from the active slots, make H of the messages and update the memories.
 
@@ -160,7 +150,9 @@ class MemoryMessages(Messages):
         ("memories.field_rule", "fedem"),
     )
 
-    def per_tick(self, problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf]:
+    def per_tick(
+        self, problem: types.LatentProblem, hyper: Any, timeline: Timeline
+    ) -> tuple[Leaf, Leaf]:
         """Count the bits sent up and down at each tick: `i64[T]` each.
 
         Clients that take part send a compressed message; S and theta go to all, uncompressed.
@@ -219,7 +211,7 @@ class Approximation:
         return state.random if self.output == "random" else state.server
 
 
-def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
+def broadcast_bits(problem: types.LatentProblem, timeline: Timeline) -> Leaf:
     """Count the bits sent down at each tick: `i64[T]`.
 
     Every client of the tick receives S and theta without compression. If the problem has a method
@@ -238,7 +230,7 @@ def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
         known = trees.has(problem, "unknown")
         return statistics, problem.unknown(params) if known else params  # type: ignore[attr-defined]
 
-    bits = full_precision_bits(jax.eval_shape(sent, jax.random.key(0)))
+    bits = types.full_precision_bits(jax.eval_shape(sent, jax.random.key(0)))
     return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * bits
 
 

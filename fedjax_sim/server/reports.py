@@ -20,20 +20,9 @@ import optax
 
 from fedjax_sim.clients import SumRequest
 from fedjax_sim.clients.mini_batches import untrained_leaves
-from fedjax_sim.core import batching
+from fedjax_sim.core import batching, types
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import (
-    Algorithm,
-    Array,
-    Event,
-    InfoT,
-    Key,
-    Losses,
-    Params,
-    Plan,
-    Settings,
-    StateT,
-)
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
 from fedjax_sim.server import own_updates, privacy, report_settings, stages, versions
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.attacks import Adversary
@@ -118,8 +107,8 @@ class Wire:
             if its step makes another sum of what it receives.
 
         Raises:
-          ConfigError: If a stage is switched on that the system is without, or the rule needs an
-            update of the server's own that it does not get.
+          ConfigError: If a stage is switched on that the system is without, or there is none of
+            that name, or the rule needs an update of the server's own that it does not get.
         """
         self.problem, self.hyper, self.plan, self.train = problem, hyper, plan, train
         settings, number = hyper.messages, num_senders or problem.counts.shape[0]
@@ -136,10 +125,13 @@ class Wire:
         self.sum, self.mean = self.rule.sum, self.rule.mean
         self.mean_with_server = self.rule.mean_with_server
         clients = self.noise, self.attack, self.code
-        for stage in (*clients, self.privacy, self.rule, self.downlink):
-            if stage.is_on and stage.name in without:
-                allowed = f"{stage.idle}: this system's step does not ask its wire for that"
-                raise ConfigError(stage.name, stage.kind.name, allowed)
+        chain = {each.name: each for each in (*clients, self.privacy, self.rule, self.downlink)}
+        for name in without:
+            if name not in chain:
+                raise ConfigError("without", name, "one of " + ", ".join(chain))
+            if chain[name].is_on:
+                allowed = f"{chain[name].idle}: this system's step does not ask its wire for that"
+                raise ConfigError(name, chain[name].kind.name, allowed)
         self.is_summed = self.rule.is_plain and not (
             self.noise.is_on or self.code.is_on or self.privacy.is_on
         )
@@ -149,10 +141,10 @@ class Wire:
 
     def algorithm(
         self,
-        init: Callable[[Key], StateT],
-        step: Callable[[Key, StateT, Event], tuple[StateT, InfoT]],
+        init: Callable[[Key], types.StateT],
+        step: Callable[[Key, types.StateT, Event], tuple[types.StateT, types.InfoT]],
         **others: Any,
-    ) -> Algorithm[StateT, InfoT]:
+    ) -> Algorithm[types.StateT, types.InfoT]:
         """Make an algorithm; its state has the fields `server` and `memo`.
 
         `init` and `step` are those of `Algorithm`.
@@ -166,22 +158,24 @@ class Wire:
         Returns:
           The algorithm.
         """
-        rule, train = self.rule.kind, self.train
+        rule, own_step = self.rule.kind, step
+        if self.train is not None and rule.needs_own() is not False:
+            bound = self.problem, self.hyper, self.plan, self.train
 
-        def trusting(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-            """Step with an update of the server's own in the memo of the tick."""
-            bound = self.problem, self.hyper, self.plan, train
-            start = self.received(state)
-            update, work = own_updates.own_update(*bound, key, event, rule=rule, start=start)
-            after, info = step(key, state._replace(memo=state.memo._replace(own=update)), event)
-            counts: Any = info
-            executed, needed = counts.executed + work.executed, counts.needed + work.needed
-            kept = after._replace(memo=after.memo._replace(own=()))
-            return kept, counts._replace(executed=executed, needed=needed)
+            def own_step(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
+                """Step with an update of the server's own in the memo of the tick."""
+                start = self.received(state)
+                update, work = own_updates.own_update(*bound, key, event, rule=rule, start=start)
+                given = state._replace(memo=state.memo._replace(own=update))
+                made: tuple[Any, Any] = step(key, given, event)
+                after, info = made
+                executed, needed = info.executed + work.executed, info.needed + work.needed
+                kept = after._replace(memo=after.memo._replace(own=()))
+                return kept, info._replace(executed=executed, needed=needed)
 
         made: Algorithm[Any, Any] = Algorithm(
             init,
-            step if train is None or rule.needs_own() is False else trusting,
+            own_step,
             lambda state: state.server,
             self.metrics,
             received=self.received,

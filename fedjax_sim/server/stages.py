@@ -36,19 +36,11 @@ from fedjax_sim.clients import read_clients, write_clients
 from fedjax_sim.clients.clipping import clip_updates, finite
 from fedjax_sim.core import batching, streams
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params
+from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings
 from fedjax_sim.kernels import rounding
-from fedjax_sim.server import attacks, privacy
-from fedjax_sim.server.aggregation import (
-    expand,
-    keep_if_empty,
-    mean_of,
-    mean_with_server,
-    weighted_sum,
-    where_slots,
-)
+from fedjax_sim.server import aggregation, attacks, privacy
+from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.attacks import Adversary
-from fedjax_sim.server.attacks.adversary import malicious_slots_of
 from fedjax_sim.server.compression import Compressor, messages
 from fedjax_sim.server.privacy.kinds import Privacy
 from fedjax_sim.server.rules import Mean, Rule, base
@@ -70,7 +62,7 @@ class Senders(NamedTuple):
 
     def attackers(self, key: Key, event: Event) -> Array:
         """Find the slots in which an attacker is at work: `bool[S]`."""
-        return malicious_slots_of(self.adversary, key, event, self.number)
+        return attacks.malicious_slots(self.adversary, key, event, self.number)
 
     def finite_clients(self, event: Event, reports: Params) -> Array:
         """Return the clients of a tick with finite messages: `i32[S]`, `EMPTY` for others.
@@ -87,7 +79,7 @@ class Senders(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stage on the way of messages. By default clients send what they have, and nobody remembers.
+    """A stage on the way of messages. By default it passes them on, and remembers nothing.
 
     Attributes:
       name: Name of its setting.
@@ -106,13 +98,13 @@ class Stage:
         """Whether it does anything. A stage that is off costs nothing and changes no bit."""
         return self.kind.name != self.idle
 
-    def first(self, sent: Params) -> Any:
+    def first(self, sent: Params) -> Params:
         """Return the first memory. sent: A message, leaves `[...]`."""
         return ()
 
     def client(
-        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
+    ) -> tuple[Params, Params]:
         """Do the clients' part.
 
         Args:
@@ -133,8 +125,8 @@ class LocalNoise(Stage):
     name = "local_privacy"
 
     def client(
-        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
+    ) -> tuple[Params, Params]:
         """Return noisy models of honest clients, and those that attackers did reach."""
         if not self.is_on:
             return local, memory
@@ -157,7 +149,7 @@ class LocalNoise(Stage):
         )
         if self.senders.adversary.is_idle:
             return claimed, memory
-        return where_slots(self.senders.attackers(key, event), local, claimed), memory
+        return aggregation.where_slots(self.senders.attackers(key, event), local, claimed), memory
 
 
 class Forgery(Stage):
@@ -170,17 +162,17 @@ class Forgery(Stage):
         """Whether anybody may attack."""
         return not self.senders.adversary.is_idle
 
-    def first(self, sent: Params) -> Any:
+    def first(self, sent: Params) -> Params:
         """Return the attackers' first memory."""
         return self.kind.first_memory(sent) if self.is_on else ()
 
     def client(
-        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
+    ) -> tuple[Params, Params]:
         """Return the models that attackers claim, and those of others as they are."""
         seen = key, event, starts, local, self.senders.number
-        adversary, memory = attacks.remembering(self.senders.adversary, memory, *seen)
-        return attacks.attacked(adversary, *seen), memory
+        memory = attacks.remembering(self.senders.adversary, memory, *seen)
+        return attacks.attacked(self.senders.adversary, *seen, memory=memory), memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,14 +207,14 @@ class Coding(Stage):
         """Whether both sides keep estimates."""
         return self.has_feedback and self.is_on
 
-    def first(self, sent: Params) -> Any:
+    def first(self, sent: Params) -> Params:
         """Return estimates of 0; () without error feedback."""
         zeros = jax.tree.map(jnp.zeros_like, sent)
         return batching.replicate(zeros, self.senders.number) if self.has_estimates else ()
 
     def client(
-        self, key: Key, event: Event, memory: Any, starts: Params, local: Params
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
+    ) -> tuple[Params, Params]:
         """Return the models that the server decodes, and the estimates."""
         if not self.has_estimates:
             turns = event.offset if self.senders.can_repeat else None
@@ -239,7 +231,7 @@ class Coding(Stage):
             known = read_clients(estimates, clients)
             here = event.within(clients=clients)
             reports, sent = self.decode(key, here, known, *models, turns=turns)
-            reports = where_slots(senders != EMPTY, reports, models[0])
+            reports = aggregation.where_slots(senders != EMPTY, reports, models[0])
             finite_clients = self.senders.finite_clients(here, sent)
             senders = jnp.where(finite_clients == EMPTY, EMPTY, senders)
             return write_clients(estimates, senders, sent), reports
@@ -292,7 +284,7 @@ class Coding(Stage):
 
 @dataclasses.dataclass(frozen=True)
 class PrivateSum(Stage):
-    """The server clips what it decodes, sums it with fixed weights, and adds noise once to the sum.
+    """The server clips decoded progress, sums it with fixed weights, and adds noise to the sum.
 
     The noise is accounted for by `fedjax_sim.server.privacy`.
 
@@ -302,13 +294,15 @@ class PrivateSum(Stage):
 
     name = "privacy"
     kind: Privacy
-    hyper: Any = None
+    hyper: Settings = None
 
-    def first(self, sent: Params) -> Any:
+    def first(self, sent: Params) -> Params:
         """Return the first bound if it adapts, or the noises of ticks that there were not."""
         return self.kind.first_memory(sent)
 
-    def server(self, key: Key, event: Event, memory: Any, updates: Params) -> tuple[Params, Any]:
+    def server(
+        self, key: Key, event: Event, memory: Params, updates: Params
+    ) -> tuple[Params, Params]:
         """Sum clipped updates with the tick's weights, and add noise.
 
         Args:
@@ -352,7 +346,7 @@ class Downlink(Stage):
     name = "messages.downlink"
     idle = "identity"
 
-    def first(self, sent: Params) -> Any:
+    def first(self, sent: Params) -> Params:
         """Return the initial model, which clients know."""
         return sent if self.is_on else ()
 
@@ -416,7 +410,7 @@ class Aggregation(Stage):
         if self.is_plain:
             return batching.weighted_sum(weight if scale is None else scale * weight, updates)
         if scale is not None:
-            updates = jax.tree.map(lambda leaf: leaf * expand(scale, leaf), updates)
+            updates = jax.tree.map(lambda leaf: leaf * aggregation.expand(scale, leaf), updates)
         heard, is_heard = finite(updates, event.clients != EMPTY)
         used = jnp.where(is_heard, weight, 0)
         share = used / jnp.where(used.sum() > 0, used.sum(), 1)
@@ -452,7 +446,7 @@ class Aggregation(Stage):
           Leaves `[...]`.
         """
         if self.is_plain:
-            return mean_of(event, start, models)
+            return aggregation.mean_of(event, start, models)
         progress = jax.tree.map(lambda y, x: y - x[None], models, start)
         return jax.tree.map(jnp.add, start, self.sum(key, event, progress, own=own))
 
@@ -472,14 +466,14 @@ class Aggregation(Stage):
         """
         is_present = event.clients != EMPTY
         if self.is_plain:
-            return mean_with_server(server, models, is_present)
+            return aggregation.mean_with_server(server, models, is_present)
         progress = jax.tree.map(lambda u, w: u - w[None], models, server)
         weight = is_present / (1 + is_present.sum())
         return jax.tree.map(jnp.add, server, self.sum(key, event, progress, weight=weight))
 
 
 def combination_of(
-    hyper: Any,
+    hyper: Settings,
     senders: Senders | None = None,
     *,
     rule: Rule | None = None,

@@ -17,16 +17,8 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.checking import (
-    Above0,
-    AtLeast0,
-    Count,
-    Limit,
-    OneOf,
-    Probability,
-    checked,
-    shape,
-)
+from fedjax_sim.core import checking
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability
 from fedjax_sim.core.settings import Checked, group, setting, struct
 from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines import Arrivals, schedule_arrivals
@@ -111,10 +103,10 @@ class StalenessWeights(Checked):
     )
 
 
-@checked
+@checking.checked
 def staleness_weights(
-    clients: Annotated[Array, shape("T S")],
-    staleness: Annotated[Array, shape("T S"), Limit(least=0)],
+    clients: Annotated[Array, checking.shape("T S")],
+    staleness: Annotated[Array, checking.shape("T S"), Limit(least=0)],
     settings: Any,
     *,
     num_clients: Count,
@@ -267,11 +259,11 @@ def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: Count)
     return schedule._replace(weight=weigh_arrivals(hyper, schedule.clients, staleness))
 
 
-@checked
+@checking.checked
 def weigh_arrivals(
     hyper: WeightedArrivals,
-    clients: Annotated[Array, shape("T S")],
-    staleness: Annotated[Array, shape("T S"), Limit(least=0)],
+    clients: Annotated[Array, checking.shape("T S")],
+    staleness: Annotated[Array, checking.shape("T S"), Limit(least=0)],
 ) -> Array:
     """Weight buffered arrivals by their staleness, as `staleness_weights` does.
 

@@ -25,13 +25,12 @@ The paper names asynchronous groups as future work; these rules are ours.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim import timelines
-from fedjax_sim.core import trees, types
+from fedjax_sim.core import types
 from fedjax_sim.core.settings import ConfigError, group, struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Timeline, Work
-from fedjax_sim.server import ServerRate, edges, report_settings
+from fedjax_sim.server import ServerRate, edges
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.server.versions import Versioned, stale_models
@@ -78,12 +77,10 @@ def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind asynchronous hierarchical learning to a problem."""
     train = edges.edge_training(problem, hyper, plan)
-    wire = edges.edge_wire(problem, hyper, plan, can_repeat=True)
+    wire = edges.EdgeWire(problem, hyper, plan, can_repeat=True)
 
     def init(key: Key) -> Versioned:
-        server = problem.init(key)
-        memo = edges.first_memo(problem, hyper, plan, server)
-        return wire.first_version(server)._replace(memo=memo)
+        return wire.first_version(problem.init(key))
 
     def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)  # x^v
@@ -99,19 +96,6 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return wire.algorithm(init, step)
 
 
-class Messages(edges.GroupMessages):
-    """The messages of groups, with the reports to the global server, and its answers."""
-
-    def per_tick(
-        self, problem: Problem, hyper: Hyper, timeline: Timeline
-    ) -> tuple[types.Leaf, types.Leaf]:
-        """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
-        model = trees.shapes_of_model(problem)
-        reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
-        down = report_settings.count_downlink(hyper, timeline, model)
-        return reports * self.report_bits(model, hyper), down
-
-
 paper = presets.preset(Hyper, presets.GROUPS)
 system = types.System(
     "async_hierarchical",
@@ -120,7 +104,7 @@ system = types.System(
     algorithm,
     "groups with local servers that report one by one; the global server mixes what has arrived",
     can_repeat=True,
-    messages=Messages(),
+    messages=edges.GroupMessages(),
     hints=types.Hints(timelines.group_arrivals_within, edges.iteration_examples),
     fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,

@@ -115,12 +115,11 @@ class State(NamedTuple):
 def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
     """Bind hierarchical learning to a problem."""
     train = edges.edge_training(problem, hyper, plan)
-    wire = edges.edge_wire(problem, hyper, plan)
+    wire = edges.EdgeWire(problem, hyper, plan)
 
     def init(key: types.Key) -> State:
         server = problem.init(key)
-        memo = edges.first_memo(problem, hyper, plan, server)
-        return State(server, batching.replicate(server, hyper.num_groups), memo)
+        return State(server, batching.replicate(server, hyper.num_groups), wire.first(server))
 
     def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
         num_slots = event.clients.shape[0]
@@ -160,7 +159,7 @@ class Messages(edges.GroupMessages):
     """The messages of groups, with those to the global server at the end of a round."""
 
     def per_tick(
-        self, problem: Problem, hyper: Hyper, timeline: types.Timeline
+        self, problem: Problem, hyper: edges.EdgeTraining, timeline: types.Timeline
     ) -> tuple[types.Leaf, types.Leaf]:
         """Count the bits that groups and the global server send at each tick, `i64[T]` each.
 
@@ -169,11 +168,12 @@ class Messages(edges.GroupMessages):
         """
         per_round = hyper.clock.ticks_per_round
         is_last = np.arange(len(timeline.clients)) % per_round == per_round - 1
-        messages = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * is_last
+        up, _ = super().per_tick(problem, hyper, timeline)
+        reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
         model = trees.shapes_of_model(problem)
         whole = types.full_precision_bits(model)
         down = min(count_message_bits(hyper.messages.downlink, model), whole)
-        return messages * self.report_bits(model, hyper), messages * down
+        return up * is_last, reports * is_last * down
 
 
 paper = presets.preset(Hyper, presets.GROUPS)

@@ -114,7 +114,7 @@ class Messages(types.Messages):
         return up, messages.count_message_bits(hyper.compression, params)
 
     def check(self, hyper: Hyper, timeline: types.Timeline) -> None:
-        """Check numbers of messages, whose weights are equal."""
+        """Check numbers of messages; their weights are equal."""
         check_numbers(hyper, timeline)
 
 

@@ -16,7 +16,7 @@ from fedjax_sim import ConfigError
 from fedjax_sim.core.settings import check, fields
 from fedjax_sim.problems.latent import CellSampling
 from fedjax_sim.server import privacy
-from fedjax_sim.server.attacks.catalogue import ATTACKS
+from fedjax_sim.server.attacks.adversary import ATTACKS
 from fedjax_sim.server.compression.messages import COMPRESSORS
 from fedjax_sim.server.rules import RULES
 

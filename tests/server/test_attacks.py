@@ -279,9 +279,7 @@ def test_which_clients_and_when(jitted: bool) -> None:
     adversary = Adversary(attack=SignFlip(), attackers=(2, 5, 8), attack_from=3, attack_ticks=2)
 
     def slots(adversary: Adversary, tick: int) -> jax.Array:
-        return malicious_slots(
-            adversary, KEY, NUM, jnp.int32(tick), jnp.asarray(CLIENTS), jnp.ones(len(CLIENTS))
-        )
+        return malicious_slots(adversary, KEY, event_of(tick, CLIENTS, weight=1.0), NUM)
 
     run = jax.jit(slots) if jitted else slots
     theirs = np.isin(CLIENTS, (2, 5, 8))
@@ -299,15 +297,14 @@ def test_heavy() -> None:
     clients = jnp.array([0, 1, EMPTY, 2, 3])
 
     def slots(*weight: float) -> list[bool]:
-        weights = jnp.array(weight)
-        return malicious_slots(adversary, KEY, 4, jnp.int32(0), clients, weights).tolist()
+        event = event_of(0, clients)._replace(weight=jnp.array(weight))
+        return malicious_slots(adversary, KEY, event, 4).tolist()
 
     assert slots(0.1, 0.4, 0, 0.0, 0.3) == [False, True, False, False, True]
     assert slots(0.2, 0.2, 0, 0.2, 0.2) == [True, True, False, True, True]
     for size in (3, 7, 10, 1000):
-        weights = jnp.full(size, 1 / size)
-        found = malicious_slots(adversary, KEY, size, jnp.int32(0), jnp.arange(size), weights)
-        assert found.all()
+        event = event_of(0, jnp.arange(size), weight=1 / size)
+        assert malicious_slots(adversary, KEY, event, size).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -477,7 +474,7 @@ def test_mimics_learn_whom_to_follow() -> None:
             x[CLIENTS == EMPTY] = np.nan
             key = jax.random.fold_in(KEY, t)
             memory = attack.remember(key, as_model(x), cohort, memory)
-            sent = attack.with_memory(memory).forge(key, as_model(x), cohort)
+            sent = attack.forge(key, as_model(x), cohort._replace(memory=memory))
             if z is None:
                 first = jax.tree.map(lambda leaf: leaf[:1], as_model(x))
                 keys = jax.random.split(key, 2)
@@ -499,7 +496,7 @@ def test_mimics_learn_whom_to_follow() -> None:
         left = np.where(np.arange(len(CLIENTS)) == target, -1, CLIENTS)
         others = slots[slots != target]
         farthest = others[np.argmax(x[others] @ z)]
-        sent = attack.with_memory(memory).forge(key, as_model(x), cohort_of(forgers, left))
+        sent = attack.forge(key, as_model(x), cohort_of(forgers, left)._replace(memory=memory))
         np.testing.assert_allclose(as_vectors(sent), x[farthest][None], rtol=1e-12)
 
 
@@ -566,7 +563,7 @@ def test_mimics_learn_from_honest_and_finite_messages_only() -> None:
     for clients, value in (([0, 1, -1, -1, -1], 1.0), ([0, 1, 2, 3, 4], np.nan)):
         changed = event.within(facts=event.facts, clients=jnp.array(clients, "int32"))
         models = jnp.full((5, 2), value)
-        after = remembering(adversary, memory, key, changed, models * 0, models, 5)[1]
+        after = remembering(adversary, memory, key, changed, models * 0, models, 5)
         jax.tree.map(np.testing.assert_array_equal, after, memory)
 
 

@@ -573,6 +573,12 @@ def test_a_system_that_does_not_ask_its_wire_is_refused(
         fedjax_sim.sweep(asks_for_sums_alone, quadratic("fedavg"), left_out, budget=Ticks(2))
 
 
+def test_a_stage_that_a_system_is_without_has_a_name() -> None:
+    given = quadratic("fedavg"), settings_of("fedavg"), fedjax_sim.Plan()
+    with pytest.raises(ConfigError, match="without is 'median', but must be one of local_privacy"):
+        fedjax_sim.server.Wire(*given, without=("median",))
+
+
 def test_buckets_have_a_plain_rule() -> None:
     [several] = rules_of_one_program([Median()])
     with pytest.raises(ConfigError, match="inner is 'one_of:options=median', but must be a rule"):

@@ -27,25 +27,25 @@ attacks of the command line.
 Other modules:
 
 - `base`: the interface `Attack`, the slots of a tick (`Cohort`), and no attack (`Honest`).
-- `catalogue`: attacks by the names of the command line, and one of several of them.
-- `adversary`: who is malicious and when (`Adversary`), and what the server then receives.
+- `adversary`: attacks by the names of the command line, and one of several of them; who is
+  malicious and when (`Adversary`), and what the server then receives.
 
 Attacks on clients' data are in `fedjax_sim.problems.poisoning`.
 """
 
+from fedjax_sim.server.attacks.adversary import ATTACKS as ATTACKS
 from fedjax_sim.server.attacks.adversary import Adversary as Adversary
+from fedjax_sim.server.attacks.adversary import OneAttack as OneAttack
 from fedjax_sim.server.attacks.adversary import are_malicious as are_malicious
 from fedjax_sim.server.attacks.adversary import attacked as attacked
+from fedjax_sim.server.attacks.adversary import attacks_of_one_program as attacks_of_one_program
 from fedjax_sim.server.attacks.adversary import malicious_slots as malicious_slots
+from fedjax_sim.server.attacks.adversary import parse_attack as parse_attack
 from fedjax_sim.server.attacks.adversary import remembering as remembering
 from fedjax_sim.server.attacks.base import Attack as Attack
 from fedjax_sim.server.attacks.base import Cohort as Cohort
 from fedjax_sim.server.attacks.base import Honest as Honest
 from fedjax_sim.server.attacks.canaries import Canary as Canary
-from fedjax_sim.server.attacks.catalogue import ATTACKS as ATTACKS
-from fedjax_sim.server.attacks.catalogue import OneAttack as OneAttack
-from fedjax_sim.server.attacks.catalogue import attacks_of_one_program as attacks_of_one_program
-from fedjax_sim.server.attacks.catalogue import parse_attack as parse_attack
 from fedjax_sim.server.attacks.informed import ALittleIsEnough as ALittleIsEnough
 from fedjax_sim.server.attacks.informed import InnerProduct as InnerProduct
 from fedjax_sim.server.attacks.informed import Mimic as Mimic

@@ -1,9 +1,10 @@
-"""Malicious clients, the ticks of their attack, and the forged messages.
+"""Attacks by name, who sends them at which ticks, and the forged messages.
 
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
-import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -12,11 +13,118 @@ import jax.numpy as jnp
 from fedjax_sim.clients.clipping import finite
 from fedjax_sim.core import settings, streams
 from fedjax_sim.core.checking import Count, Probability, Whole
-from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.settings import (
+    Checked,
+    ConfigError,
+    Named,
+    OneOfSeveral,
+    fixed,
+    setting,
+    struct,
+)
 from fedjax_sim.core.types import Array, Event, Key, Params
 from fedjax_sim.kernels.rounding import wide_of
+from fedjax_sim.server.attacks import informed, simple
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
-from fedjax_sim.server.attacks.catalogue import ATTACKS, parse_attack
+
+
+@struct
+class OneAttack(OneOfSeveral, Attack):
+    """One of several attacks, chosen by its number, which is traced and can be swept.
+
+    `attacks_of_one_program` makes such attacks of a list. As of `rules.OneOf`, only the chosen one
+    is executed where lanes run one after another.
+
+        second = OneAttack(which=1, options=(Honest(), Scaling(scale=3.0)))
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = second.forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert forged[2] == 3 * 5.0
+    """
+
+    name: str = fixed("one_of")
+
+    which: Whole = setting(0, "Number of the attack, counted from 0.", traced=True)
+    options: tuple[Attack, ...] = setting(
+        (Honest(),),
+        "The attacks.",
+        allowed="a tuple of attacks; on the command line joined by |, and written last",
+        parse=lambda text: tuple(map(parse_attack, text.split("|"))),
+    )
+
+    def is_forging(self) -> Array:
+        """Tell whether the chosen attack forges anything: `bool[]`."""
+        forging = jnp.stack([jnp.asarray(attack.is_forging()) for attack in self.options])
+        return forging[jnp.asarray(self.which).astype("int32")]
+
+    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
+        """Return the chosen attack's messages."""
+
+        memories = cohort.memory or [()] * len(self.options)
+
+        def forging(attack: Attack, memory: Any) -> Params:
+            forged = attack.forge(key, messages, cohort._replace(memory=memory))
+            return jax.tree.map(
+                lambda leaf, like: jnp.broadcast_to(leaf, like.shape).astype(like.dtype),
+                forged,
+                messages,
+            )
+
+        pairs = zip(self.options, memories, strict=True)
+        branches = [functools.partial(forging, *each) for each in pairs]
+        return jax.lax.switch(jnp.asarray(self.which).astype("int32"), branches)
+
+    def first_memory(self, message: Params) -> Any:
+        """Return a memory for each attack; () if none needs one."""
+        memories = tuple(attack.first_memory(message) for attack in self.options)
+        return memories if jax.tree.leaves(memories) else ()
+
+    def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
+        """Return the memories of all attacks, whichever is chosen."""
+        return tuple(
+            attack.remember(key, messages, cohort, each)
+            for attack, each in zip(self.options, memory, strict=True)
+        )
+
+
+_KINDS = Honest, *simple.KINDS, *informed.KINDS, OneAttack
+ATTACKS: Named[type[Attack]] = Named.of("attack", *_KINDS, example="sign_flip:scale=2")
+"""Every kind of attack, by name."""
+
+
+def parse_attack(text: str) -> Attack:
+    """Read an attack from text.
+
+        assert parse_attack("alie:z=1.5") == ALittleIsEnough(z=1.5)
+
+    Args:
+      text: A name of `ATTACKS`, followed by values for its fields, such as
+        "min_max:perturbation=sign". Other fields have their defaults.
+
+    Returns:
+      The attack.
+
+    Raises:
+      ConfigError: If the name, a field or a value is not allowed.
+    """
+    return settings.parse_kind("attack", ATTACKS, text, last="options")
+
+
+def attacks_of_one_program(attacks: Sequence[Attack]) -> list[OneAttack]:
+    """Make attacks that share the compiled program of a sweep, one for each of a list.
+
+        attacks = attacks_of_one_program([Honest(), SignFlip(), SignFlip(scale=3.0)])
+        settings = {"adversary.attack": attacks, "malicious": [0.1, 0.2]}
+
+    Args:
+      attacks: Attacks, several of which may differ in numbers alone.
+
+    Returns:
+      As many attacks, each of which is one of the same kinds.
+    """
+    return [
+        OneAttack(which=which, options=options) for which, options in settings.alternatives(attacks)
+    ]
+
 
 ROUNDING = 1e-5
 """Tolerance of the mean weight, relative: a mean of equal weights is rounded."""
@@ -96,6 +204,7 @@ def attacked(
     local: Params,
     num_clients: Count,
     *,
+    memory: Any = (),
     draws: Key | None = None,
 ) -> Params:
     """Replace the progress of malicious clients by forgeries.
@@ -112,6 +221,7 @@ def attacked(
       starts: Models from which the clients started, leaves `[S, ...]`.
       local: Models that they have reached, leaves `[S, ...]`.
       num_clients: Number of clients, N.
+      memory: What attackers remember, after this tick too.
       draws: Key of the forgeries' draws; by default one of each tick.
 
     Returns:
@@ -121,7 +231,7 @@ def attacked(
     if adversary.is_idle:
         return local
     own, messages, cohort = _seen(adversary, key, event, starts, local, num_clients)
-    slots = cohort.is_malicious
+    slots, cohort = cohort.is_malicious, cohort._replace(memory=memory)
     forged = adversary.attack.forge(own if draws is None else draws, messages, cohort)
 
     def claim(end: Array, start: Array, progress: Array) -> Array:
@@ -139,8 +249,8 @@ def remembering(
     starts: Params,
     local: Params,
     num_clients: Count,
-) -> tuple[Adversary, Any]:
-    """Let attackers remember a tick, and return those who do.
+) -> Any:
+    """Let attackers remember a tick.
 
     They learn from finite messages of clients that are no attackers, whether attackers are at work
     or not. A tick without such a message teaches them nothing.
@@ -150,7 +260,7 @@ def remembering(
         adversary = Adversary(attack=Mimic(warmup=10), attackers=(3,))
         starts, local = jnp.zeros((2, 1)), jnp.array([[5.0], [1.0]])  # of clients 0 and 3
         memory = adversary.attack.first_memory(local[0])
-        adversary, memory = remembering(adversary, memory, key, event, starts, local, 8)
+        memory = remembering(adversary, memory, key, event, starts, local, 8)
         assert memory.ticks == 1 and memory.target == 0
 
     Args:
@@ -159,10 +269,10 @@ def remembering(
       num_clients: Number of clients, N.
 
     Returns:
-      The settings with that memory, for `attacked`, and the memory.
+      The memory after the tick.
     """
     if not jax.tree.leaves(memory):
-        return adversary, memory
+        return memory
     draws, messages, cohort = _seen(adversary, key, event, starts, local, num_clients)
     # They learn from those who are honest for ever, as far as their messages are finite.
     is_foe = are_malicious(adversary, key, num_clients, cohort.clients)
@@ -172,8 +282,7 @@ def remembering(
     own_key = streams.tick_key(draws, event.tick, "remember")
     new = adversary.attack.remember(own_key, messages, cohort, memory)
     is_there = honest.any()
-    memory = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), new, memory)
-    return dataclasses.replace(adversary, attack=adversary.attack.with_memory(memory)), memory
+    return jax.tree.map(lambda new, old: jnp.where(is_there, new, old), new, memory)
 
 
 def _seen(
@@ -181,47 +290,33 @@ def _seen(
 ) -> tuple[Key, Params, Cohort]:
     """Key of attackers' draws, the messages that they see, and the slots of a tick."""
     clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
-    slots = malicious_slots_of(adversary, key, event, num_clients)
+    slots = malicious_slots(adversary, key, event, num_clients)
     messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
     draws = jax.random.fold_in(streams.lane_stream(key, "attack"), event.tick)
     return draws, messages, Cohort(clients, slots, clients >= 0, weight)
 
 
-def malicious_slots_of(adversary: Adversary, key: Key, event: Event, num_clients: int) -> Array:
-    """Find the slots of an event in which an attacker is at work: `bool[S]`."""
-    clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
-    return malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
-
-
-def malicious_slots(
-    adversary: Adversary,
-    key: Key,
-    num_clients: Count,
-    tick: Any,
-    clients: Array,
-    weight: Array,
-) -> Array:
+def malicious_slots(adversary: Adversary, key: Key, event: Event, num_clients: Count) -> Array:
     """Find the slots of a tick in which an attacker is at work.
 
         adversary = Adversary(attack=SignFlip(), attackers=(3,), attack_from=10)
-        before = malicious_slots(adversary, key, 8, 9, event.clients, event.weight)
-        after = malicious_slots(adversary, key, 8, 10, event.clients, event.weight)
+        before = malicious_slots(adversary, key, event.within(tick=9), 8)
+        after = malicious_slots(adversary, key, event.within(tick=10), 8)
         assert not before.any() and after.tolist() == [False, True]  # clients 0 and 3
 
     Args:
       adversary: The settings.
       key: The lane's learning key.
+      event: The tick.
       num_clients: Number of clients, N.
-      tick: `i32[]`, number of server actions before this one.
-      clients: `i32[S]`, as in `Event`.
-      weight: `f[S]`, as in `Event`.
 
     Returns:
       `bool[S]`; False in empty slots.
     """
+    clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
     slots = (clients >= 0) & are_malicious(adversary, key, num_clients, clients)
     slots = slots & adversary.attack.is_forging()
-    since = tick - adversary.attack_from
+    since = event.tick - adversary.attack_from
     lasting = jnp.asarray(adversary.attack_ticks)
     slots = slots & (since >= 0) & ((lasting == 0) | (since < lasting))
     if adversary.attack_when == "heavy":

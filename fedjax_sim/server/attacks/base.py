@@ -25,12 +25,14 @@ class Cohort(NamedTuple):
       is_malicious: `bool[S]`, slots of attackers that are at work.
       is_present: `bool[S]`, slots in which somebody reports, attackers included.
       weight: `f[S]`, weights that the server gives the slots; 0 where nobody is present.
+      memory: What attackers remember of the ticks until now, see `Attack.remember`.
     """
 
     clients: Array
     is_malicious: Array
     is_present: Array
     weight: Array
+    memory: Any = ()
 
     def references(self) -> Array:
         """Find the slots of the messages that attackers imitate or work against: `bool[S]`.
@@ -93,14 +95,6 @@ class Attack(Kind):
           memory: What they remembered before.
         """
         return memory
-
-    def with_memory(self, memory: Any) -> "Attack":
-        """Return the attack of clients that remember earlier ticks, and this one.
-
-        Args:
-          memory: What `remember` returned.
-        """
-        return self
 
 
 @struct

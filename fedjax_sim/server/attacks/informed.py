@@ -8,7 +8,6 @@ Dimension letters: those of `core.types`, and `H` honest messages. A message is 
 all leaves together.
 """
 
-import dataclasses
 import functools
 from typing import Annotated, Any, NamedTuple
 
@@ -18,7 +17,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.core.checking import AtLeast0, OneOf, Whole
-from fedjax_sim.core.settings import ConfigError, filled, fixed, setting, struct
+from fedjax_sim.core.settings import ConfigError, fixed, setting, struct
 from fedjax_sim.core.streams import lane_key
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
@@ -154,7 +153,6 @@ class Mimic(Attack):
         "the lowest number.",
         begins="what follows the warm-up",
     )
-    memory: Any = filled()
 
     def first_memory(self, message: Params) -> Any:
         """Return a memory of nothing; () without warm-up."""
@@ -162,10 +160,6 @@ class Mimic(Attack):
             return ()
         zeros = jax.tree.map(lambda leaf: jnp.zeros_like(wide_of(leaf)), message)
         return Watched(jnp.int32(0), zeros, zeros, jnp.int32(-1))
-
-    def with_memory(self, memory: Any) -> Attack:
-        """Return the attack with this memory."""
-        return dataclasses.replace(self, memory=memory if self.warmup else None)
 
     def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
         """Return the memory after a power iteration; after the warm-up nothing else is learnt."""
@@ -210,12 +204,12 @@ class Mimic(Attack):
         if not self.warmup:
             last = np.iinfo(np.int32).max
             chosen = jnp.argmin(jnp.where(slots, cohort.clients, last))
-        elif self.memory is None:
+        elif not cohort.memory:
             allowed = "0 here, where attackers cannot remember earlier messages"
             raise ConfigError("adversary.attack.warmup", self.warmup, allowed)
         else:
-            direction = jax.tree.map(lambda leaf: leaf[None], self.memory.direction)
-            is_target = slots & (cohort.clients == self.memory.target)
+            direction = jax.tree.map(lambda leaf: leaf[None], cohort.memory.direction)
+            is_target = slots & (cohort.clients == cohort.memory.target)
             best = _farthest(jax.tree.map(wide_of, messages), direction, slots)
             chosen = jnp.where(is_target.any(), jnp.argmax(is_target), best)
         return jax.tree.map(lambda leaf: leaf[chosen][None], messages)

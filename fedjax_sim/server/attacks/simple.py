@@ -102,7 +102,7 @@ class FreeRider(Attack):
 class NotFinite(Attack):
     """Send numbers that are not finite, as faulty clients do: one message spoils every mean.
 
-    The server leaves such messages out, see `fedjax_sim.server.robustness`.
+    The server leaves such messages out, see `fedjax_sim.server.stages`.
 
         hyper = fedavg.Hyper(attack=NotFinite(value="inf"), attackers=(3, 7))
     """

@@ -7,17 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.core import batching, settings, streams
-from fedjax_sim.core.checking import (
-    Above0,
-    AtLeast0,
-    Count,
-    Limit,
-    Probability,
-    Whole,
-    checked,
-    shape,
-)
+from fedjax_sim.core import batching, checking, settings, streams
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, Probability, Whole
 from fedjax_sim.core.settings import ConfigError, Kind, Named, fixed, setting, struct
 from fedjax_sim.core.types import Array, Event, Key, Params
 from fedjax_sim.kernels.rounding import wide_of
@@ -36,7 +27,7 @@ class OfNoise(Kind):
 class Privacy(OfNoise):
     """The common base of the kinds. See `fedjax_sim.server.stages.PrivateSum` for their use."""
 
-    def first_memory(self, update: Params) -> Any:
+    def first_memory(self, update: Params) -> Params:
         """Return the first memory; () if nothing is remembered.
 
         Args:
@@ -49,8 +40,8 @@ class Privacy(OfNoise):
         return self.noise  # type: ignore[attr-defined]
 
     def remember(
-        self, key: Key, event: Event, memory: Any, noise: Params, is_short: Array, cohort: int
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, noise: Params, is_short: Array, cohort: int
+    ) -> tuple[Params, Params]:
         """Return the noise of a tick, leaves `[...]`, and the memory after it.
 
         Args:
@@ -168,8 +159,8 @@ class AdaptiveClipping(Clipping):
         return jnp.asarray(self.clip, precision)
 
     def remember(
-        self, key: Key, event: Event, memory: Any, noise: Params, is_short: Array, cohort: int
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, noise: Params, is_short: Array, cohort: int
+    ) -> tuple[Params, Params]:
         """Return the noise as it is, and the moved bound."""
         own = jax.random.fold_in(streams.lane_stream(key, "privacy count"), event.tick)
         return noise, next_bound(own, self, memory, is_short, event.weight > 0, cohort)
@@ -230,8 +221,8 @@ class CorrelatedNoise(Privacy):
         return batching.replicate(zeros, self.bands - 1)
 
     def remember(
-        self, key: Key, event: Event, memory: Any, noise: Params, is_short: Array, cohort: int
-    ) -> tuple[Params, Any]:
+        self, key: Key, event: Event, memory: Params, noise: Params, is_short: Array, cohort: int
+    ) -> tuple[Params, Params]:
         """Correlate the noise with the last ones, and keep it: B y = z."""
         if self.bands == 1:
             return noise, memory
@@ -274,9 +265,9 @@ def parse_privacy(text: str) -> Privacy:
     return settings.parse_kind("privacy", PRIVACY, text)
 
 
-@checked
+@checking.checked
 def gaussian_like(
-    key: Key, model: Params, deviation: Annotated[Array | float, shape(""), Limit(least=0)]
+    key: Key, model: Params, deviation: Annotated[Array | float, checking.shape(""), Limit(least=0)]
 ) -> Params:
     """Draw Gaussian noise in the shape of a model.
 
@@ -293,7 +284,7 @@ def gaussian_like(
     return restored(jnp.asarray(deviation, vector.dtype) * noise)
 
 
-@checked
+@checking.checked
 def next_bound(
     key: Key, privacy: Any, bound: Array, is_short: Array, is_present: Array, cohort: Count
 ) -> Array:

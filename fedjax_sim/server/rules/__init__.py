@@ -38,22 +38,22 @@ A rule computes in at least 32 bits. Where fewer clients are present than it nee
 - `coordinates`: rules that treat each coordinate alone.
 - `ordering`: order statistics of each coordinate.
 - `distances`: rules that choose messages by their distances.
-- `centres`: rules that weigh whole messages by their length.
-- `trust`: messages compared with an update of the server's own.
-- `secure`: the mean as secure aggregation computes it.
-- `bucketing`: another rule on the means of a few messages each.
-- `catalogue`: rules by the names of the command line, and one of several of them.
+- `centres`: rules that weigh whole messages by their length, or by their agreement with an update
+  of the server's own.
+- `catalogue`: rules by the names of the command line, another rule on the means of a few messages
+  each, one of several rules, and the mean as secure aggregation computes it.
 """
 
 from fedjax_sim.server.rules.base import Mean as Mean
 from fedjax_sim.server.rules.base import Rule as Rule
-from fedjax_sim.server.rules.bucketing import Bucketing as Bucketing
 from fedjax_sim.server.rules.catalogue import RULES as RULES
+from fedjax_sim.server.rules.catalogue import Bucketing as Bucketing
 from fedjax_sim.server.rules.catalogue import OneOf as OneOf
 from fedjax_sim.server.rules.catalogue import SecureSum as SecureSum
 from fedjax_sim.server.rules.catalogue import parse_rule as parse_rule
 from fedjax_sim.server.rules.catalogue import rules_of_one_program as rules_of_one_program
 from fedjax_sim.server.rules.centres import CentredClipping as CentredClipping
+from fedjax_sim.server.rules.centres import FLTrust as FLTrust
 from fedjax_sim.server.rules.centres import GeometricMedian as GeometricMedian
 from fedjax_sim.server.rules.centres import NormBound as NormBound
 from fedjax_sim.server.rules.coordinates import Median as Median
@@ -62,4 +62,3 @@ from fedjax_sim.server.rules.coordinates import TrimmedMean as TrimmedMean
 from fedjax_sim.server.rules.distances import Bulyan as Bulyan
 from fedjax_sim.server.rules.distances import Krum as Krum
 from fedjax_sim.server.rules.distances import MultiKrum as MultiKrum
-from fedjax_sim.server.rules.trust import FLTrust as FLTrust

@@ -244,7 +244,7 @@ def cohort_system(
         schedule_cohort_rounds,
         algorithm,
         summary,
-        messages=messages or getattr(hyper, "counted", types.Messages()),
+        messages=getattr(hyper, "counted", types.Messages()) if messages is None else messages,
         hints=types.Hints(rounds_within),
         paper=presets.preset(hyper, presets.FAVANO),
         fit=types.Fit(complete=lambda hyper, problem: hyper.completed(problem)),
