@@ -23,7 +23,7 @@ from pathlib import Path
 
 from scripts import structure
 
-MOST = {"first lines": 13, "phrases": 150, "comments": 3}
+MOST = {"first lines": 11, "phrases": 150, "comments": 3}
 """Findings of each rule that are left to mend."""
 HEADING = "## Phrases to avoid"
 COMMENTS = 5

@@ -44,7 +44,7 @@ from fedjax_sim.timelines import live
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
 
 ROUNDING = 1e-5
-"""By what share deadlines are longer, because a client's time is a rounded sum of many."""
+"""Share by which deadlines are longer, because a client's time is a rounded sum of many."""
 
 
 @struct
@@ -86,7 +86,7 @@ class Choice(Checked):
 
 @struct
 class InTime(live.LiveCohorts):
-    """Settings of rounds whose clients are those expected in time."""
+    """Settings of rounds of clients that are expected in time."""
 
     clock: CohortClock = group(
         CohortClock(), "how long a round takes", without=("deadline", "num_asked")

@@ -46,7 +46,7 @@ from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import draw_devices
 
 CLIENTS_AT_ONCE = 50
-"""Clients whose mini-batches are evaluated together."""
+"""Number of clients that are evaluated together."""
 
 
 @struct
@@ -109,7 +109,7 @@ class Choice(Checked):
 
 @struct
 class Tiered(live.LiveCohorts):
-    """Settings of rounds whose clients are of one tier."""
+    """Settings of rounds of clients from one tier."""
 
     choice: Choice = group(Choice(), "tiers, and which of them the server asks")
 
