@@ -86,7 +86,7 @@ class Choice(Checked):
 
 @struct
 class InTime(live.LiveCohorts):
-    """Settings of rounds whose clients are those expected in time."""
+    """Settings of rounds of clients that are expected in time."""
 
     clock: CohortClock = group(
         CohortClock(), "how long a round takes", without=("deadline", "num_asked")

@@ -43,15 +43,7 @@ from fedjax_sim.core.targets import put, put_all
 from fedjax_sim.core.types import EMPTY, Array, Key, Problem
 from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
-from fedjax_sim.timelines.live import (
-    Asked,
-    Choosing,
-    Drawn,
-    LiveCohorts,
-    Selection,
-    Selector,
-    Shown,
-)
+from fedjax_sim.timelines import live
 
 UTILITY_CLIP = 0.95
 """Quantile at which utilities are clipped."""
@@ -84,8 +76,8 @@ class Choice(Checked):
 
 
 @struct
-class Guided(LiveCohorts):
-    """Settings of rounds whose clients Oort chooses."""
+class Guided(live.LiveCohorts):
+    """Settings of rounds of clients that Oort chooses."""
 
     tells_losses = True
     choice: Choice = settings.group(Choice(), "whom the server asks")
@@ -118,12 +110,12 @@ class Memory(NamedTuple):
     is_round: Array
 
 
-def selector(problem: Problem, hyper: Guided) -> Selector:
+def selector(problem: Problem, hyper: Guided) -> live.Selector:
     """Bind Oort's choice."""
     choice, num_asked, window = hyper.choice, hyper.num_asked, hyper.choice.pacer_window
     counts = jnp.asarray(problem.counts)
 
-    def first(hyper: Guided, drawn: Drawn) -> Memory:
+    def first(hyper: Guided, drawn: live.Drawn) -> Memory:
         nothing = jnp.zeros(hyper.num_clients, drawn.speeds.rate.dtype)
         preferred = jnp.asarray(choice.preferred, nothing.dtype)
         never = jnp.zeros(hyper.num_clients, "int32")
@@ -134,7 +126,7 @@ def selector(problem: Problem, hyper: Guided) -> Selector:
         round_key = jax.random.fold_in(streams.lane_stream(key, "choice"), number)
         return jax.random.gumbel(round_key, (2, hyper.num_clients), float)
 
-    def select(key: Key, now: Choosing) -> Asked:
+    def select(key: Key, now: live.Choosing) -> live.Asked:
         memory, number, noise = now.memory, now.memory.rounds, now.drawn
         is_known, is_here = memory.last > 0, now.available()
         utility = jnp.where(is_known & is_here, utilities(memory, number, choice), -jnp.inf)
@@ -159,9 +151,9 @@ def selector(problem: Problem, hyper: Guided) -> Selector:
         clients = jnp.where(places < needed + explored, clients, EMPTY)
         is_round = (clients != EMPTY).any()
         memory = memory._replace(rounds=number + is_round, is_round=is_round)
-        return Asked(clients, memory=memory)
+        return live.Asked(clients, memory=memory)
 
-    def learn(key: Key, shown: Shown) -> Memory:
+    def learn(key: Key, shown: live.Shown) -> Memory:
         memory, event, number = shown.memory, shown.event, shown.memory.rounds
         is_there = event.clients != EMPTY
         who = jnp.where(is_there, event.clients, hyper.num_clients)
@@ -178,7 +170,7 @@ def selector(problem: Problem, hyper: Guided) -> Selector:
         preferred = jnp.minimum(memory.preferred + step, 1).astype(memory.preferred.dtype)
         return Memory(utility, last, taken, preferred, recent, number, memory.is_round)
 
-    return Selector(select, first, learn, draw)
+    return live.Selector(select, first, learn, draw)
 
 
 def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
@@ -200,7 +192,7 @@ def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
 
 
 SUMMARY = "guided choice of clients: useful and fast ones, in rounds that follow from it"
-selection = Selection(selector, is_full=lambda hyper: hyper.misses_nobody, sees=seeing_losses)
+selection = live.Selection(selector, is_full=lambda hyper: hyper.misses_nobody, sees=seeing_losses)
 """Oort's choice, for any system of rounds."""
 system = selection.on(fedavg.system, name="oort", Hyper=Hyper, summary=SUMMARY)
 paper = system.paper

@@ -47,12 +47,11 @@ from fedjax_sim.clients.seen_losses import SeenLosses
 from fedjax_sim.core.checking import Above0, AtLeast0, Count, Whole
 from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.core.streams import lane_stream
-from fedjax_sim.core.targets import put, put_all, repeat_while
-from fedjax_sim.core.types import EMPTY, Array, Event, Hints, Key, Problem
+from fedjax_sim.core.targets import put, put_all
+from fedjax_sim.core.types import EMPTY, Array, Hints, Key, Problem
 from fedjax_sim.server import Reports, ServerRate, stale_models
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
-from fedjax_sim.timelines.delays.devices import Devices, draw_devices
 from fedjax_sim.timelines.rounds.synchronous import check_clients
 
 
@@ -123,42 +122,6 @@ class Known(NamedTuple):
     latency: Array
 
 
-class Pace(NamedTuple):
-    """State of the clock.
-
-    Attributes:
-      acted: When the server acted last.
-      tick: `i32[]`, how often it did.
-      event: `i32[]`, arrivals so far, lost ones included.
-      turns: `i32[N]`, how often each client was given work.
-      flights: The work of the C clients at work.
-      known: What the server knows of the clients.
-      drawn: The clients' speeds and hours.
-    """
-
-    acted: live.Instant
-    tick: Array
-    event: Array
-    turns: Array
-    flights: live.Flights
-    known: Known
-    drawn: live.Drawn
-
-
-class Buffer(NamedTuple):
-    """Reports that have arrived since the server acted last.
-
-    Attributes:
-      now: When the last one arrived; before the first, when the server acted.
-      slots: Their work, `[S]`.
-      filled: `i32[]`, how many they are.
-    """
-
-    now: live.Instant
-    slots: live.Flights
-    filled: Array
-
-
 def utilities(known: Known, turns: Array, penalty: Array | float) -> Array:
     """Compute the expected utilities of clients, U: `f[N]`.
 
@@ -177,81 +140,42 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
     """Bind the clock of Pisces."""
     counts, num_slots, num = jnp.asarray(problem.counts), hyper.num_slots, hyper.num_clients
 
-    def best_client(key: Key, devices: Devices, pace: Pace, now: live.Instant) -> Array:
-        """Choose the idle client of the highest utility: `i32[]`.
+    def order(key: Key, num: int) -> Array:
+        return jax.random.permutation(lane_stream(key, "first clients"), num).astype("int32")
 
-        If no idle client is available, one of the others is chosen and begins as soon as it is.
-        """
-        at_work = jnp.where(pace.flights.client == EMPTY, num, pace.flights.client)
-        is_idle = jnp.ones(num, bool).at[at_work].set(False, mode="drop")
-        is_here = is_idle & devices.are_available(jnp.arange(num), now)
-        may = jnp.where(is_here.any(), is_here, is_idle)
-        utility = utilities(pace.known, pace.turns, hyper.choice.staleness_penalty)
+    def first(hyper: Hyper, drawn: live.Drawn) -> Known:
+        nothing = jnp.zeros(num, drawn.speeds.rate.dtype)
+        staleness = jnp.zeros((num, hyper.choice.window), nothing.dtype)
+        return Known(nothing, staleness, jnp.zeros(num, "int32"), nothing)
+
+    def note(replacing: live.Replacing[Known, object]) -> Known:
+        """Note how long the client's work took."""
+        known, work = replacing.memory, replacing.work
+        latency = put(known.latency, work.client, work.ends.since(work.begins))
+        return known._replace(latency=latency)
+
+    def choose(key: Key, replacing: live.Replacing[Known, object]) -> Array:
+        """Choose the idle client of the highest utility: `i32[]`."""
+        tasks, may = replacing.tasks, replacing.idle()
+        utility = utilities(replacing.memory, tasks.turns, hyper.choice.staleness_penalty)
         is_best = may & (utility == jnp.where(may, utility, -jnp.inf).max())
-        choice_key = jax.random.fold_in(lane_stream(key, "choice"), pace.event)
+        choice_key = jax.random.fold_in(lane_stream(key, "choice"), tasks.event)
         tie_breaker = jax.random.uniform(choice_key, is_best.shape)
-        return jnp.where(is_best, tie_breaker, -1).argmax().astype("int32")
+        return jnp.where(is_best, tie_breaker, -1).argmax()
 
-    def init(key: Key) -> Pace:
-        drawn = draw_devices(key, hyper).drawn
-        kind = drawn.speeds.rate.dtype
-        devices, start, zero = draw_devices(key, hyper, drawn), live.Instant.at(0.0), jnp.int32(0)
-        order = jax.random.permutation(lane_stream(key, "first clients"), num).astype("int32")
-        clients = order[: hyper.concurrency]
-        flights = live.begin_work(devices, clients, jnp.zeros_like(clients), start, zero)
-        nothing, never = jnp.zeros(num, kind), jnp.zeros(num, "int32")
-        known = Known(nothing, jnp.zeros((num, hyper.choice.window), kind), never, nothing)
-        return Pace(start, zero, zero, never.at[clients].set(1), flights, known, drawn)
+    def due(acted: live.Instant, tasks: live.Tasks[Known]) -> live.Instant:
+        longest = tasks.memory.latency[tasks.flights.client].max()  # L_max
+        interval = longest / jnp.asarray(hyper.staleness_bound, longest.dtype)  # I
+        return acted.later(interval).or_later(tasks.now)
 
-    def next_tick(key: Key, carried: Pace, state: object) -> tuple[Pace, live.Received]:
-        devices = draw_devices(key, hyper, carried.drawn)
+    def weigh(hyper: Hyper, clients: Array, staleness: Array) -> Array:
+        return cohorts.mean_weights(hyper.weighting, counts, clients, clients != EMPTY)
 
-        def due(pace: Pace, buffer: Buffer) -> live.Instant:
-            """Find out when the server would aggregate if nobody else arrived."""
-            longest = pace.known.latency[pace.flights.client].max()  # L_max
-            interval = longest / jnp.asarray(hyper.staleness_bound, longest.dtype)  # I
-            return carried.acted.later(interval).or_later(buffer.now)
-
-        def waits(given: tuple[Pace, Buffer]) -> Array:
-            pace, buffer = given
-            arrives = pace.flights.take(pace.flights.first()).ends
-            is_due = (buffer.filled > 0) & due(pace, buffer).is_before(arrives)
-            return ~is_due & (buffer.filled < num_slots) & arrives.is_finite
-
-        def arrive(given: tuple[Pace, Buffer]) -> tuple[Pace, Buffer]:
-            pace, buffer = given
-            place = pace.flights.first()
-            done = pace.flights.take(place)
-            lost = devices.are_lost(done.client, done.number)
-            slots = put(buffer.slots, jnp.where(lost, num_slots, buffer.filled), done)
-            latency = put(pace.known.latency, done.client, done.ends.since(done.begins))
-            free = pace.flights._replace(client=put(pace.flights.client, place, EMPTY))
-            pace = pace._replace(known=pace.known._replace(latency=latency), flights=free)
-            client = best_client(key, devices, pace, done.ends)
-            work = live.begin_work(devices, client, pace.turns[client], done.ends, pace.tick)
-            pace = pace._replace(
-                event=pace.event + 1,
-                turns=put(pace.turns, client, pace.turns[client] + 1),
-                flights=put(pace.flights, place, work),
-            )
-            return pace, Buffer(done.ends, slots, buffer.filled + ~lost)
-
-        empty = live.Flights.none(num_slots, carried.known.latency)
-        given = carried, Buffer(carried.acted, empty, jnp.int32(0))
-        pace, (now, slots, filled) = found = repeat_while(waits, arrive, given)
-        never = live.Instant(jnp.full_like(now.value, jnp.inf), jnp.zeros_like(now.rest))
-        acts = now.where(filled == num_slots, due(*found).where(filled > 0, never))
-        is_there = jnp.arange(num_slots) < filled
-        weight = cohorts.mean_weights(hyper.weighting, counts, slots.client, is_there)
-        received = live.Received(acts, slots.client, slots.steps, slots.version, weight)
-        flights = pace.flights.after_action(acts, carried.tick)
-        return pace._replace(acted=acts, tick=carried.tick + 1, flights=flights), received
-
-    def after(key: Key, pace: Pace, event: Event, state: object, seen: SeenLosses) -> Pace:
-        quality = counts[jnp.maximum(event.clients, 0)] * seen.root_mean_square
-        staleness, window = event.tick - event.version, hyper.choice.window
+    def learn(key: Key, shown: live.Shown[object, Known, object, SeenLosses]) -> Known:
+        event, known, window = shown.event, shown.memory, hyper.choice.window
+        quality = counts[jnp.maximum(event.clients, 0)] * shown.seen.root_mean_square
+        staleness, slots = event.tick - event.version, jnp.arange(num_slots)
         # A client may have reported several times: by the slots, the later ones later.
-        known, slots = pace.known, jnp.arange(num_slots)
         is_same = event.clients[:, None] == event.clients[None]
         before = (is_same & (slots[:, None] > slots[None])).sum(axis=1)
         later = (is_same & (slots[:, None] < slots[None])).sum(axis=1)
@@ -259,17 +183,27 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
         def among_last(number: int) -> Array:
             """Return the clients of reports that are among their last ones: `i32[S]`."""
             is_last = (event.clients != EMPTY) & (later < number)
-            return jnp.where(is_last, event.clients, hyper.num_clients)
+            return jnp.where(is_last, event.clients, num)
 
         place = (known.reports[event.clients] + before) % window
-        known = known._replace(
+        return known._replace(
             quality=put_all(known.quality, among_last(1), quality),
             staleness=known.staleness.at[among_last(window), place].set(staleness, mode="drop"),
             reports=known.reports.at[among_last(num_slots)].add(1, mode="drop"),
         )
-        return pace._replace(known=known)
 
-    return live.Clock(init, next_tick, after, lambda pace: pace.flights.versions())
+    return live.live_tasks(
+        hyper,
+        num_tasks=hyper.concurrency,
+        num_used=num_slots,
+        choose=choose,
+        weigh=weigh,
+        first=first,
+        learn=learn,
+        order=order,
+        note=note,
+        due=due,
+    )
 
 
 def sizes(hyper: Hyper) -> live.Sizes:

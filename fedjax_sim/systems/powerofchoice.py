@@ -42,7 +42,7 @@ from fedjax_sim.timelines import live
 
 @struct
 class Candidates(live.LiveCohorts):
-    """Settings of rounds whose clients are the candidates of the largest losses."""
+    """Settings of rounds of the candidates with the largest losses."""
 
     tells_losses = True
     num_chosen: Count = setting(3, "Candidates with the largest losses, which train, m.")

@@ -109,7 +109,7 @@ class Choice(Checked):
 
 @struct
 class Tiered(live.LiveCohorts):
-    """Settings of rounds whose clients are of one tier."""
+    """Settings of rounds of clients from one tier."""
 
     choice: Choice = group(Choice(), "tiers, and which of them the server asks")
 

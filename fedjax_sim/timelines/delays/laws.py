@@ -6,8 +6,8 @@ when the engine draws timelines.
 Dimension letters: `N` clients, `K` local steps of an update.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, Literal, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +39,6 @@ class Speeds(NamedTuple):
     spread: Leaf
 
 
-Draw = Callable[[Key, tuple[int, ...], DTypeLike], Array]
-
-
 class Law(Kind):
     """The interface of delay laws, which say how long clients' work takes.
 
@@ -58,7 +55,6 @@ class Law(Kind):
     hyper = fedavg.Hyper(runtime_law="weibull", spread_fast=2.0)
 
     Attributes:
-      draw: Function from a key, a shape and a type to unit-scale numbers.
       spreads: Spreads that it allows, "any", "at most 1" or "below 1"; "" for a law that has none.
       has_probabilities: Whether rates are probabilities.
       is_count: Whether it is the law of the number of steps between two contacts, whatever the time
@@ -66,7 +62,10 @@ class Law(Kind):
     """
 
     spreads, has_probabilities, is_count = "", False, False
-    draw: ClassVar[Draw] = staticmethod(jax.random.exponential)
+
+    def draw(self, key: Key, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """Draw unit-scale numbers of a shape and a type, by default exponential ones."""
+        return jax.random.exponential(key, shape, dtype)
 
     def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
         """Scale unit-scale numbers to running times of mean 1/rate.
@@ -126,7 +125,10 @@ class Constant(Law):
     """Always 1/rate."""
 
     name: str = settings.fixed("runtime_constant")
-    draw = staticmethod(lambda key, shape, dtype: jnp.ones(shape, dtype))
+
+    def draw(self, key: Key, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """Return ones."""
+        return jnp.ones(shape, dtype)
 
     def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
         """Return the mean."""
@@ -138,10 +140,14 @@ class Uniform(Law):
     """Uniform from 1 - spread to 1 + spread times the mean."""
 
     name: str = settings.fixed("runtime_uniform")
-    draw, spreads = staticmethod(jax.random.uniform), "at most 1"
+    spreads = "at most 1"
+
+    def draw(self, key: Key, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """Draw numbers from 0 to 1."""
+        return jax.random.uniform(key, shape, dtype)
 
     def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
-        """Stretch numbers from 0 to 1 between the least and the largest time."""
+        """Stretch them between the least and the largest time."""
         least = 1 - spread
         return jnp.maximum(standard * (1 + spread - least) + least, least) / rate
 
@@ -155,10 +161,14 @@ class Normal(Law):
     """
 
     name: str = settings.fixed("runtime_normal")
-    draw, spreads = staticmethod(jax.random.normal), "any"
+    spreads = "any"
+
+    def draw(self, key: Key, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """Draw standard normal numbers."""
+        return jax.random.normal(key, shape, dtype)
 
     def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
-        """Add standard normal numbers to the mean, and cut at 0."""
+        """Add them to the mean, and cut at 0."""
         return jnp.maximum(1 + spread * standard, 0) / rate
 
 

@@ -245,7 +245,7 @@ class Selection(NamedTuple):
     sees: Callable[[Callable[..., types.Algorithm]], Callable[..., types.Algorithm]] | None = None
 
     def on(self, system: types.System, **changes: Any) -> types.System:
-        """Return a system of rounds whose clients are chosen so.
+        """Return a system of rounds that chooses its clients so.
 
         Args:
           system: The system.

@@ -163,6 +163,7 @@ class Replacing(NamedTuple, Generic[MemoryT, types.StateT]):
     Attributes:
       tasks: The tasks; `now` is when.
       own: `i32[]`, the client that has finished, which may be chosen again.
+      work: What it has finished.
       devices: The clients.
       state: The algorithm's state.
       memory: Memory of the choice.
@@ -170,6 +171,7 @@ class Replacing(NamedTuple, Generic[MemoryT, types.StateT]):
 
     tasks: Tasks[MemoryT]
     own: Array
+    work: Flights
     devices: Devices
     state: types.StateT
     memory: MemoryT
@@ -221,6 +223,12 @@ def _equally(hyper: object, clients: Array, staleness: Array) -> Array:
     return jnp.full(clients.shape, 1 / len(clients))
 
 
+def _shuffled(key: Key, num_clients: int) -> Array:
+    """Draw the order in which clients get the first tasks, as planned clocks do: `i32[N]`."""
+    first_key = lane_stream(lane_stream(key, "replacements"), "first tasks")
+    return jax.random.permutation(first_key, num_clients).astype("int32")
+
+
 @checked
 def live_tasks(
     hyper: Settings,
@@ -231,6 +239,9 @@ def live_tasks(
     weigh: Callable[[Settings, Array, Array], Array] = _equally,
     first: Callable[[Settings, Drawn], object] = lambda hyper, drawn: (),
     learn: Callable[[Key, Shown], object] = lambda key, shown: shown.memory,
+    order: Callable[[Key, int], Array] = _shuffled,
+    note: Callable[[Replacing], object] = lambda replacing: replacing.memory,
+    due: Callable[[Instant, Tasks], Instant] | None = None,
 ) -> Clock:
     """Make a clock with a number of tasks in flight, of which the server waits for some.
 
@@ -245,12 +256,17 @@ def live_tasks(
     Args:
       hyper: Settings of the clients and their delays, such as `Arrivals`.
       num_tasks: Clients at work at one time, M, at most N.
-      num_used: Updates whose arrival makes the server act, S.
+      num_used: Updates whose arrival makes the server act, S. It may act with fewer if `due` says.
       choose: From a key, which is new each time, and who has finished to the idle client that
         takes its place. If that client is at work, the lane ends.
       weigh: From the settings, clients `i32[S]` and staleness `i32[S]` to weights, `f[S]`.
       first: As of a `Selector`.
       learn: As of a `Selector`; the `round` of what a tick has shown are the tasks.
+
+      order: From the lane's key and N to the order in which clients get the first tasks, `i32[N]`.
+      note: From who has finished to what the choice remembers then.
+      due: From when the server acted last, and the tasks, to when it acts if nobody else arrives,
+        as soon as something has; None to wait for S updates.
 
     Returns:
       The clock. Its sizes have `versions=num_tasks`.
@@ -260,16 +276,14 @@ def live_tasks(
     def init(key: Key) -> Tasks:
         devices = draw_devices(key, hyper)
         drawn = devices.drawn
-        first_key = lane_stream(lane_stream(key, "replacements"), "first tasks")
-        order = jax.random.permutation(first_key, num_clients).astype("int32")
-        everyone = jnp.arange(num_clients, dtype="int32")
-        place = jnp.zeros_like(everyone).at[order].set(everyone)
+        clients, everyone = order(key, num_clients), jnp.arange(num_clients, dtype="int32")
+        place = jnp.zeros_like(everyone).at[clients].set(everyone)
         turns = (place < num_tasks).astype("int32")
-        who, none = order[:num_tasks], jnp.zeros(num_tasks, "int32")
+        who, none = clients[:num_tasks], jnp.zeros(num_tasks, "int32")
         flights = begin_work(devices, who, none, Instant.at(0.0), none)
         nothing, memory = jnp.zeros(num_used, drawn.speeds.rate.dtype), first(hyper, drawn)
         start, zero = Instant.at(0.0), jnp.int32(0)
-        return Tasks(start, zero, zero, order, place, turns, flights, memory, nothing, drawn)
+        return Tasks(start, zero, zero, clients, place, turns, flights, memory, nothing, drawn)
 
     # Where no work is lost, who is drawn at a tick is known before.
     has_ahead = choose is uniformly and loss_shares(hyper) is None and num_clients > num_tasks
@@ -291,7 +305,9 @@ def live_tasks(
             tasks = tasks._replace(now=done.ends)
             lost = devices.are_lost(done.client, done.number)
             own_key = tick_key(key, tasks.event, "choose")
-            replacing = Replacing(tasks, done.client, devices, state, tasks.memory)
+            replacing = Replacing(tasks, done.client, done, devices, state, tasks.memory)
+            tasks = tasks._replace(memory=note(replacing))
+            replacing = replacing._replace(tasks=tasks, memory=tasks.memory)
             other = choose(own_key, replacing).astype("int32")
             is_client = (other >= 0) & (other < num_clients)
             is_idle = (tasks.place[other] >= num_tasks) | (other == done.client)
@@ -309,6 +325,14 @@ def live_tasks(
             slots = put(slots, jnp.where(lost, num_used, filled), done)
             return tasks, slots, filled + ~lost, is_right & is_client & is_idle
 
+        def waits(given: tuple[Tasks, Flights, Array, Array]) -> Array:
+            tasks, _, filled, _ = given
+            if due is None:
+                return filled < num_used
+            arrives = tasks.flights.take(tasks.flights.first()).ends
+            is_due = (filled > 0) & due(carried.now, tasks).is_before(arrives)
+            return ~is_due & (filled < num_used) & arrives.is_finite
+
         given, is_right = (carried, slots, jnp.int32(0), jnp.bool_(True)), jnp.bool_(True)
         are_free = devices.loss is None and devices.windows is None
         if choose is uniformly and are_free and not is_for_cpu():
@@ -316,10 +340,14 @@ def live_tasks(
                 is_drawn = num_clients > num_tasks
                 drawn = ahead(key, carried.number) if is_drawn else jnp.zeros(num_used, "int32")
             tasks, slots = _land_together(carried, devices, drawn)
-        elif devices.loss is None:
+        elif devices.loss is None and due is None:
             tasks, slots, _, is_right = repeat(num_used, land, given)
         else:
-            tasks, slots, _, is_right = repeat_while(lambda given: given[2] < num_used, land, given)
+            tasks, slots, filled, is_right = repeat_while(waits, land, given)
+            if due is not None:
+                never = Instant.at(jnp.full((), jnp.inf))
+                acts = due(carried.now, tasks).where(filled > 0, never)
+                tasks = tasks._replace(now=tasks.now.where(filled == num_used, acts))
         tasks = tasks._replace(
             number=carried.number + 1,
             flights=tasks.flights.after_action(tasks.now, carried.number),
