@@ -233,17 +233,24 @@ def local_training(
         if gradient is not None:
             slope = gradient(*of_client, *extras)
         else:
-            ahead = {"most_steps": facts.most_steps, "is_alone": facts.packed is not None}
-            slope = batch_gradient(*of_client, **ahead, start=start, own=own)
+            slope = batch_gradient(
+                *of_client,
+                most_steps=facts.most_steps,
+                is_alone=facts.packed is not None,
+                start=start,
+                own=own,
+            )
         is_alike = hyper.training.optimizer in ELEMENTWISE and (direction is None or is_elementwise)
         read = extras if is_directed else ()
-        shifts = [direction, read, is_corrected, proximal]
-        if sees_batch:
+        along = direction
+        if direction is not None and sees_batch:
             drawn = batching.look_ahead(batches_of(*of_client), facts.most_steps)
-            shifts[0] = lambda g, model, q, *models: direction(
-                g, model, q, *models, batch=Batch(*drawn(q))
-            )
-        return Training(slope, hyper.local_optimizer(), is_alike, *shifts, plan.measures)
+
+            def along(g: Params, model: Params, q: Array, *models: Params) -> Params:
+                return direction(g, model, q, *models, batch=Batch(*drawn(q)))
+
+        shifts = along, read, is_corrected, proximal, plan.measures
+        return Training(slope, hyper.local_optimizer(), is_alike, *shifts)
 
     reads_own = method_of(problem, "local_loss") is not None
     return Train(plan, training, gradient is not None or is_directed, reads_own)
@@ -604,7 +611,7 @@ def with_measures(system: System, measures: Mapping[str, Measure]) -> System:
         @functools.wraps(made.step)
         def step(key: Key, state: StateT, event: Event) -> tuple[StateT, Work]:
             state, work = made.step(key, state, event)
-            if not (are_clients and getattr(work, "measured", ())):
+            if not (are_clients and getattr(work, "measured", False)):
                 allowed = "a system whose slots are clients in local training"
                 raise ConfigError("system with measures", system.name, allowed)
             return state, work
