@@ -404,8 +404,8 @@ class Supervised:
 
         train: whether the network is in training; otherwise its state stays, and is ().
         """
-        rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
         inputs, targets = self._drawn(rows, key)
+        rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
         whole, mutable = self.parameters(params), self.state if train else ()
         found = outputs_of(self.model, whole, inputs, train=train, rngs=rngs, mutable=mutable)
         outputs, state = found if mutable else (found, ())
