@@ -236,19 +236,16 @@ class Supervised:
         """Compute the loss of a local step; the aux is the model's state if it has some."""
         rows = self.index[extras.client, batch.examples]
         if self.step_loss is None:
-            losses, mask, of_state = self._losses(params, rows, batch.key)
+            losses, mask, after = self._losses(params, rows, batch.key)
             loss = self._mean(params, losses, mask)
         else:
-            known, (inputs, targets) = self.parameters(params), self._drawn(rows, batch.key)
+            known, drawn = self.parameters(params), Drawn(*self._drawn(rows, batch.key), batch.key)
             given = {name: known[name] for name in self.state} if self.state else aux
-            start = self.parameters(extras.start)
-            loss, aux = self.step_loss(
-                known, given, Drawn(inputs, targets, batch.key), extras._replace(start=start)
-            )
-            loss, of_state = loss + self._penalty(params), aux
+            extras = extras._replace(start=self.parameters(extras.start))
+            loss, after = self.step_loss(known, given, drawn, extras)
+            loss, aux = loss + self._penalty(params), after
         if self.state:
-            kept = {name: of_state[name] for name in self.state}
-            fresh = jax.tree.map(lambda _: None, params) | kept
+            fresh = jax.tree.map(lambda _: None, params) | {k: after[k] for k in self.state}
             is_none = partial(operator.is_, None)
             aux = jax.tree.map(
                 lambda old, new: None if old is None else new, params, fresh, is_leaf=is_none
