@@ -242,22 +242,28 @@ def local_training(
         if gradient is not None:
             slope = gradient(*of_client, *extras)
         else:
-            ahead = {"most_steps": facts.most_steps, "is_alone": facts.packed is not None}
-            slope = batch_gradient(*of_client, **ahead, start=start, own=own)
+            slope = batch_gradient(
+                *of_client,
+                most_steps=facts.most_steps,
+                is_alone=facts.packed is not None,
+                start=start,
+                own=own,
+            )
         is_alike = hyper.training.optimizer in ELEMENTWISE and (direction is None or is_elementwise)
         read = extras if is_directed else ()
-        followed = direction
+        along = direction
         if direction is not None and sees_batch:
             drawn = batching.look_ahead(batches_of(*of_client), facts.most_steps)
-            followed = lambda g, model, q, *models: direction(  # noqa: E731
-                g, model, q, *models, batch=Batch(*drawn(q))
-            )
+
+            def along(g: Params, model: Params, q: Array, *models: Params) -> Params:
+                return direction(g, model, q, *models, batch=Batch(*drawn(q)))
+
         of_slot = hyper.at_slot(rates)
 
         def at(hyper: LocalTraining) -> Training:
             mu = hyper.proximal if proximal is None else proximal
-            shifts = followed, read, is_corrected, None if is_known(mu, 0) else mu
-            return Training(slope, hyper.local_optimizer(), is_alike, *shifts, plan.measures)
+            shifts = along, read, is_corrected, None if is_known(mu, 0) else mu, plan.measures
+            return Training(slope, hyper.local_optimizer(), is_alike, *shifts)
 
         at_step = (lambda q: at(of_slot.at_step(q))) if of_slot.by_step else None
         return at(of_slot)._replace(at_step=at_step)
@@ -625,7 +631,7 @@ def with_measures(system: System, measures: Mapping[str, Measure]) -> System:
         @functools.wraps(made.step)
         def step(key: Key, state: StateT, event: Event) -> tuple[StateT, Work]:
             state, work = made.step(key, state, event)
-            if not (are_clients and getattr(work, "measured", ())):
+            if not (are_clients and getattr(work, "measured", False)):
                 allowed = "a system whose slots are clients in local training"
                 raise ConfigError("system with measures", system.name, allowed)
             return state, work

@@ -214,7 +214,8 @@ def batch_gradient(
         examples, noise = drawn(q)
 
         def of_one(example: Array, place: Array) -> Params:
-            batch = Batch(example[None], jax.random.fold_in(noise, place))
+            own_key = jax.random.fold_in(noise, place)
+            batch = Batch(example[None], own_key)
             return jax.grad(of_batch, has_aux=True)(model, aux, batch)[0]
 
         slopes = jax.vmap(of_one)(examples, jnp.arange(hyper.batch_size))

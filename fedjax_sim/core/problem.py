@@ -44,8 +44,8 @@ class Extras(NamedTuple):
 
 
 LocalLoss = Callable[[Params, Params, Any, Extras], tuple[Array, Params]]
-"""From a model, what is carried from step to step (aux), a mini-batch and `Extras` to the loss of a
-local step, `f[]`, and the aux of the next step."""
+"""From a model, the aux that steps carry, a mini-batch and `Extras` to the loss of a local step,
+`f[]`, and the aux of the next one."""
 
 
 class Losses(Protocol):

@@ -52,7 +52,8 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
     """
     from flax import nnx
 
-    graph, params, streams, state = nnx.split(make(nnx.Rngs(0)), nnx.Param, nnx.RngState, ...)
+    parts: Any = nnx.split(make(nnx.Rngs(0)), nnx.Param, nnx.RngState, ...)
+    graph, params, streams, state = parts
     return _Nnx(make, graph, jax.tree.structure(params), streams, state)
 
 
@@ -127,7 +128,7 @@ def _collections(params: Params, state: Params) -> Params:
 
 
 def _parts(params: Params, like: Params) -> tuple[Params, Params]:
-    """Split what `_collections` put together; the state has the structure and types of `like`."""
+    """Undo `_collections`; the state gets the structure and types of `like`."""
     leaves, structure = jax.tree.flatten(like)
     if not leaves:
         return params, like
@@ -159,8 +160,8 @@ class _Nnx:
         """Draw the parameters."""
         from flax import nnx
 
-        _, params, _, state = nnx.split(self.make(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
-        return _collections(*map(nnx.to_pure_dict, (params, state)))
+        parts: Any = nnx.split(self.make(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
+        return _collections(*map(nnx.to_pure_dict, parts[1::2]))
 
     def apply(
         self,
@@ -193,8 +194,8 @@ class _Nnx:
         else:
             module.eval()
         outputs = module(x, **switches_of(module.__call__, train=train))
-        after = nnx.split(module, nnx.Param, nnx.RngState, ...)[3]
-        return _results(outputs, nnx.to_pure_dict(after), mutable)
+        after: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
+        return _results(outputs, nnx.to_pure_dict(after[3]), mutable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,17 +229,16 @@ class _Equinox:
         params, state = _parts(params, self.state)
         module = eqx.nn.inference_mode(eqx.combine(params, self.fixed), value=not train)
         options, has_state = switches_of(module, train=train), bool(jax.tree.leaves(state))
-        key, num = _dropout_key(train, rngs), jax.tree.leaves(x)[0].shape[0]
-        takes_key = key is not None and self.takes_key
+        keys = _dropout_key(train, rngs) if self.takes_key else None
+        if keys is not None:
+            keys = jax.random.split(keys, jax.tree.leaves(x)[0].shape[0])
 
         def of_one(x: Array, key: Key | None) -> Any:
-            given = {"key": key, **options} if takes_key else options
-            return module(x, state, **given) if has_state else module(x, **given)
+            given = options if key is None else {"key": key, **options}
+            return module(x, state, **given) if has_state else (module(x, **given), ())
 
-        keys = jax.random.split(key, num) if takes_key else None
-        axes = {"out_axes": (0, None), "axis_name": "batch"} if has_state else {}
-        found = jax.vmap(of_one, **axes)(x, keys)
-        return _results(found[0], jax.tree.leaves(found[1]), mutable) if has_state else found
+        outputs, after = jax.vmap(of_one, out_axes=(0, None), axis_name="batch")(x, keys)
+        return _results(outputs, jax.tree.leaves(after), mutable)
 
 
 def _with_state(made: Any) -> tuple[Any, Any]:

@@ -156,11 +156,10 @@ def outputs_of(
     options: dict[str, Any] = _arguments_of(model, train=train)
     if train and knows_training(model):
         options["rngs"] = rngs
-    switched = _switched(model, train=train)
-    if not mutable:
-        return in_32_bits(switched.apply(params, x, **options))
-    outputs, state = switched.apply(params, x, mutable=list(mutable), **options)
-    return in_32_bits(outputs), state
+    if mutable:
+        options["mutable"] = list(mutable)
+    found = _switched(model, train=train).apply(params, x, **options)
+    return (in_32_bits(found[0]), found[1]) if mutable else in_32_bits(found)
 
 
 def _arguments_of(model: Model, *, train: bool) -> dict[str, bool]:

@@ -13,7 +13,7 @@ channels; `norm="batch"` has batch normalisation.
 Letters: `B` images; `H`, `W`, `C` height, width and channels of an image.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -245,45 +245,37 @@ class ResNet(nn.Module):
 
 
 @checked
-def resnet20(
-    num_classes: Count, convolution: Convolution = auto, *, dtype: Dtype | None = None
-) -> ResNet:
+def resnet20(num_classes: Count, **options: Any) -> ResNet:
     """Make a ResNet-20 for 32x32 images, with 1x1 convolutions as shortcuts.
 
     It has three stages of three blocks, with 16, 32 and 64 channels.
 
-        assert resnet20(100).stages == (16, 32, 64)
+        assert resnet20(100, norm="batch").stages == (16, 32, 64)
 
     Args:
       num_classes: Number of logits.
-      convolution: How to convolve.
-      dtype: Type of the computation, by default that of the inputs.
+      **options: `norm`, `convolution` and `dtype`, as in `ResNet`.
 
     Returns:
       The network.
     """
-    return ResNet(num_classes, (16, 32, 64), 3, convolution=convolution, dtype=dtype)
+    return ResNet(num_classes, (16, 32, 64), 3, **options)
 
 
 @checked
-def resnet18(
-    num_classes: Count, convolution: Convolution = auto, *, dtype: Dtype | None = None
-) -> ResNet:
+def resnet18(num_classes: Count, **options: Any) -> ResNet:
     """Make a ResNet-18 for images of 64x64 or more, with the ImageNet stem.
 
     It has four stages of two blocks, with 64, 128, 256 and 512 channels.
 
     Args:
       num_classes: Number of logits.
-      convolution: How to convolve.
-      dtype: Type of the computation, by default that of the inputs.
+      **options: `norm`, `convolution` and `dtype`, as in `ResNet`.
 
     Returns:
       The network.
     """
-    return ResNet(
-        num_classes, (64, 128, 256, 512), 2, "imagenet", convolution=convolution, dtype=dtype
-    )
+    return ResNet(num_classes, (64, 128, 256, 512), 2, "imagenet", **options)
 
 
 def conv(

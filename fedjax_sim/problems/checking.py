@@ -106,8 +106,8 @@ def _outputs_for(problem: Supervised, inputs: Params) -> Params:
         def compute(problem: Supervised, params: Params, x: Params) -> Params:
             key = jax.random.key(0)
             rngs = {"dropout": key, "quantize": key} if train else None
-            options = {"train": train, "rngs": rngs, "mutable": mutable}
-            return outputs_of(model, problem.parameters(params), x, **options)
+            whole = problem.parameters(params)
+            return outputs_of(model, whole, x, train=train, rngs=rngs, mutable=mutable)
 
         return jax.eval_shape(compute, problem, params, inputs)
 

@@ -237,11 +237,14 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
       The same posterior. Examples are pairs of an input and a label.
 
     Raises:
-      ConfigError: If the problem is of another kind.
+      ConfigError: If the problem is of another kind, or its network has state.
     """
     if not isinstance(problem, Classification | Logistic):
         allowed = "a Classification or a Logistic; make others with from_logdensity"
         raise ConfigError("problem", type(problem).__name__, allowed)
+    if problem.state:
+        allowed = "of parameters alone: a posterior has no running statistics"
+        raise ConfigError("network", ", ".join(problem.state), allowed)
     data = problem.data[0], problem.data[1].astype("int32")
 
     def logits(params: Params, inputs: Array) -> Array:

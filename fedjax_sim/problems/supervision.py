@@ -16,6 +16,7 @@ Dimension letters: `N` clients, `M` places for examples of a client and `U` for 
 """
 
 import math
+import operator
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -233,26 +234,21 @@ class Supervised:
         self, params: Params, aux: Params, batch: Batch, extras: Extras
     ) -> tuple[Array, Params]:
         """Compute the loss of a local step; the aux is the model's state if it has some."""
-        rows, of_state = self.index[extras.client, batch.examples], {}
+        rows = self.index[extras.client, batch.examples]
         if self.step_loss is None:
-            losses, mask, of_state = self._losses(params, rows, batch.key)
+            losses, mask, after = self._losses(params, rows, batch.key)
             loss = self._mean(params, losses, mask)
         else:
-            known, (inputs, targets) = self.parameters(params), self._drawn(rows, batch.key)
+            known, drawn = self.parameters(params), Drawn(*self._drawn(rows, batch.key), batch.key)
             given = {name: known[name] for name in self.state} if self.state else aux
-            start = self.parameters(extras.start)
-            loss, aux = self.step_loss(
-                known, given, Drawn(inputs, targets, batch.key), extras._replace(start=start)
-            )
-            loss, of_state = loss + self._penalty(params), aux
+            extras = extras._replace(start=self.parameters(extras.start))
+            loss, after = self.step_loss(known, given, drawn, extras)
+            loss, aux = loss + self._penalty(params), after
         if self.state:
-            kept = {name: of_state[name] for name in self.state}
-            fresh = jax.tree.map(lambda _: None, params) | kept
+            fresh = jax.tree.map(lambda _: None, params) | {k: after[k] for k in self.state}
+            is_none = partial(operator.is_, None)
             aux = jax.tree.map(
-                lambda old, new: None if old is None else new,
-                params,
-                fresh,
-                is_leaf=lambda leaf: leaf is None,
+                lambda old, new: None if old is None else new, params, fresh, is_leaf=is_none
             )
         return loss, aux
 
@@ -405,11 +401,10 @@ class Supervised:
 
         train: whether the network is in training; otherwise its state stays, and is ().
         """
-        rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
         inputs, targets = self._drawn(rows, key)
+        rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
         whole, mutable = self.parameters(params), self.state if train else ()
-        given = {"train": train, "rngs": rngs, "mutable": mutable}
-        found = outputs_of(self.model, whole, inputs, **given)
+        found = outputs_of(self.model, whole, inputs, train=train, rngs=rngs, mutable=mutable)
         outputs, state = found if mutable else (found, ())
         mask = None if self.mask_of is None else self.mask_of(targets)
         losses = trees.in_32_bits(self.loss_of(outputs, targets))

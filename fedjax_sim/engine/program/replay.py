@@ -478,8 +478,8 @@ def _counts_of(info: types.Work, event: types.Event, num_clients: int) -> Counte
 
     Measures are summed for each client, `f[N]`, as are the steps over which their means are taken.
     """
-    counts, realised = info._asdict(), {}
-    changed = counts.get("event")
+    counts, realised = info._asdict(), dict[str, types.Array]()
+    changed: Any = counts.get("event")
     if not isinstance(changed, tuple):  # A number, or nothing.
         return counts, realised
     del counts["event"]

@@ -107,7 +107,7 @@ def _means_of_steps(infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
       client's, `[L, V + 1, N]`, by name: nan at the first evaluation, and without a step.
     """
     sums = {name[len(MEASURED) :]: infos.pop(name) for name in [*infos] if MEASURED in name}
-    means = {}
+    means: dict[str, np.ndarray] = {}
     with np.errstate(invalid="ignore"):
         for name in sums.keys() - {""}:
             all_steps = sums[name].sum(axis=-1) / sums[""].sum(axis=-1)
