@@ -192,15 +192,8 @@ def local_training(
     """
     is_directed = direction is not None or is_corrected
 
-    def training(
-        key: Key,
-        facts: Facts,
-        start: Params,
-        client: Array,
-        offset: Array,
-        *extras: Params,
-        **rates: Array,
-    ) -> Training:
+    def training(key: Key, facts: Facts, *slot: Params, **rates: Array) -> Training:
+        _, client, offset, *extras = slot
         of_client = problem, hyper, key, client, offset
         if gradient is not None:
             slope = gradient(*of_client, *extras)
@@ -208,7 +201,7 @@ def local_training(
             is_alone, batches = facts.packed is not None, batch_gradient
             slope = batches(*of_client, most_steps=facts.most_steps, is_alone=is_alone)
         is_alike = hyper.training.optimizer in ELEMENTWISE and (direction is None or is_elementwise)
-        read = extras if is_directed else ()
+        read = tuple(extras) if is_directed else ()
         own = hyper.at_slot(rates)
 
         def at(hyper: LocalTraining) -> Training:
@@ -263,15 +256,9 @@ def local_steps(
     chex.assert_tree_shape_prefix((starts, extras, states), (num_slots,))
     is_kept, common = states is not None, start
 
-    def begin(
-        start: Params,
-        client: Array,
-        offset: Array,
-        extras: tuple[Params, ...],
-        state: Params,
-        rates: Mapping[str, Array],
-    ) -> tuple["_Local", "_Step"]:
+    def begin(start: Params, *slot: Params) -> tuple["_Local", "_Step"]:
         """State of a slot, and its step. start: None for the common one."""
+        client, offset, extras, state, rates = slot
         start = common if start is None else start
         given = training(start, client, offset, *extras, **rates)
         return _begin(given, start, state, is_kept, plan.narrow)
