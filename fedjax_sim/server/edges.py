@@ -205,8 +205,9 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
       models, memories, and the work done.
     """
     if hyper.has_one_batch:
-        how = {"gradient": group_gradient, "proximal": 0}
-        train_groups = gradient_steps.local_training(problem, hyper, plan, **how)
+        train_groups = gradient_steps.local_training(
+            problem, hyper, plan, gradient=group_gradient, proximal=0
+        )
 
         def train_at_once(
             key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
@@ -235,10 +236,9 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
             _, _, offset, *members = slot
             return iteration_of(hyper.at_slot(rates), key, event, offset, *members)
 
-        slots = {"extras": (clients, weight), "states": states, "rates": hyper.of_slots(event)}
-        groups, states, work = gradient_steps.local_steps(
-            plan, event, training, starts=starts, **slots
-        )
+        steps = partial(gradient_steps.local_steps, plan, event, training, starts=starts)
+        members = clients, weight
+        groups, states, work = steps(extras=members, states=states, rates=hyper.of_slots(event))
         if states is None:
             return groups, memo, work
         senders = jnp.where((weight > 0) & (event.steps > 0)[:, None], clients, types.EMPTY).ravel()
