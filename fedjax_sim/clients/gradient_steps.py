@@ -315,15 +315,9 @@ def local_steps(
     chex.assert_tree_shape_prefix((starts, extras, states), (num_slots,))
     is_kept, common = states is not None, start
 
-    def begin(
-        start: Params,
-        client: Array,
-        offset: Array,
-        extras: tuple[Params, ...],
-        state: Params,
-        rates: Mapping[str, Array],
-    ) -> tuple["_Local", "_Step"]:
+    def begin(start: Params, *slot: Params) -> tuple["_Local", "_Step"]:
         """State of a slot, and its step. start: None for the common one."""
+        client, offset, extras, state, rates = slot
         start = common if start is None else start
         given = training(start, client, offset, *extras, **rates)
         return _begin(given, start, state, is_kept, plan.narrow)

@@ -286,7 +286,7 @@ def schedule_of(name: str, clocks: Collection[str] = ("round",)) -> Any:
 
     return setting(
         Constant(),
-        f"Factor on `{name}` by {', '.join(clocks[:-1])}{' or ' * (len(clocks) > 1)}{clocks[-1]}.",
+        f"Factor on `{name}`, by {', '.join(clocks)}.",
         allowed=SCHEDULES,
         parse=parse_schedule,
         accepts=accepts,

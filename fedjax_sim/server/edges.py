@@ -194,8 +194,9 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
       models, memories, and the work done.
     """
     if hyper.has_one_batch:
-        how = {"gradient": group_gradient, "proximal": 0}
-        train_groups = gradient_steps.local_training(problem, hyper, plan, **how)
+        train_groups = gradient_steps.local_training(
+            problem, hyper, plan, gradient=group_gradient, proximal=0
+        )
 
         def train_at_once(
             key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
@@ -220,15 +221,13 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
             known = jax.tree.map(lambda d: d.reshape(*clients.shape, *d.shape[1:]), known)
             states = jnp.zeros_like(event.steps), known
 
-        def training(
-            _: Params, group: Array, offset: Array, *members: Array, **rates: Array
-        ) -> Training:
-            return iteration_of(key, event, offset, *members, hyper.at_slot(rates))
+        def training(*slot: Params, **rates: Array) -> Training:
+            _, _, offset, *members = slot
+            return iteration_of(hyper.at_slot(rates), key, event, offset, *members)
 
-        slots = {"extras": (clients, weight), "states": states, "rates": hyper.of_slots(event)}
-        groups, states, work = gradient_steps.local_steps(
-            plan, event, training, starts=starts, **slots
-        )
+        steps = partial(gradient_steps.local_steps, plan, event, training, starts=starts)
+        members = clients, weight
+        groups, states, work = steps(extras=members, states=states, rates=hyper.of_slots(event))
         if states is None:
             return groups, memo, work
         senders = jnp.where((weight > 0) & (event.steps > 0)[:, None], clients, types.EMPTY).ravel()
@@ -297,14 +296,8 @@ def _iterations(
     facts = types.Facts(all_filled=True, most_steps=most_steps, same_steps=is_even)
     lost_shares = loss_shares(hyper)
 
-    def training(
-        key: Key,
-        event: Event,
-        offset: Array,
-        clients: Array,
-        weight: Array,
-        own: EdgeTraining,
-    ) -> Training:
+    def training(own: EdgeTraining, key: Key, event: Event, *group: Array) -> Training:
+        offset, clients, weight = group
         train_clients = gradient_steps.local_training(problem, own, within)
         steps = jnp.broadcast_to(jnp.int32(hyper.client_steps), clients.shape)
         if hyper.steps_of_epochs is not None:

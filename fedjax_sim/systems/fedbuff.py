@@ -45,14 +45,8 @@ from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.core.checking import Limit
 from fedjax_sim.core.settings import is_known, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
-from fedjax_sim.server import (
-    Memo,
-    ScheduledReports,
-    ServerRate,
-    StalenessWeights,
-    Wire,
-    keep_if_empty,
-)
+from fedjax_sim.server import Memo, ScheduledReports, StalenessWeights, Wire
+from fedjax_sim.server.aggregation import ServerRate, keep_if_empty
 from fedjax_sim.server.report_settings import report_messages
 from fedjax_sim.server.staleness import WeightedArrivals, schedule_stale_arrivals, weigh_arrivals
 from fedjax_sim.server.versions import stale_models

@@ -22,11 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.clients import ABOUT_TRAINING, ClientTraining, LocalTraining, local_training
+from fedjax_sim.clients import ABOUT_TRAINING, ClientTraining, LocalTraining
 from fedjax_sim.core.checking import Limit
 from fedjax_sim.core.settings import ConfigError, group, is_known, setting, struct
-from fedjax_sim.core.types import Algorithm, Array, Event, Key, Plan, Problem, Work
-from fedjax_sim.server import Reports, RoundState, ServerStep, Wire
+from fedjax_sim.core.types import Algorithm, Array, Event, Plan, Problem, Work
+from fedjax_sim.server import Reports, RoundState, ServerStep
+from fedjax_sim.systems import fedopt
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -72,21 +73,12 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedNova to a problem."""
-    train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan, train=local_training)
 
-    def init(key: Key) -> RoundState:
-        return wire.first_step(problem.init(key))
-
-    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+    def scale_of(event: Event) -> Array:
         size = hyper.at_slot(hyper.of_slots(event)).size(event.steps)
-        scale = event.weight @ size / jnp.where(size > 0, size, 1)  # tau_eff / ||a_i||_1
-        total = wire.total(event, of_progress=True, scale=scale)
-        local, work = train(key, event, start=wire.received(state), total=total)
-        progress, memo = wire.progress(key, event, state, local, total=total, scale=scale)
-        return wire.step(key, event, state, memo, progress), work
+        return event.weight @ size / jnp.where(size > 0, size, 1)  # tau_eff / ||a_i||_1
 
-    return wire.algorithm(init, step)
+    return fedopt.algorithm(problem, hyper, plan, scale_of)
 
 
 SUMMARY = "federated averaging of progress per local step: right also if clients' steps differ"

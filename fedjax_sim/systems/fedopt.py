@@ -122,11 +122,18 @@ class Yogi(Adaptive):
 
 
 def algorithm(
-    problem: Problem, hyper: Hyper | WithMomentum | Adaptive, plan: Plan
+    problem: Problem,
+    hyper: LocalTraining,
+    plan: Plan,
+    scale_of: Callable[[Event], Array | None] = lambda event: None,
 ) -> Algorithm[RoundState, Work]:
-    """Bind FedOpt to a problem; the arguments are those of `System.algorithm`.
+    """Bind FedOpt to a problem. The server's memory is the state of its optimizer.
 
-    The server's memory is the state of its optimizer.
+    Args:
+      problem: Data and loss.
+      hyper: Settings, or those of a system whose server follows scaled progress.
+      plan: How the machine is used.
+      scale_of: From an event to factors on the slots' progress, `f[S]`, or None.
     """
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan, train=local_training)
@@ -135,9 +142,10 @@ def algorithm(
         return wire.first_step(problem.init(key))
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
-        total = wire.total(event, of_progress=True)
+        scale = scale_of(event)
+        total = wire.total(event, of_progress=True, scale=scale)
         local, work = train(key, event, start=wire.received(state), total=total)
-        progress, memo = wire.progress(key, event, state, local, total=total)  # Delta_t
+        progress, memo = wire.progress(key, event, state, local, total=total, scale=scale)
         return wire.step(key, event, state, memo, progress), work
 
     return wire.algorithm(init, step)

@@ -18,13 +18,12 @@ Readings. The local optimizer of the paper is SGD; the state of another one may 
 
 from fedjax_sim.clients import LastingTraining
 from fedjax_sim.core.settings import redefault, struct
-from fedjax_sim.server import PrivateReports
 from fedjax_sim.systems import fedavg
-from fedjax_sim.timelines import CohortRounds, cohort_system
+from fedjax_sim.timelines import cohort_system
 
 
 @struct
-class Hyper(CohortRounds, LastingTraining, PrivateReports):
+class Hyper(fedavg.Hyper):
     """Settings of FedProx: its rounds, local training, messages, and the proximal term."""
 
     proximal: float = redefault(LastingTraining, "proximal", 0.01)
