@@ -559,17 +559,14 @@ def _over_lanes(
             opened = open_lane(program.system, problem, hyper, key, program.plan)
             return run(opened, row, tables, *varying)
 
-        return map_families(
-            lane,
-            (lanes.seed, lanes.row, lanes.problem.varying),
-            (lanes.hyper.varying, varying),
-            size=program.placement.family_size,
-            map_over=partial(
-                map_lanes,
-                at_once=program.plan.lanes_at_once,
-                batches=program.placement.lane_batches,
-            ),
-        )
+        placement = program.placement
+        at_once, batches = placement.lanes_at_once, placement.lane_batches
+        map_over = partial(map_lanes, at_once=at_once, batches=batches)
+        shared = lanes.seed, lanes.row, lanes.problem.varying
+        varying = lanes.hyper.varying, varying
+        if placement.family_size == 1:
+            return map_over(lane, (shared, varying))
+        return map_families(lane, shared, varying, size=placement.family_size, map_over=map_over)
 
     split, whole = PartitionSpec("lanes"), PartitionSpec()
     stacked = (each.replace(varying=split, shared=whole) for each in (lanes.hyper, lanes.problem))
