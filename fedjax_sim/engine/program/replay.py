@@ -400,7 +400,8 @@ def _advance(
         ) -> tuple[Carry, Counted]:
             places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
             if num_ticks is None or not differs:
-                return targets.scan(tick, carry, (places, lane.draw_ahead(carry.state, length)))
+                ahead = lane.live and lane.live.draw_ahead(carry.state, length)
+                return targets.scan(tick, carry, (places, ahead))
             left = jnp.clip(num_ticks - (first + number) * per_eval - begin, 0, length)
             return _scan_unevenly(tick, carry, lambda i: (number, begin + i), left, length)
 
