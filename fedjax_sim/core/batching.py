@@ -74,14 +74,12 @@ def map_families(
       run: From the pair of a lane's shared and varying inputs to its results.
       shared: Pytree with leading axis L, equal within each family.
       varying: Pytree with leading axis L.
-      size: Members of a family, adjacent in the leading axis; it divides L. 1: no families.
+      size: Members of a family, adjacent in the leading axis; it divides L.
       map_over: Applies a function to every family, for example `map_lanes`.
 
     Returns:
       The results with leading axis L.
     """
-    if size == 1:
-        return map_over(run, (shared, varying))
 
     def family(inputs: tuple[TreeT, OtherT]) -> ResultT:
         of_family, of_members = inputs

@@ -32,47 +32,37 @@ MOST_OF_ESTIMATE = 4
 """How many times the estimated ticks a live lane has at most, if nobody says."""
 
 
-def as_planned(system: System, hypers: Sequence[HyperT], budget: Budget) -> Budget:
-    """Return the budget of the timelines that are drawn: a live system's have all ticks at most.
+def first_request(system: System, hypers: Sequence[HyperT], budget: Budget) -> tuple[Budget, int]:
+    """Return the budget of the timelines that are drawn, and how many ticks to draw first.
+
+    A live system's timelines have all ticks at most.
 
     Raises:
       ConfigError: If a stretch of time or an energy has a number of ticks and the system is
-        planned, or they are too many; or if an energy of a live system has none.
+        planned, or they are too many for any machine; or if an energy of a live system has none.
     """
     if isinstance(budget, Ticks):
-        return budget
+        return budget, budget.num_ticks
+    most, within = budget.most_ticks, system.hints.ticks_within
     if system.live is None:
-        if budget.most_ticks is not None:
+        if most is not None:
             allowed = f"None for {system.name}, whose ticks are counted before learning"
-            raise ConfigError("most_ticks", budget.most_ticks, allowed)
-        return budget
-    if (most := budget.most_ticks) is None:
+            raise ConfigError("most_ticks", most, allowed)
+        if isinstance(budget, Energy):
+            return budget, FIRST_OF_ENERGY
+        expected = max(float(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
+        if expected > MAX_TICKS:
+            raise _too_long(budget)
+        return budget, int(min(16 + 1.1 * expected, MAX_TICKS))
+    if most is None:
         if isinstance(budget, Energy):
             allowed = f"given for {system.name}, whose ticks are not known before learning"
             raise ConfigError("most_ticks", None, allowed)
-        within = system.hints.ticks_within
         estimates = (int(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
         most = MOST_OF_ESTIMATE * max(1, *estimates)
     if most > MAX_TICKS:
         raise _too_long(budget)
-    return Ticks(most)
-
-
-def ticks_to_draw(system: System, hypers: Sequence[HyperT], budget: Budget) -> int:
-    """Estimate how many ticks cover the budget of every lane.
-
-    Raises:
-      ConfigError: If they are too many for any machine.
-    """
-    if isinstance(budget, Ticks):
-        return budget.num_ticks
-    if isinstance(budget, Energy):
-        return FIRST_OF_ENERGY
-    within = system.hints.ticks_within
-    expected = max(float(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
-    if expected > MAX_TICKS:
-        raise _too_long(budget)
-    return int(min(16 + 1.1 * expected, MAX_TICKS))
+    return Ticks(most), most
 
 
 def lengthen(

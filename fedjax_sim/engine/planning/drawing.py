@@ -127,8 +127,7 @@ def request_timelines(
       OutOfMemoryError: If the timelines do not fit in memory.
     """
     asked = budget
-    budget = budgets.as_planned(system, hypers, budget)
-    first = budgets.ticks_to_draw(system, hypers, budget)
+    budget, first = budgets.first_request(system, hypers, budget)
     _check_size(system, hypers, asked, first)
     try:
         draw = partial(draw_timelines, system, seeds, hypers)

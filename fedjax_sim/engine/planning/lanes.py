@@ -9,7 +9,7 @@ Dimension letters: `L` lanes.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,26 +49,20 @@ class Lane(NamedTuple):
 def groups_of(lanes: list[Lane]) -> list[list[Lane]]:
     """Group lanes of equal static settings and shapes."""
 
-    def static_part(lane: Lane) -> tuple[TypedStructure, TypedStructure, list[tuple]]:
-        leaves = jax.tree.leaves(lane.problem)
-        kinds = map(jax.typeof, leaves)
-        shapes = [(kind.shape, kind.dtype, kind.weak_type) for kind in kinds]
+    def static_part(lane: Lane) -> Hashable:
+        kinds = map(jax.typeof, jax.tree.leaves(lane.problem))
+        shapes = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in kinds)
         return typed_structure(lane.hyper), typed_structure(lane.problem), shapes
 
     # By settings and problem, because thousands of seeds may share both.
-    objects = [lane.hyper for lane in lanes], [lane.problem for lane in lanes]
-    firsts, number = distinct_rows(*(distinct_objects(each)[1] for each in objects))
-    parts: list[tuple[TypedStructure, TypedStructure, list[tuple]]] = []
-    part_of = np.empty(len(firsts), np.int64)
-    for i in np.argsort(firsts):
-        static = static_part(lanes[firsts[i]])
-        part_of[i] = next((p for p, part in enumerate(parts) if part == static), len(parts))
-        if part_of[i] == len(parts):
-            parts.append(static)
-    if len(parts) == 1:
-        return [list(lanes)]
-    members = (np.flatnonzero(part_of[number] == p).tolist() for p in range(len(parts)))
-    return [[lanes[i] for i in places] for places in members]
+    group_of: dict[tuple[int, int], list[Lane]] = {}
+    groups: dict[Hashable, list[Lane]] = {}
+    for lane in lanes:
+        both = id(lane.hyper), id(lane.problem)
+        if both not in group_of:
+            group_of[both] = groups.setdefault(static_part(lane), [])
+        group_of[both].append(lane)
+    return list(groups.values())
 
 
 def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[int], np.ndarray]:

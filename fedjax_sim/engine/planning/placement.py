@@ -130,11 +130,6 @@ class Placement(NamedTuple):
         """The kind of machine, such as "cpu" or "gpu"."""
         return self.devices[0].platform if self.devices else jax.default_backend()
 
-    @property
-    def is_described(self) -> bool:
-        """Whether the devices are only described, so that nothing can run on them."""
-        return bool(self.devices)
-
     def layout(self) -> dict[str, str]:
         """Return the layout as text, for a checkpoint's identity."""
         return {name: str(value) for name, value in self._asdict().items() if name != "devices"}

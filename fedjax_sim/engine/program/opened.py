@@ -113,10 +113,6 @@ class BoundLane(NamedTuple):
         """Return the algorithm's state: a live lane carries its clock as well."""
         return state if self.live is None else state.state
 
-    def draw_ahead(self, state: Any, number: int) -> Any:
-        """Pre-draw a live clock's random numbers for many ticks; see `LiveLane.draw_ahead`."""
-        return None if self.live is None else self.live.draw_ahead(state, number)
-
     @property
     def step(self) -> Callable[..., tuple[Any, Any]]:
         """The checked step, from state and event; of a live lane also from numbers drawn ahead."""

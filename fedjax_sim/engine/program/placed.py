@@ -60,7 +60,7 @@ class PlacedLanes:
           is_described: Whether to describe the arrays only.
         """
         chex.assert_equal_shape([lanes.row, lanes.seed])
-        self.schedule, self.is_described = schedule, is_described or placement.is_described
+        self.schedule, self.is_described = schedule, is_described or bool(placement.devices)
         self._placement, row = placement, np.asarray(lanes.row)
         self.lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
         self.place_of = np.unique(self.lane_of, return_index=True)[1]

@@ -400,7 +400,8 @@ def _advance(
         ) -> tuple[Carry, Counted]:
             places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
             if num_ticks is None or not differs:
-                return targets.scan(tick, carry, (places, lane.draw_ahead(carry.state, length)))
+                ahead = lane.live and lane.live.draw_ahead(carry.state, length)
+                return targets.scan(tick, carry, (places, ahead))
             left = jnp.clip(num_ticks - (first + number) * per_eval - begin, 0, length)
             return _scan_unevenly(tick, carry, lambda i: (number, begin + i), left, length)
 
@@ -569,17 +570,14 @@ def _over_lanes(
             opened = open_lane(program.system, problem, hyper, key, program.plan)
             return run(opened, row, tables, *varying)
 
-        return map_families(
-            lane,
-            (lanes.seed, lanes.row, lanes.problem.varying),
-            (lanes.hyper.varying, varying),
-            size=program.placement.family_size,
-            map_over=partial(
-                map_lanes,
-                at_once=program.plan.lanes_at_once,
-                batches=program.placement.lane_batches,
-            ),
-        )
+        placement = program.placement
+        at_once, batches = placement.lanes_at_once, placement.lane_batches
+        map_over = partial(map_lanes, at_once=at_once, batches=batches)
+        shared = lanes.seed, lanes.row, lanes.problem.varying
+        varying = lanes.hyper.varying, varying
+        if placement.family_size == 1:
+            return map_over(lane, (shared, varying))
+        return map_families(lane, shared, varying, size=placement.family_size, map_over=map_over)
 
     split, whole = PartitionSpec("lanes"), PartitionSpec()
     stacked = (each.replace(varying=split, shared=whole) for each in (lanes.hyper, lanes.problem))

@@ -133,7 +133,9 @@ def _replayed(
     """
     # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
     decides = replay.program.can_stop or replay.program.plan.live is not None
-    pace, whole = _Pace(replay, 1 if decides else 2), replay.num_evals * replay.program.chunk[1]
+    (num_evals, per_eval), block = replay.program.chunk, replay.program.block
+    pace = _Pace(replay, 1 if decides else 2) if block else None
+    whole = replay.num_evals * per_eval
     waiting: deque[_Chunk] = deque()
     # When the last chunk was done, and how long it took.
     last_ready, lasted = 0.0, 0.0
@@ -150,7 +152,8 @@ def _replayed(
             began, last_ready = max(chunk.sent, last_ready), chunk.ready.result()
             if chunk.end > 0:
                 lasted = last_ready - began
-                pace.note(chunk.begin, chunk.end, lasted)
+                if pace is not None:
+                    pace.note(chunk.begin, chunk.end, lasted)
             return chunk._replace(returned=processes.fetch(chunk.returned))
 
         def may_overtake() -> bool:
@@ -165,7 +168,8 @@ def _replayed(
             send(0, 0, first, time.monotonic())
         while waiting or (done < whole and seen.is_running.any()):
             while done < whole and (not waiting or may_overtake()):
-                begin, done, sent = done, pace.end_after(done), time.monotonic()
+                begin, sent = done, time.monotonic()
+                done = done + num_evals * per_eval if pace is None else pace.end_after(done)
                 try:
                     if waiting and checkpoint is not None:
                         # It is saved once the chunk is done, if that is due then.
@@ -190,7 +194,7 @@ def _when_ready(returned: Returned) -> float:
 
 
 class _Pace:
-    """Where chunks end: stretches of ticks, or whole evaluations.
+    """Where chunks end that are stretches of ticks.
 
     Those that are sent at a time take about `SECONDS` together, as a run stops after them.
     """
@@ -201,19 +205,14 @@ class _Pace:
     def __init__(self, replay: Replay, most: int = 1):
         """Take the program and how many chunks are sent at a time."""
         self._seconds = self.SECONDS / most
-        (num, per_eval), self._block = replay.program.chunk, replay.program.block
-        self._per_eval, self._whole = per_eval, num * per_eval
-        self._work = np.zeros(1, np.int64)
-        if self._block:
-            # Local steps of all schedules up to each tick, and one for the tick.
-            work = 1 + replay.placed.schedule.work.sum(axis=0, dtype=np.int64)
-            self._work = np.concatenate([self._work, np.cumsum(work)])
+        self._per_eval, self._block = replay.program.chunk[1], replay.program.block
+        # Local steps of all schedules up to each tick, and one for the tick.
+        work = 1 + replay.placed.schedule.work.sum(axis=0, dtype=np.int64)
+        self._work = np.concatenate([np.zeros(1, np.int64), np.cumsum(work)])
         self._per_second = 0.0
 
     def end_after(self, done: int) -> int:
         """Choose the tick with which the chunk after `done` ticks ends."""
-        if not self._block:
-            return done + self._whole
         last = (1 + done // self._per_eval) * self._per_eval
         within = self._work[done] + self._per_second * self._seconds
         end = int(np.searchsorted(self._work, within, side="right")) - 1
@@ -221,8 +220,7 @@ class _Pace:
 
     def note(self, begin: int, end: int, seconds: float) -> None:
         """Learn from the seconds that a chunk took."""
-        if self._block:
-            self._per_second = (self._work[end] - self._work[begin]) / max(seconds, 1e-3)
+        self._per_second = (self._work[end] - self._work[begin]) / max(seconds, 1e-3)
 
 
 class Evaluations:
