@@ -360,6 +360,7 @@ def report_messages(
     up: Callable[[Params, Any], Params] = lambda params, hyper: params,
     *,
     down: Callable[[Params, Any], Params] | None = None,
+    further: Callable[[Params, Any], int] = lambda params, hyper: 0,
     has_weights: bool = True,
 ) -> Messages:
     """Make the counts of bits of a system with reports of models.
@@ -376,6 +377,7 @@ def report_messages(
     Args:
       up: From a model and the settings to what a client sends.
       down: The same for what the server sends, if that is something else.
+      further: The same for the bits of numbers that a client sends too, which are not compressed.
       has_weights: Whether the weights of the schedule are those with which messages are averaged.
 
     Returns:
@@ -385,7 +387,7 @@ def report_messages(
     def bits(params: Params, hyper: Any) -> tuple[int, int]:
         sent = up(params, hyper), (down or up)(params, hyper)
         bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, sent[0])
-        return bits_up, types.full_precision_bits(sent[1])
+        return bits_up + further(params, hyper), types.full_precision_bits(sent[1])
 
     def per_tick(problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
         if isinstance(hyper.messages.downlink, Identity):
