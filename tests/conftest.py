@@ -321,7 +321,7 @@ def small() -> Callable[..., Any]:
         "mimelite": {"num_selected": 4, "local_steps": 5, "gradient": "minibatch"},
         "qfedavg": {"num_selected": 4, "local_steps": 5, "client_losses": "minibatch"},
         "ifca": {"num_selected": 4, "local_steps": 5, "client_losses": "minibatch"},
-        "pfedme": {"num_selected": 4, "local_steps": 5, "inner_steps": 2, "inner_lr": 0.1},
+        "pfedme": {"num_selected": 4, "local_steps": 5, "personal_steps": 2, "personal_lr": 0.1},
         "ca2fl": {"concurrency": 5, **buffered},
         "asyncfeded": {"local_steps": 5},
         "fedper": {"num_selected": 4, "local_steps": 5, "personal": "head"},

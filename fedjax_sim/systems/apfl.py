@@ -35,14 +35,17 @@ from fedjax_sim.timelines import CohortRounds, cohort_system
 class Hyper(CohortRounds, LocalTraining, PrivateReports):
     """Settings of APFL: its rounds, local training, messages, and the mixture of models."""
 
-    mixing: Probability = setting(0.5, "Share of a client's own model in its personal one, alpha.")
+    personal_share: Probability = setting(
+        0.5, "Share of a client's own model in its personal one, alpha."
+    )
     adaptive: bool = setting(
-        False, "Whether clients adapt their shares, which begin at `mixing`, by gradient steps."
+        False,
+        "Whether clients adapt their shares, which begin at `personal_share`, by gradient steps.",
     )
 
     def mixed(self, shared: Params, own: Params, share: Params) -> tuple[Params, Array]:
-        """Mix two models. share: alpha_i, () if it is `mixing`. Returns the mixture and alpha."""
-        alpha = jnp.clip(share, 0, 1) if self.adaptive else jnp.asarray(self.mixing)
+        """Mixture of two models, and alpha. share: alpha_i, () if clients do not adapt it."""
+        alpha = jnp.clip(share, 0, 1) if self.adaptive else jnp.asarray(self.personal_share)
         mixture = jax.tree.map(lambda w, v: w + alpha.astype(v.dtype) * (v - w), shared, own)
         return mixture, alpha
 
@@ -70,7 +73,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
     def init(key: Key) -> RoundState:
         server = problem.init(key)
-        share = jnp.asarray(hyper.mixing) if hyper.adaptive else ()
+        share = jnp.asarray(hyper.personal_share) if hyper.adaptive else ()
         kept = replicate((server, share), problem.counts.shape[0])
         return RoundState(server, (), kept, wire.first(server))
 

@@ -40,7 +40,7 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
     gradient_setting = "client_losses"
     num_models: Count = setting(2, "Clusters of clients, each with a model of the server's, k.")
     client_losses: Literal["exact", "minibatch"] = setting(
-        "exact", "Losses that tell clusters: of all examples, or of the next mini-batch."
+        "exact", "Losses of clients, which tell clusters: of all examples or the next mini-batch."
     )
 
 

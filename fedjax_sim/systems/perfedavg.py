@@ -1,6 +1,6 @@
 """Per-FedAvg (Fallah, Mokhtari and Ozdaglar 2020, arXiv 2002.07948), Algorithm 1, first order.
 
-    w_k -> `state.server`    alpha -> `hyper.inner_lr`    beta -> `hyper.lr`
+    w_k -> `state.server`    alpha -> `hyper.adapting_lr`    beta -> `hyper.lr`
     tau -> `hyper.local_steps`    A_k -> `event.clients`    D, D' -> mini-batches 2 q and 2 q + 1
 
 The server's model is one from which clients adapt well by a gradient step. A local step is
@@ -35,7 +35,7 @@ from fedjax_sim.timelines import CohortRounds, cohort_system
 class Hyper(CohortRounds, LocalTraining, PrivateReports):
     """Settings of Per-FedAvg: its rounds, local training, messages, and the adaptation."""
 
-    inner_lr: AtLeast0 = setting(0.01, "Learning rate of the step that adapts a model, alpha.")
+    adapting_lr: AtLeast0 = setting(0.01, "Learning rate of the step that adapts a model, alpha.")
 
 
 def gradient(
@@ -45,7 +45,7 @@ def gradient(
     slope = batch_gradient(problem, hyper, key, client, 2 * offset)
 
     def after_step(model: Params, q: Array) -> Params:
-        adapted = optax.tree.add_scale(model, -hyper.inner_lr, slope(model, 2 * q))
+        adapted = optax.tree.add_scale(model, -hyper.adapting_lr, slope(model, 2 * q))
         return slope(adapted, 2 * q + 1)
 
     return after_step
@@ -70,7 +70,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         start = wire.received(state)
 
         def adapt(slope: Callable[[Params], Params]) -> Params:
-            return optax.tree.add_scale(start, -hyper.inner_lr, slope(start))
+            return optax.tree.add_scale(start, -hyper.adapting_lr, slope(start))
 
         return {**adapted_metrics(problem, adapt), **wire.metrics(state)}
 

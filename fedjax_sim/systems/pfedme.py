@@ -1,8 +1,8 @@
 """pFedMe (Dinh, Tran and Nguyen 2020, arXiv 2006.08848), Algorithm 1, in rounds with a clock.
 
     w_t -> `state.server`    w_{i,r} -> `local`    R -> `hyper.local_steps`    eta -> `hyper.lr`
-    S_t -> `event.clients`    lambda -> `hyper.attachment`    beta -> `hyper.server_lr`
-    K -> `hyper.inner_steps`    theta_i -> `near`, by steps of size `hyper.inner_lr`
+    S_t -> `event.clients`    lambda -> `hyper.pull`    beta -> `hyper.server_lr`
+    K -> `hyper.personal_steps`    theta_i -> `near`, by steps of size `hyper.personal_lr`
 
 Clients minimise the envelope F_i(w) = min over theta of f_i(theta) + lambda / 2 ||theta - w||^2,
 whose gradient is lambda (w - theta_i(w)). In a local step K gradient steps on one mini-batch make
@@ -40,21 +40,21 @@ from fedjax_sim.timelines import CohortRounds, cohort_system
 class Hyper(CohortRounds, LocalTraining, PrivateReports):
     """Settings of pFedMe: its rounds, local training, messages, and the personal models."""
 
-    attachment: Above0 = setting(15.0, "Pull of personal models to the local one, lambda.")
-    inner_steps: Count = setting(5, "Gradient steps that make a personal model, K.")
-    inner_lr: Above0 = setting(0.01, "Learning rate of these steps.")
-    server_lr: Above0 = setting(1.0, "Share of the clients' mean in the server's model, beta.")
+    pull: Above0 = setting(15.0, "Pull of personal models to the local one, lambda.")
+    personal_steps: Count = setting(5, "Gradient steps that make a personal model, K.")
+    personal_lr: Above0 = setting(0.01, "Learning rate of these steps.")
+    server_lr: Above0 = setting(1.0, "Learning rate of the server, beta.")
 
     def near(self, slope: Callable[[Params], Params], model: Params) -> Params:
         """Personal model theta near a model w, by gradient steps. slope: gradient of the loss."""
 
         def step(_: Array, theta: Params) -> Params:
             def moved(x: Array, g: Array, w: Array) -> Array:
-                return x - self.inner_lr * (g + self.attachment * (x - w))
+                return x - self.personal_lr * (g + self.pull * (x - w))
 
             return jax.tree.map(moved, theta, slope(theta), model)
 
-        return jax.lax.fori_loop(0, self.inner_steps, step, model)
+        return jax.lax.fori_loop(0, self.personal_steps, step, model)
 
 
 def gradient(
@@ -65,7 +65,7 @@ def gradient(
 
     def of_envelope(model: Params, q: Array) -> Params:
         near = hyper.near(lambda theta: slope(theta, q), model)
-        return optax.tree.scale(hyper.attachment, optax.tree.sub(model, near))
+        return optax.tree.scale(hyper.pull, optax.tree.sub(model, near))
 
     return of_envelope
 
@@ -85,7 +85,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         progress, memo = wire.progress(key, event, state, local, total=total)
         server = optax.tree.add_scale(state.server, hyper.server_lr, progress)
         memo = wire.publish(key, event, memo, server)
-        return RoundState(server, memo=memo), work.and_more(times=hyper.inner_steps)
+        return RoundState(server, memo=memo), work.and_more(times=hyper.personal_steps)
 
     def metrics(state: RoundState) -> dict[str, Array]:
         start = wire.received(state)

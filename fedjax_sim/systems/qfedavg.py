@@ -40,7 +40,7 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
     gradient_setting = "client_losses"
     fairness: AtLeast0 = setting(1.0, "How much larger losses count, q; 0 for FedAvg.")
     client_losses: Literal["exact", "minibatch"] = setting(
-        "exact", "Losses that clients send: of all their examples, or of their next mini-batch."
+        "exact", "Losses of clients, which they send: of all examples or the next mini-batch."
     )
 
 

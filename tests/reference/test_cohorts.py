@@ -313,7 +313,7 @@ def test_apfl(
     """The global model is FedAvg's; with alpha = 0 so are all personal ones."""
     alphas = [0.7, 0.25] if is_adaptive else [0.0, 0.6]
     watching = watched(problem, Regression)
-    run = learn("apfl", {"mixing": alphas}, adaptive=is_adaptive, problem=watching)
+    run = learn("apfl", {"personal_share": alphas}, adaptive=is_adaptive, problem=watching)
     for lane, alpha in enumerate(alphas):
         np.testing.assert_allclose(models_of(run)[lane], models_of(plain)[0], rtol=0, atol=1e-12)
         pairs = loops.apfl(rounds, alpha=alpha, is_adaptive=is_adaptive)
@@ -337,7 +337,7 @@ def slope(problem: Any) -> Callable[[int, np.ndarray], np.ndarray]:
 
 def test_perfedavg(learn: Callable, rounds: loops.Rounds, problem: Any, slope: Callable) -> None:
     """Clients' own models are a step away from the server's."""
-    run = learn("perfedavg", {"inner_lr": [0.1, 0.02]}, problem=watched(problem, Whole))
+    run = learn("perfedavg", {"adapting_lr": [0.1, 0.02]}, problem=watched(problem, Whole))
     for lane, alpha in enumerate([0.1, 0.02]):
         expected = list(loops.perfedavg(rounds, alpha=alpha))
         assert_same(models_of(run)[lane], expected)
@@ -349,14 +349,14 @@ def test_perfedavg_without_an_inner_step_is_fedavg_on_every_second_batch(
     learn: Callable, rounds: loops.Rounds, gradient: Gradient
 ) -> None:
     second = rounds._replace(gradient=lambda i, k, w: gradient(i, 2 * k + 1, w))
-    run = learn("perfedavg", {"inner_lr": [0.0]})
+    run = learn("perfedavg", {"adapting_lr": [0.0]})
     assert_same(models_of(run)[0], loops.fedavg(second))
 
 
 def test_pfedme(learn: Callable, rounds: loops.Rounds, problem: Any, slope: Callable) -> None:
     """Clients' own models are near the server's, by the same inner steps."""
-    inner = {"inner_steps": 3, "inner_lr": 0.05}
-    several = {"attachment": [2.0, 5.0], "server_lr": [1.0, 0.6]}
+    inner = {"personal_steps": 3, "personal_lr": 0.05}
+    several = {"pull": [2.0, 5.0], "server_lr": [1.0, 0.6]}
     run = learn("pfedme", several, problem=watched(problem, Whole), **inner)
     for lane, (pull, beta) in enumerate([(2.0, 1.0), (2.0, 0.6), (5.0, 1.0), (5.0, 0.6)]):
         expected = list(loops.pfedme(rounds, pull=pull, beta=beta, inner=(3, 0.05)))
@@ -370,7 +370,7 @@ def test_pfedme(learn: Callable, rounds: loops.Rounds, problem: Any, slope: Call
 
 def test_pfedme_with_one_inner_step_is_fedavg(learn: Callable, rounds: loops.Rounds) -> None:
     """With inner rate r, theta = w - r g, so that a local step has the rate lr lambda r."""
-    run = learn("pfedme", {"attachment": [4.0]}, inner_steps=1, inner_lr=0.1)
+    run = learn("pfedme", {"pull": [4.0]}, personal_steps=1, personal_lr=0.1)
     assert_same(models_of(run)[0], loops.fedavg(rounds._replace(lr=LR * 4.0 * 0.1)))
 
 

@@ -32,7 +32,7 @@ MADE = {
     "qfedavg": {"client_losses": "minibatch", "fairness": 0.0},
     "ifca": {"client_losses": "minibatch"},
     # A local step of the length that the others have.
-    "pfedme": {"inner_steps": 1, "inner_lr": 0.1, "attachment": 10.0},
+    "pfedme": {"personal_steps": 1, "personal_lr": 0.1, "pull": 10.0},
 }
 GROUPS = {"num_groups": 7, "aggregation": "average", "client_steps": 1}
 MADE |= {"hierarchical": GROUPS, "async_hierarchical": GROUPS | {"num_reports": 1}}
