@@ -35,13 +35,8 @@ from fedjax_sim.timelines import CohortRounds, cohort_system
 class Hyper(CohortRounds, LocalTraining, PrivateReports):
     """Settings of APFL: its rounds, local training, messages, and the mixture of models."""
 
-    personal_share: Probability = setting(
-        0.5, "Share of a client's own model in its personal one, alpha."
-    )
-    adaptive: bool = setting(
-        False,
-        "Whether clients adapt their shares, which begin at `personal_share`, by gradient steps.",
-    )
+    personal_share: Probability = setting(0.5, "Share of own models in personal ones, alpha.")
+    adaptive: bool = setting(False, "Whether clients adapt that share by gradient steps.")
 
     def mixed(self, shared: Params, own: Params, share: Params) -> tuple[Params, Array]:
         """Mixture of two models, and alpha. share: alpha_i, () if clients do not adapt it."""
@@ -87,8 +82,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         return RoundState(server, (), kept, memo), work.and_more(times=2)
 
     def personal(state: RoundState, client: Array) -> Params:
-        kept = jax.tree.map(lambda leaf: leaf[client], state.clients)
-        return hyper.mixed(wire.received(state), *kept)[0]
+        return hyper.mixed(wire.received(state), *rows.read_rows(state.clients, client))[0]
 
     def metrics(state: RoundState) -> dict[str, Array]:
         return clients.personal_metrics(problem, partial(personal, state)) | wire.metrics(state)

@@ -15,7 +15,6 @@ server decoded. `concurrency` and clocks are FedBuff's, see `fedjax_sim.systems.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -28,15 +27,16 @@ from fedjax_sim.server import Memo, Reports, Wire, aggregation, report_messages,
 from fedjax_sim.server.staleness import StalenessWeights, WeightedArrivals
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
 
+UNDISCOUNTED = StalenessWeights(rule="mean")
+"""Equal weights of all updates in a buffer."""
+
 
 @struct
 class Hyper(WeightedArrivals, LocalTraining, Reports):
     """Settings of CA2FL: its clock, discount, local training, messages, and the server's step."""
 
     clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="replaced"))
-    staleness: StalenessWeights = redefault(
-        WeightedArrivals, "staleness", StalenessWeights(rule="mean")
-    )
+    staleness: StalenessWeights = redefault(WeightedArrivals, "staleness", UNDISCOUNTED)
     server_lr: Above0 = setting(1.0, "Learning rate of the server, eta.")
 
 
@@ -60,14 +60,13 @@ class State(NamedTuple):
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind CA2FL to a problem."""
-    num_clients = problem.counts.shape[0]
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan, can_repeat=True)
 
     def init(key: Key) -> State:
         first = wire.first_version(problem.init(key))
         zero = optax.tree.zeros_like(first.server)
-        return State(*first, batching.replicate(zero, num_clients), zero)
+        return State(*first, batching.replicate(zero, len(problem.counts)), zero)
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         start = versions.stale_models(state, event)
@@ -80,14 +79,12 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         server = aggregation.keep_if_empty(event, server, state.server)
         # Of a client's updates the last one stays, unless it is not finite.
         learns = wire.combination.finite_clients(event, progress)
-        is_followed = jnp.triu(learns[:, None] == learns[None], k=1).any(axis=1)
-        learns = jnp.where(is_followed, EMPTY, learns)
+        learns = jnp.where(jnp.triu(learns[:, None] == learns[None], 1).any(axis=1), EMPTY, learns)
         gains = aggregation.where_slots(learns != EMPTY, gains, optax.tree.zeros_like(gains))
-        total = jax.tree.map(lambda leaf: leaf.sum(axis=0), gains)
-        mean = optax.tree.add_scale(state.mean, 1 / num_clients, total)
+        total = aggregation.weighted_sum(jnp.ones(learns.shape), gains)
+        mean = optax.tree.add_scale(state.mean, 1 / len(problem.counts), total)
         cached = rows.write_clients(state.cached, learns, progress)
-        after = wire.next_version(key, event, state, memo, server)
-        return State(*after, cached, mean), work
+        return State(*wire.next_version(key, event, state, memo, server), cached, mean), work
 
     return wire.algorithm(init, step)
 

@@ -44,18 +44,11 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
     )
 
 
-def model_at(place: int | Array, models: Params) -> Params:
-    """One of several models, leaves `[...]`. models: leaves `[k, ...]`."""
-    return jax.tree.map(lambda leaf: leaf[place], models)
-
-
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind IFCA to a problem."""
     wire = Wire(problem, hyper, plan)
     train = local_training(problem, hyper, plan)
-    losses_of_slots = clients.losses_at(
-        problem, hyper, plan, is_exact=hyper.client_losses == "exact"
-    )
+    losses_of = clients.losses_at(problem, hyper, plan, is_exact=hyper.client_losses == "exact")
     clusters = range(hyper.num_models)
 
     def init(key: Key) -> RoundState:
@@ -67,17 +60,16 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         models = wire.received(state)  # theta_j, leaves [k, ...]
-        each = [losses_of_slots(key, event, model_at(j, models)) for j in clusters]
+        each = [losses_of(key, event, rows.read_rows(models, jnp.int32(j))) for j in clusters]
         cluster = jnp.argmin(jnp.stack([losses for losses, _ in each]), axis=0)
         starts = rows.read_rows(models, cluster)
         local, work = train(key, event, starts=starts)
         reports, memo = wire.receive(key, event, state.memo, starts, local)
-        moved = optax.tree.sub(reports, starts)
 
         def progress(j: int) -> Params:
             weight = jnp.where(cluster == j, event.weight, 0)
             share = weight / jnp.where(weight.sum() > 0, weight.sum(), 1)
-            return wire.sum(key, event, moved, weight=share)
+            return wire.sum(key, event, optax.tree.sub(reports, starts), weight=share)
 
         changes = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(progress, clusters))
         server = optax.tree.add(state.server, changes)
@@ -87,7 +79,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
     def metrics(state: RoundState) -> dict[str, Array]:
         models = wire.received(state)
-        return clients.personal_metrics(problem, lambda i: model_at(state.clients[i], models))
+        return clients.personal_metrics(problem, lambda i: rows.read_rows(models, state.clients[i]))
 
     def client_models(state: RoundState) -> tuple[Params, Array]:
         return wire.received(state), jnp.bincount(state.clients, length=hyper.num_models)
