@@ -305,9 +305,10 @@ def noisy_mean() -> Callable[..., latent.Estimation]:
 def small() -> Callable[..., Any]:
     """Return a function that makes a system's settings for small tests, changed by keywords.
 
-    There are seven clients, four slots and at most five local steps. FedAsync and Generalized
-    AsyncSGD have one slot, FA-LD and the systems of EM have slots for all clients. FedEM and
-    VR-FedEM compress messages, and clients take part at random. `lr` sets the step size of FA-LD.
+    There are seven clients, four slots and at most five local steps. FedAsync, AsyncFedED and
+    Generalized AsyncSGD have one slot, FA-LD and the systems of EM have slots for all clients.
+    FedEM and VR-FedEM compress messages, and clients take part at random. `lr` sets the step size
+    of FA-LD.
     """
     buffered = {"buffer_size": 4, "local_steps": 5}
     compressed = {"participation": 0.6, "compression": BlockQuantization(), "gamma": 0.1}
@@ -318,6 +319,11 @@ def small() -> Callable[..., Any]:
         "fedstaleweight": buffered,
         "fedasync": {"local_steps": 5},
         "mimelite": {"num_selected": 4, "local_steps": 5, "gradient": "minibatch"},
+        "qfedavg": {"num_selected": 4, "local_steps": 5, "client_losses": "minibatch"},
+        "ifca": {"num_selected": 4, "local_steps": 5, "client_losses": "minibatch"},
+        "pfedme": {"num_selected": 4, "local_steps": 5, "personal_steps": 2, "personal_lr": 0.1},
+        "ca2fl": {"concurrency": 5, **buffered},
+        "asyncfeded": {"local_steps": 5},
         "fedper": {"num_selected": 4, "local_steps": 5, "personal": "head"},
         "fedbn": {"num_selected": 4, "local_steps": 5, "personal": "head"},
         "fedat": {"num_selected": 3, "num_tiers": 1, "local_steps": 5},

@@ -44,9 +44,11 @@ from fedjax_sim.clients.mini_batches import check_exact as check_exact
 from fedjax_sim.clients.mini_batches import gradients_at as gradients_at
 from fedjax_sim.clients.mini_batches import whole_gradient as whole_gradient
 from fedjax_sim.clients.personal import PersonalLeaves as PersonalLeaves
+from fedjax_sim.clients.personal import adapted_metrics as adapted_metrics
 from fedjax_sim.clients.personal import personal_metrics as personal_metrics
 from fedjax_sim.clients.rows import read_clients as read_clients
 from fedjax_sim.clients.rows import read_rows as read_rows
 from fedjax_sim.clients.rows import write_clients as write_clients
+from fedjax_sim.clients.seen_losses import losses_at as losses_at
 from fedjax_sim.clients.seen_losses import losses_of as losses_of
 from fedjax_sim.clients.seen_losses import seeing_losses as seeing_losses

@@ -113,3 +113,27 @@ def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[
     if trees.has(problem, "per_client") and problem.per_client:
         metrics |= {f"personal_client_{name}[client]": value for name, value in values.items()}
     return metrics
+
+
+def adapted_metrics(
+    problem: Any, adapt: Callable[[Callable[[Params], Params]], Params]
+) -> dict[str, Array]:
+    """Report the problem's metrics of models that clients adapt to all of their examples.
+
+        metrics = adapted_metrics(problem, lambda gradient: model - 0.1 * gradient(model))
+        assert metrics == {}  # `Quadratic` has no examples of single clients
+
+    Args:
+      adapt: From the gradient of a client's loss, a function of a model, to the client's model.
+        Noise in losses is that of one key.
+
+    Returns:
+      Those of `personal_metrics`; nothing if the problem has no `client_loss`.
+    """
+    if not trees.has(problem, "client_loss"):
+        return {}
+
+    def model_of(client: Array) -> Params:
+        return adapt(jax.grad(lambda m: problem.client_loss(m, client, jax.random.key(0))))
+
+    return personal_metrics(problem, model_of)

@@ -1,16 +1,16 @@
-"""Losses of clients' next mini-batches, for live clocks that choose clients by them.
+"""Losses of clients, for live clocks that choose clients by them and servers that weight by them.
 
 Dimension letters: `S` slots of a tick, `B` examples of a mini-batch.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients.mini_batches import batches_of
-from fedjax_sim.core import batching
+from fedjax_sim.core import batching, streams
 from fedjax_sim.core.types import (
     EMPTY,
     Algorithm,
@@ -82,6 +82,47 @@ def losses_of(
     # A tick without anybody counts nothing, as in local training.
     executed = jnp.where(is_there.any(), len(clients), 0).astype("int32")
     return jax.tree.map(lambda leaf: jnp.where(is_there, leaf, 0), losses), executed
+
+
+def losses_at(
+    problem: Any, hyper: Settings, plan: Plan, *, is_exact: bool
+) -> Callable[[Key, Event, Params], tuple[Array, Work]]:
+    """Bind clients' losses of a model.
+
+        losses, work = losses_at(problem, hyper, plan, is_exact=True)(key, event, model)
+        away = model - problem.centers[3]
+        assert jnp.allclose(losses[1], (away**2).sum() / 2)  # of client 3
+        assert work.needed == 2  # one example of each client
+
+    Args:
+      problem: What is learnt; with exact losses it must have `client_loss`.
+      is_exact: Whether losses are of all of a client's examples, or of the mini-batch of its next
+        local step.
+
+    Returns:
+      A function from key, event and a model, leaves `[...]`, to the losses of the slots' clients,
+      `f[S]`, 0 in empty slots, and the evaluations spent: ceil(m / batch_size) for all examples of
+      a client, or 1 for a mini-batch.
+    """
+
+    def losses(key: Key, event: Event, model: Params) -> tuple[Array, Work]:
+        is_there, clients = event.clients != EMPTY, jnp.maximum(event.clients, 0)
+        if not is_exact:
+            given = key, event.clients, event.offset
+            seen, executed = losses_of(problem, hyper, plan, *given, model=model)
+            return seen.mean, Work(executed, is_there.sum(dtype="int32"))
+
+        def of_slot(trips: int, client: Array) -> Array:
+            noise = jax.random.fold_in(streams.lane_stream(key, "whole losses"), client)
+            return problem.client_loss(model, client, jax.random.fold_in(noise, event.tick))
+
+        found, taken = batching.map_slots(of_slot, plan, is_there.astype("int32"), clients, trips=1)
+        passes = -(-problem.counts // hyper.batch_size)
+        executed = jnp.where(is_there.any(), taken * passes.max(), 0).astype("int32")
+        needed = jnp.where(is_there, passes[clients], 0).sum(dtype="int32")
+        return jnp.where(is_there, found, 0), Work(executed, needed)
+
+    return losses
 
 
 def seeing_losses(

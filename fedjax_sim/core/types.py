@@ -236,7 +236,7 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
     send and receive whole models.
 
         fields = ("mine", fedavg.Hyper, schedule_cohort_rounds, fedavg.algorithm)
-        system = System(*fields, summary="FedAvg, made anew.", messages=report_messages())
+        system = System(*fields, summary="FedAvg, made anew.", messages=ReportMessages())
 
     Attributes:
       name: Name on the command line and in results.

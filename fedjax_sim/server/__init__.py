@@ -40,7 +40,6 @@ from fedjax_sim.server.report_settings import Robust as Robust
 from fedjax_sim.server.report_settings import ScheduledReports as ScheduledReports
 from fedjax_sim.server.report_settings import check_numbers as check_numbers
 from fedjax_sim.server.report_settings import count_downlink as count_downlink
-from fedjax_sim.server.report_settings import report_messages as report_messages
 from fedjax_sim.server.reports import Memo as Memo
 from fedjax_sim.server.reports import RoundState as RoundState
 from fedjax_sim.server.reports import Wire as Wire

@@ -166,12 +166,14 @@ class ReportMessages(Messages):
     Attributes:
       up: From a model and the settings to what a client sends.
       down: The same for what the server sends, if that is something else.
+      further: The same for the bits of numbers that a client sends too, which are not compressed.
       has_weights: Whether the weights of the schedule are those with which messages are averaged.
     """
 
     relies_on = RELIED_ON
     up: Callable[[Params, Any], Params] = lambda params, hyper: params
     down: Callable[[Params, Any], Params] | None = None
+    further: Callable[[Params, Any], int] = lambda params, hyper: 0
     has_weights: bool = True
 
     def bits(self, params: Params, hyper: Any) -> tuple[int, int]:
@@ -179,7 +181,7 @@ class ReportMessages(Messages):
         up = self.up(params, hyper)
         down = up if self.down is None else self.down(params, hyper)
         bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, up)
-        return bits_up, types.full_precision_bits(down)
+        return bits_up + self.further(params, hyper), types.full_precision_bits(down)
 
     def per_tick(self, problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
         """Count changes of the model that clients have missed, where these are compressed."""
@@ -565,7 +567,3 @@ def downlink_of_slots(
     each[order] = np.where(is_first, whole, np.minimum(missed * change, whole))
     per_slot[is_there] = each
     return per_slot
-
-
-report_messages = ReportMessages
-"""Short for the class, as systems write it."""

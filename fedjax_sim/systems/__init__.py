@@ -20,7 +20,10 @@ from fedjax_sim.core.settings import Named, UnknownAttributeError
 if TYPE_CHECKING:
     from fedjax_sim.core.types import System
     from fedjax_sim.systems import adacomm as adacomm
+    from fedjax_sim.systems import apfl as apfl
     from fedjax_sim.systems import async_hierarchical as async_hierarchical
+    from fedjax_sim.systems import asyncfeded as asyncfeded
+    from fedjax_sim.systems import ca2fl as ca2fl
     from fedjax_sim.systems import ditto as ditto
     from fedjax_sim.systems import em as em
     from fedjax_sim.systems import favano as favano
@@ -39,11 +42,15 @@ if TYPE_CHECKING:
     from fedjax_sim.systems import fedstaleweight as fedstaleweight
     from fedjax_sim.systems import gen_async as gen_async
     from fedjax_sim.systems import hierarchical as hierarchical
+    from fedjax_sim.systems import ifca as ifca
     from fedjax_sim.systems import langevin as langevin
     from fedjax_sim.systems import mimelite as mimelite
     from fedjax_sim.systems import oort as oort
+    from fedjax_sim.systems import perfedavg as perfedavg
+    from fedjax_sim.systems import pfedme as pfedme
     from fedjax_sim.systems import pisces as pisces
     from fedjax_sim.systems import powerofchoice as powerofchoice
+    from fedjax_sim.systems import qfedavg as qfedavg
     from fedjax_sim.systems import quafl as quafl
     from fedjax_sim.systems import safa as safa
     from fedjax_sim.systems import scaffold as scaffold
@@ -57,8 +64,10 @@ if TYPE_CHECKING:
 _LISTED = (
     # Rounds on planned clocks, and on live ones; no rounds; groups; sampling; statistics.
     *("fedavg", "fedprox", "scaffold", "fednova", "fedopt", "feddyn", "mimelite"),
-    *("ditto", "fedper", "fedbn", "powerofchoice", "oort", "tifl", "fedcs", "adacomm", "safa"),
-    *("quafl", "fedbuff", "favano", "fedstaleweight", "fedasync", "gen_async", "pisces", "fedat"),
+    *("qfedavg", "ditto", "apfl", "pfedme", "perfedavg", "fedper", "fedbn", "ifca"),
+    *("powerofchoice", "oort", "tifl", "fedcs", "adacomm", "safa"),
+    *("quafl", "fedbuff", "ca2fl", "favano", "fedstaleweight", "fedasync", "asyncfeded"),
+    *("gen_async", "pisces", "fedat"),
     *("hierarchical", "async_hierarchical", "langevin", "em", "fedem", "vr_fedem"),
 )
 """The modules, in the order in which their systems are listed."""

@@ -28,11 +28,11 @@ from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import ConfigError, fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 from fedjax_sim.server import (
+    ReportMessages,
     Reports,
     StalenessWeights,
     WeightedArrivals,
     Wire,
-    report_messages,
     staleness,
 )
 from fedjax_sim.server.versions import Versioned, stale_models
@@ -96,7 +96,7 @@ system = System(
     staleness.schedule_stale_arrivals,
     algorithm,
     "asynchronous mixing: every arriving model is averaged into the server's, stale ones less",
-    messages=report_messages(),
+    messages=ReportMessages(),
     hints=Hints(arrivals_within),
     weigh=staleness.weigh_arrivals,
     paper=paper,

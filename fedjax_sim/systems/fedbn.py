@@ -14,7 +14,7 @@ Deviation: in Algorithm 1 all clients take part in every round, which is `num_se
 from collections.abc import Callable
 
 from fedjax_sim.core.settings import redefault, struct
-from fedjax_sim.server import report_messages
+from fedjax_sim.server import ReportMessages
 from fedjax_sim.systems import fedper
 from fedjax_sim.timelines import cohort_system
 
@@ -35,6 +35,6 @@ system = cohort_system(
     Hyper,
     fedper.algorithm,
     SUMMARY,
-    messages=report_messages(lambda params, hyper: hyper.split(params)[0]),
+    messages=ReportMessages(lambda params, hyper: hyper.split(params)[0]),
 )
 paper = system.paper

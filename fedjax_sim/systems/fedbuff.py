@@ -47,7 +47,7 @@ from fedjax_sim.core.settings import is_known, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
 from fedjax_sim.server import Memo, ScheduledReports, StalenessWeights, Wire
 from fedjax_sim.server.aggregation import ServerRate, keep_if_empty
-from fedjax_sim.server.report_settings import report_messages
+from fedjax_sim.server.report_settings import ReportMessages
 from fedjax_sim.server.staleness import WeightedArrivals, schedule_stale_arrivals, weigh_arrivals
 from fedjax_sim.server.versions import stale_models
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
@@ -131,7 +131,7 @@ system: System[Any, State, Work] = System(
     algorithm,
     "buffered asynchronous aggregation: the server acts when Z updates have arrived",
     can_repeat=True,
-    messages=report_messages(),
+    messages=ReportMessages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,
     paper=paper,

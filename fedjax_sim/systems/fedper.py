@@ -26,7 +26,7 @@ from fedjax_sim.core.checking import Whole
 from fedjax_sim.core.settings import setting, struct
 from fedjax_sim.core.trees import join
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import Reports, RoundState, Wire, report_messages
+from fedjax_sim.server import ReportMessages, Reports, RoundState, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -85,6 +85,6 @@ system = cohort_system(
     Hyper,
     algorithm,
     SUMMARY,
-    messages=report_messages(lambda params, hyper: hyper.split(params)[0]),
+    messages=ReportMessages(lambda params, hyper: hyper.split(params)[0]),
 )
 paper = system.paper

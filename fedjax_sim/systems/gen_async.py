@@ -24,7 +24,7 @@ from functools import partial
 from fedjax_sim.clients import LocalTraining
 from fedjax_sim.core.settings import struct
 from fedjax_sim.core.types import Hints, System
-from fedjax_sim.server import Reports, ServerRate, report_messages
+from fedjax_sim.server import ReportMessages, Reports, ServerRate
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import ClientQueues, client_queues_within, presets, schedule_client_queues
 
@@ -41,7 +41,7 @@ system = System(
     schedule_client_queues,
     partial(fedbuff.algorithm, can_repeat=False),
     "clients with queues; each finished gradient is a server step, weighted by 1 / (n p_i)",
-    messages=report_messages(),
+    messages=ReportMessages(),
     hints=Hints(client_queues_within),
     paper=paper,
 )

@@ -27,7 +27,7 @@ from fedjax_sim.clients import BaseOptimizer, WholeGradients, frozen_training, g
 from fedjax_sim.core.batching import replicate
 from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import Reports, RoundState, Wire, report_messages
+from fedjax_sim.server import ReportMessages, Reports, RoundState, Wire
 from fedjax_sim.server.aggregation import keep_if_empty
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -93,6 +93,6 @@ system = cohort_system(
     Hyper,
     algorithm,
     SUMMARY,
-    messages=report_messages(lambda params, hyper: (params, params), down=message),
+    messages=ReportMessages(lambda params, hyper: (params, params), down=message),
 )
 paper = system.paper

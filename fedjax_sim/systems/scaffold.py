@@ -27,7 +27,7 @@ from fedjax_sim.clients import ClientTraining, LocalTraining, WholeGradients, lo
 from fedjax_sim.core import batching
 from fedjax_sim.core.settings import group, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import Reports, RoundState, ServerRate, Wire, expand, report_messages
+from fedjax_sim.server import ReportMessages, Reports, RoundState, ServerRate, Wire, expand
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -97,6 +97,6 @@ system = cohort_system(
     Hyper,
     algorithm,
     SUMMARY,
-    messages=report_messages(lambda params, hyper: (params, params)),
+    messages=ReportMessages(lambda params, hyper: (params, params)),
 )
 paper = system.paper

@@ -49,7 +49,7 @@ MAIN = (
     *("problems.Metric", "problems.Quadratic", "problems.from_dataframe"),
     *("problems.from_logdensity", "problems.make_classification", "server.ClientMessages"),
     *("server.Reports", "server.Wire", "server.exchange", "server.expand"),
-    *("server.keep_if_empty", "server.mean_of", "server.next_version", "server.report_messages"),
+    *("server.keep_if_empty", "server.mean_of", "server.next_version", "server.ReportMessages"),
     *("server.scaled_progress", "server.stale_models", "server.staleness_weights"),
     *("server.weighted_sum", "server.attacks.Adversary", "server.attacks.Attack"),
     *("server.rules.Median", "server.rules.Rule", "server.rules.parse_rule"),

@@ -335,3 +335,121 @@ def fedper(
             ends.append(w * model[:num_shared])
         body = sum(ends)
         yield body, heads.copy()
+
+
+def apfl(
+    rounds: Rounds, *, alpha: float, is_adaptive: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Deng et al. 2020, Algorithm 1: the global model and all mixtures with it, `[N, P]`."""
+    w, own = rounds.start, np.stack([rounds.start] * len(rounds.share))
+    alphas = np.full(len(own), alpha)
+    for cohort in rounds.listed():
+        ends = []
+        for i, steps, p, before in cohort:
+            w_i, v, a = w, own[i], alphas[i]
+            for k in range(steps):
+                used = min(max(a, 0), 1)
+                at_mixture = rounds.gradient(i, before + k, used * v + (1 - used) * w_i)
+                if is_adaptive:
+                    a = a - rounds.lr * (v - w_i) @ at_mixture
+                w_i = w_i - rounds.lr * rounds.gradient(i, before + k, w_i)
+                v = v - rounds.lr * used * at_mixture
+            own[i], alphas[i] = v, min(max(a, 0), 1)
+            ends.append(p * w_i)
+        w = sum(ends)
+        yield w, alphas[:, None] * own + (1 - alphas[:, None]) * w
+
+
+def perfedavg(rounds: Rounds, *, alpha: float) -> Iterator[np.ndarray]:
+    """Fallah et al. 2020, Algorithm 1 with first-order gradients."""
+    w = rounds.start
+    for cohort in rounds.listed():
+        ends = []
+        for i, steps, p, before in cohort:
+            y = w
+            for k in range(before, before + steps):
+                adapted = y - alpha * rounds.gradient(i, 2 * k, y)
+                y = y - rounds.lr * rounds.gradient(i, 2 * k + 1, adapted)
+            ends.append(p * y)
+        w = sum(ends)
+        yield w
+
+
+def proximal_point(
+    w: np.ndarray, slope: Callable[[np.ndarray], np.ndarray], *, pull: float, inner: Any
+) -> np.ndarray:
+    """Take steps to the minimum of f(theta) + pull / 2 ||theta - w||^2. inner: number and size."""
+    theta = w
+    for _ in range(inner[0]):
+        theta = theta - inner[1] * (slope(theta) + pull * (theta - w))
+    return theta
+
+
+def pfedme(
+    rounds: Rounds, *, pull: float, beta: float, inner: tuple[int, float]
+) -> Iterator[np.ndarray]:
+    """Dinh et al. 2020, Algorithm 1. inner: steps to a personal model, and their size."""
+    w = rounds.start
+    for cohort in rounds.listed():
+        mean = np.zeros_like(w)
+        for i, steps, p, before in cohort:
+            local = w
+            for k in range(before, before + steps):
+                slope = lambda theta, i=i, k=k: rounds.gradient(i, k, theta)  # noqa: E731
+                theta = proximal_point(local, slope, pull=pull, inner=inner)
+                local = local - rounds.lr * pull * (local - theta)
+            mean = mean + p * local
+        w = (1 - beta) * w + beta * mean
+        yield w
+
+
+Loss = Callable[[int, int, np.ndarray], float]
+
+
+def qfedavg(rounds: Rounds, loss: Loss, *, q: float) -> Iterator[np.ndarray]:
+    """Li et al. 2020, Algorithm 2. loss: of a client that did so many steps before."""
+    w = rounds.start
+    for cohort in rounds.listed():
+        delta, total = np.zeros_like(w), 0.0
+        for i, steps, p, before in cohort:
+            value, lipschitz = max(loss(i, before, w), 0) + 1e-10, 1 / rounds.lr
+            change = lipschitz * (w - rounds.descend(w, i, steps, before))
+            delta = delta + p * value**q * change
+            total += p * (q * value ** (q - 1) * change @ change + lipschitz * value**q)
+        w = w - delta / total
+        yield w
+
+
+def ifca(rounds: Rounds, loss: Loss, starts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ghosh et al. 2020, Algorithm 1, option II: all models, `[k, P]`, and clients' clusters."""
+    models, found = starts, np.zeros(len(rounds.share), int)
+    for cohort in rounds.listed():
+        sums, weights = np.zeros_like(models), np.zeros(len(models))
+        for i, steps, p, before in cohort:
+            j = found[i] = int(np.argmin([loss(i, before, model) for model in models]))
+            sums[j] += p * rounds.descend(models[j], i, steps, before)
+            weights[j] += p
+        there = weights > 0
+        models = models.copy()
+        models[there] = sums[there] / weights[there, None]
+        yield models, found.copy()
+
+
+def diloco(
+    rounds: Rounds, *, outer_lr: float, momentum: float, decay: float
+) -> Iterator[np.ndarray]:
+    """Douillard et al. 2023, Algorithm 1: AdamW for H steps, Nesterov's momentum outside."""
+    theta, velocity = rounds.start, np.zeros_like(rounds.start)
+    for cohort in rounds.listed():
+        outer = np.zeros_like(theta)
+        for i, steps, w, before in cohort:
+            y, m, v = theta, np.zeros_like(theta), np.zeros_like(theta)
+            for k in range(steps):
+                g = rounds.gradient(i, before + k, y)
+                m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+                first, second = m / (1 - 0.9 ** (k + 1)), v / (1 - 0.999 ** (k + 1))
+                y = y - rounds.lr * (first / (np.sqrt(second) + 1e-8) + decay * y)
+            outer = outer + w * (theta - y)  # the outer gradient
+        velocity = momentum * velocity + outer
+        theta = theta - outer_lr * (outer + momentum * velocity)
+        yield theta

@@ -7,6 +7,7 @@ code. Weights of slots and settings are float64, as 64-bit types are enabled.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedjax_sim
 from fedjax_sim import Layout
+from fedjax_sim.core.streams import stream
 from fedjax_sim.server.compression import parse_compressor
 from tests.conftest import Regression, SplitRegression, slow_but
 from tests.reference import cohort_loops as loops
@@ -181,6 +183,17 @@ class Whole(Regression):
         return jnp.where(is_there, residual, 0) @ residual / 2 / self.counts[client]
 
 
+def whole_losses(problem: Any) -> Callable[[int, int, np.ndarray], float]:
+    """The loss of all of a client's examples, by client, steps done before, and model."""
+    inputs, targets, counts = map(np.asarray, (problem.inputs, problem.targets, problem.counts))
+
+    def loss(client: int, before: int, model: np.ndarray) -> float:
+        x, y = (data[client, : counts[client]] for data in (inputs, targets))
+        return float(np.mean((x @ model - y) ** 2) / 2)
+
+    return loss
+
+
 @pytest.mark.parametrize("name", ["scaffold", "mimelite"])
 def test_gradients_of_all_examples(
     learn: Callable, rounds: loops.Rounds, problem: Any, name: str
@@ -291,3 +304,129 @@ def test_fedper(learn: Callable, rounds: loops.Rounds, problem: Any, head_steps:
     assert_same(models_of(run)[0, :, :2], bodies)
     assert_same(own_models(run)[0, ..., 2], np.array(heads)[..., 0])
     np.testing.assert_allclose(models_of(run)[0, :, 2], np.mean(heads, axis=1)[:, 0], atol=1e-10)
+
+
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_apfl(
+    learn: Callable, plain: Any, rounds: loops.Rounds, problem: Any, is_adaptive: bool
+) -> None:
+    """The global model is FedAvg's; with alpha = 0 so are all personal ones."""
+    alphas = [0.7, 0.25] if is_adaptive else [0.0, 0.6]
+    watching = watched(problem, Regression)
+    run = learn("apfl", {"personal_share": alphas}, adaptive=is_adaptive, problem=watching)
+    for lane, alpha in enumerate(alphas):
+        np.testing.assert_allclose(models_of(run)[lane], models_of(plain)[0], rtol=0, atol=1e-12)
+        pairs = loops.apfl(rounds, alpha=alpha, is_adaptive=is_adaptive)
+        assert_same(own_models(run)[lane].reshape(TICKS, -1), [own.ravel() for _, own in pairs])
+    if not is_adaptive:
+        same = np.repeat(models_of(run)[0][:, None], N, axis=1)
+        np.testing.assert_allclose(own_models(run)[0], same, rtol=0, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def slope(problem: Any) -> Callable[[int, np.ndarray], np.ndarray]:
+    """The gradient of all of a client's examples."""
+    inputs, targets, counts = map(np.asarray, (problem.inputs, problem.targets, problem.counts))
+
+    def of_all(client: int, model: np.ndarray) -> np.ndarray:
+        x, y = (data[client, : counts[client]] for data in (inputs, targets))
+        return x.T @ (x @ model - y) / counts[client]
+
+    return of_all
+
+
+def test_perfedavg(learn: Callable, rounds: loops.Rounds, problem: Any, slope: Callable) -> None:
+    """Clients' own models are a step away from the server's."""
+    run = learn("perfedavg", {"adapting_lr": [0.1, 0.02]}, problem=watched(problem, Whole))
+    for lane, alpha in enumerate([0.1, 0.02]):
+        expected = list(loops.perfedavg(rounds, alpha=alpha))
+        assert_same(models_of(run)[lane], expected)
+        own = np.array([[w - alpha * slope(i, w) for i in range(N)] for w in expected])
+        np.testing.assert_allclose(own_models(run)[lane], own, rtol=0, atol=1e-10)
+
+
+def test_perfedavg_without_an_inner_step_is_fedavg_on_every_second_batch(
+    learn: Callable, rounds: loops.Rounds, gradient: Gradient
+) -> None:
+    second = rounds._replace(gradient=lambda i, k, w: gradient(i, 2 * k + 1, w))
+    run = learn("perfedavg", {"adapting_lr": [0.0]})
+    assert_same(models_of(run)[0], loops.fedavg(second))
+
+
+def test_pfedme(learn: Callable, rounds: loops.Rounds, problem: Any, slope: Callable) -> None:
+    """Clients' own models are near the server's, by the same inner steps."""
+    inner = {"personal_steps": 3, "personal_lr": 0.05}
+    several = {"pull": [2.0, 5.0], "server_lr": [1.0, 0.6]}
+    run = learn("pfedme", several, problem=watched(problem, Whole), **inner)
+    for lane, (pull, beta) in enumerate([(2.0, 1.0), (2.0, 0.6), (5.0, 1.0), (5.0, 0.6)]):
+        expected = list(loops.pfedme(rounds, pull=pull, beta=beta, inner=(3, 0.05)))
+        assert_same(models_of(run)[lane], expected)
+        near = lambda w, i, pull=pull: loops.proximal_point(  # noqa: E731
+            w, lambda theta: slope(i, theta), pull=pull, inner=(3, 0.05)
+        )
+        own = np.array([[near(w, i) for i in range(N)] for w in expected])
+        np.testing.assert_allclose(own_models(run)[lane], own, rtol=0, atol=1e-10)
+
+
+def test_pfedme_with_one_inner_step_is_fedavg(learn: Callable, rounds: loops.Rounds) -> None:
+    """With inner rate r, theta = w - r g, so that a local step has the rate lr lambda r."""
+    run = learn("pfedme", {"pull": [4.0]}, personal_steps=1, personal_lr=0.1)
+    assert_same(models_of(run)[0], loops.fedavg(rounds._replace(lr=LR * 4.0 * 0.1)))
+
+
+def test_qfedavg(
+    learn: Callable, plain: Any, rounds: loops.Rounds, problem: Any, stochastic: Callable
+) -> None:
+    """With q = 0 it is FedAvg. A loss is sent in full precision."""
+    whole = Whole(**vars(problem))
+    run = learn("qfedavg", {"fairness": [0.0, 1.0, 0.5]}, problem=whole)
+    np.testing.assert_allclose(models_of(run)[0], models_of(plain)[0], rtol=0, atol=1e-12)
+    for lane, q in enumerate([0.0, 1.0, 0.5]):
+        assert_same(models_of(run)[lane], loops.qfedavg(rounds, whole_losses(problem), q=q))
+    assert np.diff(run.curves.uplink_bits.values[0].ravel()).tolist() == [4 * 64 * 4] * TICKS
+    assert np.diff(run.curves.downlink_bits.values[0].ravel()).tolist() == [4 * 64 * 3] * TICKS
+
+
+def test_ifca(
+    learn: Callable, plain: Any, rounds: loops.Rounds, problem: Any, start: np.ndarray
+) -> None:
+    """With one model it is FedAvg. A client receives k models, and sends one and its number."""
+    one = learn("ifca", {"lr": [LR]}, num_models=1, problem=Whole(**vars(problem)))
+    np.testing.assert_allclose(models_of(one)[0], models_of(plain)[0], rtol=0, atol=1e-12)
+    run = learn("ifca", {"lr": [LR]}, num_models=3, problem=watched(problem, Whole))
+    with jax.enable_x64(True):
+        key = stream(stream(jax.random.key(SEED), "learning"), "init")
+        others = [problem.init(jax.random.fold_in(key, j)) for j in (1, 2)]
+    starts = np.stack([start, *map(np.asarray, others)])
+    pairs = list(loops.ifca(rounds, whole_losses(problem), starts))
+    assert len(set(pairs[-1][1])) > 1
+    assert_same(models_of(run)[0], [models.mean(axis=0) for models, _ in pairs])
+    own = [models[found].ravel() for models, found in pairs]
+    assert_same(own_models(run)[0].reshape(TICKS, -1), own)
+    assert np.diff(run.curves.uplink_bits.values.ravel()).tolist() == [4 * (64 * 3 + 2)] * TICKS
+    assert np.diff(run.curves.downlink_bits.values.ravel()).tolist() == [4 * 64 * 9] * TICKS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qfedavg", "ifca"])
+def test_losses_of_mini_batches(
+    learn: Callable, rounds: loops.Rounds, stochastic: Callable, start: np.ndarray, name: str
+) -> None:
+    """Those of a client's first local step in the round."""
+    loss = stochastic().loss
+    if name == "qfedavg":
+        expected = list(loops.qfedavg(rounds, loss, q=0.3))
+        run = learn(name, {"fairness": [0.3]}, client_losses="minibatch")
+    else:
+        expected = [m.mean(axis=0) for m, _ in loops.ifca(rounds, loss, start[None])]
+        run = learn(name, {"lr": [LR]}, client_losses="minibatch", num_models=1)
+    assert_same(models_of(run)[0], expected)
+
+
+def test_diloco_is_fedopt_with_nesterov_and_adamw(learn: Callable, rounds: loops.Rounds) -> None:
+    """Douillard et al. 2023 (arXiv 2311.08105), Algorithm 1: AdamW inside, Nesterov outside."""
+    inner = partial(optax.adamw, b1=0.9, b2=0.999, weight_decay=0.1)
+    outer = partial(optax.sgd, momentum=0.9, nesterov=True)
+    settings = {"optimizer": inner, "server_optimizer": outer}
+    run = learn("fedopt", {"server_lr": [0.7]}, **settings)
+    assert_same(models_of(run)[0], loops.diloco(rounds, outer_lr=0.7, momentum=0.9, decay=0.1))

@@ -66,10 +66,13 @@ SYSTEMS = {
     if issubclass(system.Hyper, Robust) and name not in ("fedper", "fedbn", *OTHER_CLOCKS)
 }
 GROUPS = ("hierarchical", "async_hierarchical")
-ONE_REPORT = ("fedasync", "gen_async")
-WITHOUT_OWN = ("scaffold", "mimelite", "feddyn", "fedasync", "favano", "quafl", *GROUPS)
+ONE_REPORT = ("fedasync", "gen_async", "asyncfeded")
+WITHOUT_OWN = (
+    *("qfedavg", "pfedme", "perfedavg", "ifca", "ca2fl", "asyncfeded"),
+    *("scaffold", "mimelite", "feddyn", "fedasync", "favano", "quafl", *GROUPS),
+)
 """Systems whose server cannot make an update as its clients do, by which FLTrust trusts them."""
-STALE = ("fedbuff", "fedstaleweight", "favano", "quafl", *ONE_REPORT, *GROUPS)
+STALE = ("ca2fl", "fedbuff", "fedstaleweight", "favano", "quafl", *ONE_REPORT, *GROUPS)
 
 
 def every_system_but(quick: str) -> pytest.MarkDecorator:

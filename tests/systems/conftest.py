@@ -36,6 +36,11 @@ LIKE_ANOTHER = {
     "safa": "pisces",
     "fedstaleweight": "fedbuff",
     "gen_async": "fedasync",
+    "asyncfeded": "fedasync",
+    "ca2fl": "fedbuff",
+    "qfedavg": "fedavg",
+    "perfedavg": "fedavg",
+    "pfedme": "fedavg",
     "em": "fedem",
 }
 """Systems that run one other layout, over two devices, and nothing in pieces or without jit.
@@ -159,7 +164,11 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
     make = partial(regression, is_split=True) if system.name in ("fedper", "fedbn") else regression
     # Oort and Pisces look at a loss of each client that trains.
     others = {"ditto": (2, 0), "mimelite": (1, 1), "oort": (1, 1), "pisces": (1, 1)}
-    quiet: dict[str, Any] = {}
+    # pFedMe takes two inner steps here, and IFCA compares two models.
+    others |= {"apfl": (2, 0), "perfedavg": (2, 0), "pfedme": (2, 0)}
+    others |= {"qfedavg": (1, 1), "ifca": (1, 2)}
+    # The sum of h_k, by which q-FedAvg divides, depends on all clients together.
+    quiet: dict[str, Any] = {"fairness": 0.0} if system.name == "qfedavg" else {}
     evaluations, is_planned = others.get(system.name, (1, 0)), system.live is None
     metrics = metrics if is_planned else ("loss", "loss")
     return Kind(make, "lr", changed, metrics, {}, quiet, is_planned, evaluations=evaluations)

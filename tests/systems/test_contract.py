@@ -222,6 +222,8 @@ def test_measuring_client_variance_changes_no_other_metric(
     assert_close(without.models, grid.run.models, rtol=0)
     for name in without.curves.data_vars:
         np.testing.assert_array_equal(without.curves[name], grid.run.curves[name], err_msg=name)
-    # Initially every client holds the server's model, which the compiler may compute twice.
-    np.testing.assert_allclose(grid.run.curves.client_variance[..., 0], 0, atol=1e-12)
+    # Initially every client holds the server's model, which the compiler may compute twice. That of
+    # IFCA is the mean of several models, of which clients hold one.
+    if system.name != "ifca":
+        np.testing.assert_allclose(grid.run.curves.client_variance[..., 0], 0, atol=1e-12)
     assert (grid.run.curves.client_variance[..., 1:] > 0).any()

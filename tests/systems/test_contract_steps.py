@@ -294,7 +294,8 @@ def test_data_of_a_client_reach_no_other_clients_update(
         np.testing.assert_array_equal(
             np.delete(mine, first, axis=0), np.delete(theirs, first, axis=0)
         )
-        assert not np.array_equal(mine[first], theirs[first])
+        # The number of a client's cluster may be the same.
+        assert mine.dtype == "int32" or not np.array_equal(mine[first], theirs[first])
 
 
 def _num_ticks(system: System) -> int:

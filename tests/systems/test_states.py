@@ -28,6 +28,13 @@ SHAPES = {
     "fedat": [(), (ROWS,), (1,)],
     "safa": [(), (ROWS,), (NUM_CLIENTS,)],
     "ditto": [(), (NUM_CLIENTS,)],
+    "apfl": [(), (NUM_CLIENTS,)],
+    "pfedme": [()],
+    "perfedavg": [()],
+    "qfedavg": [()],
+    "ifca": [(2,)],
+    "ca2fl": [(), (ROWS,), (NUM_CLIENTS,), ()],
+    "asyncfeded": [(), (ROWS,)],
     "langevin": [()],
     "em": [()],
     "favano": [(), (ROWS,)],
@@ -59,7 +66,8 @@ def test_models_in_the_state(system: System, kind: Kind, small: Callable) -> Non
     assert shapes == [(*leading, *model.shape) for leading in SHAPES[system.name]]
     counters = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype != model.dtype]
     # FedAT counts what tiers have sent, and SAFA knows which version a cached update is of.
-    own = {"fedat": [(1,)], "safa": [(NUM_CLIENTS,)]}.get(system.name, [])
+    # IFCA keeps the number of each client's cluster.
+    own = {"fedat": [(1,)], "safa": [(NUM_CLIENTS,)], "ifca": [(NUM_CLIENTS,)]}.get(system.name, [])
     assert [leaf.shape for leaf in counters if leaf.shape] == own
     assert (system.fit.learns is LatentProblem) or len(counters) == len(own)
 

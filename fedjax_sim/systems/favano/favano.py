@@ -32,7 +32,7 @@ from fedjax_sim.core import types
 from fedjax_sim.core.checking import OneOf
 from fedjax_sim.core.settings import ConfigError, is_known, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Plan, Problem, Work
-from fedjax_sim.server import Reports, Wire, report_messages, scaled_progress
+from fedjax_sim.server import ReportMessages, Reports, Wire, scaled_progress
 from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import Contacts, cohorts, presets
@@ -176,7 +176,7 @@ system = types.System(
     algorithm,
     "periodic contacts; progress divided by alpha, which makes it nearly independent of speed",
     overshoot=False,
-    messages=report_messages(has_weights=False),
+    messages=ReportMessages(has_weights=False),
     hints=types.Hints(lambda hyper, time: time / hyper.period),
     paper=paper,
 )

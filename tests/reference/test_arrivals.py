@@ -1,0 +1,69 @@
+"""CA2FL and AsyncFedED against slow loops over the same arrivals, in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedjax_sim
+from tests.reference import arrival_loops as loops
+from tests.reference.draws import LR, TICKS, Gradient, K, N, simulate
+
+
+@pytest.fixture(scope="module")
+def run(small: Callable, problem: Any) -> Callable[..., fedjax_sim.Run]:
+    """Return a function that runs a system for some settings, in float64."""
+
+    def of(name: str, **changes: Any) -> fedjax_sim.Run:
+        system = fedjax_sim.SYSTEMS[name]
+        changes = {"sampling": "shuffled_epochs", "slow_fraction": 0.7, "lr": LR} | changes
+        return simulate(system, problem, small(system, **changes))
+
+    return of
+
+
+def arrivals_of(run: fedjax_sim.Run, start: np.ndarray, gradient: Gradient) -> loops.Arrivals:
+    """Return the arrivals of a run."""
+    [schedule] = run.timelines
+    seen = schedule.clients.tolist(), schedule.version.tolist()
+    return loops.Arrivals(start, *seen, N, K, LR, gradient)
+
+
+def assert_same(run: fedjax_sim.Run, expected: Any) -> None:
+    """Compare the server's models after every tick with those that a loop yields."""
+    models = np.stack([run.curves[f"w{i}"].values[1:] for i in range(3)], axis=-1)
+    assert models.dtype == np.float64
+    assert models.shape[0] == TICKS
+    np.testing.assert_allclose(models, np.stack(list(expected)), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.6])
+def test_ca2fl(run: Callable, start: np.ndarray, gradient: Gradient, server_lr: float) -> None:
+    """Some buffers have several updates of one client; in the first one it is FedBuff."""
+    found = run("ca2fl", server_lr=server_lr, buffer_size=4)
+    arrivals = arrivals_of(found, start, gradient)
+    assert any(len(set(clients)) < 4 for clients in arrivals.clients)
+    expected = list(loops.ca2fl(arrivals, server_lr=server_lr))
+    assert_same(found, expected)
+    fedbuff = list(loops.fedbuff(arrivals, server_lr=server_lr))
+    np.testing.assert_allclose(expected[0], fedbuff[0], rtol=0, atol=1e-12)
+    assert np.abs(expected[-1] - fedbuff[-1]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("numerator", "offset"), [(1.0, 1.0), (0.6, 0.2)])
+def test_asyncfeded(
+    run: Callable, start: np.ndarray, gradient: Gradient, numerator: float, offset: float
+) -> None:
+    found = run("asyncfeded", numerator=numerator, offset=offset)
+    arrivals = arrivals_of(found, start, gradient)
+    assert (np.arange(TICKS)[:, None] > found.timelines[0].version).any()
+    assert_same(found, loops.asyncfeded(arrivals, numerator=numerator, offset=offset))
+
+
+def test_asyncfeded_without_regard_to_distances_is_fedbuff(
+    run: Callable, start: np.ndarray, gradient: Gradient
+) -> None:
+    """With a large lambda = epsilon, all steps have the length of the update."""
+    found = run("asyncfeded", numerator=1e13, offset=1e13)
+    assert_same(found, loops.fedbuff(arrivals_of(found, start, gradient), server_lr=1.0))
