@@ -1,13 +1,12 @@
 """FAVANO: identities, the paper's illustration, long-run means and Theorem 1 on quadratics."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import struct
 
 import fedjax_sim
 from experiments.favano.formulas import bounds as formulas
@@ -18,16 +17,9 @@ from fedjax_sim.server import Versioned
 from fedjax_sim.theory import favano as theory
 from fedjax_sim.timelines import draw_client_rates
 from tests.conftest import slow_but
+from tests.systems.hand_made import Located
 
 SYSTEM = fedjax_sim.SYSTEMS["favano"]
-
-
-@struct.dataclass
-class Located(Quadratic):
-    """Quadratics that report every coordinate of the model as a metric."""
-
-    def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
-        return {f"w{i}": params[i] for i in range(params.shape[0])}
 
 
 def descend(model: np.ndarray, center: np.ndarray, *, rate: float, steps: int) -> np.ndarray:

@@ -208,10 +208,6 @@ def test_clients_drop_out(rounds: Callable) -> None:
         ({"num_asked": 3}, "clock.num_asked is 3, but must be 0, or at least num_selected = 4."),
         ({"num_asked": 10}, "clock.num_asked is 10, but must be at most num_clients = 9."),
         ({"num_selected": 10}, "num_selected is 10, but must be at most num_clients = 9."),
-        (
-            {"drop_rate": 1.0},
-            "delays.drop_rate is 1.0, but must be a finite number from 0 to",
-        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(settings: dict[str, Any], sentence: str) -> None:
