@@ -566,6 +566,18 @@ def test_decreasing_step_sizes_halve_within_a_long_round() -> None:
 # Rounds to an accuracy ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kappa", [4.0, 34.0])
+def test_sufficient_steps_reach_the_accuracy(kappa: float) -> None:
+    setup = bounds.LangevinSetup(10, 2, kappa, 1.0, 1.0, 0.0, 0.1, start=0.5, dissimilarity=1.5)
+    for local_steps in range(1, 40):
+        eta = counting.sufficient_step_size(setup, 0.1, local_steps=local_steps)
+        num = counting.sufficient_steps(setup, 0.1, local_steps=local_steps)
+        reached = bounds.bound(setup, [num, 0.95 * num], step_size=eta, local_steps=local_steps)
+        assert reached[0] <= 0.1 * (1 + 1e-12) < reached[1]
+    assert counting.sufficient_step_size(setup, 1e9, local_steps=1) == setup.largest_step_size
+    assert counting.sufficient_steps(bounds.setup_of(R1, np.zeros(1), 0.0), 1e9, local_steps=5) == 0
+
+
 @pytest.mark.parametrize(
     ("noise", "printed"),
     [
