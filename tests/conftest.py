@@ -230,6 +230,13 @@ def no_programs() -> None:
     jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def in_64_bits() -> Iterator[None]:
+    """Compute in 64 bits in a test module that asks for it."""
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.fixture(scope="session")
 def regression() -> Callable[..., Regression]:
     """Return a function that makes regression problems, float32 by default."""

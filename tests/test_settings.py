@@ -171,29 +171,17 @@ def other_value(hyper_type: Any, name: str) -> Any:
     return next((value for value in tried if accepts(value) and value not in usual), None)
 
 
-def settings_without_effect() -> list[tuple[str, str]]:
-    """List systems with each of their settings that has no effect at the defaults."""
-    return [
-        (name, setting)
-        for name, system in fedjax_sim.SYSTEMS.items()
-        for setting in idle_of(system.Hyper())
-        if other_value(system.Hyper, setting) is not None
-    ]
-
-
-@pytest.mark.parametrize(("name", "setting"), settings_without_effect())
-def test_a_setting_without_effect_is_refused(name: str, setting: str) -> None:
-    """At every choice that does not read it, of every system, unless it is left at its default."""
+@pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
+def test_a_setting_without_effect_is_refused(name: str) -> None:
+    """At every choice that does not read it, unless it is left at its default."""
     kind: Any = fedjax_sim.SYSTEMS[name].Hyper
-    given = kind(**{setting: other_value(kind, setting)})
-    with pytest.raises(ConfigError) as refused:
-        check(given)
-    default = re.escape(default_text(fields(kind)[setting]))
-    assert re.match(
-        rf"{re.escape(setting)} is .*, but must be left at {default} (unless|with) .*\.$",
-        str(refused.value),
-    )
-    check(kind(**{setting: fields(kind)[setting].default}))
+    for idle in idle_of(kind()):
+        other, default = other_value(kind, idle), default_text(fields(kind)[idle])
+        if other is not None:
+            words = rf"^{re.escape(idle)} is .*, but must be left at {re.escape(default)} "
+            with pytest.raises(ConfigError, match=rf"{words}(unless|with) .*\.$"):
+                check(kind(**{idle: other}))
+        check(kind(**{idle: fields(kind)[idle].default}))
 
 
 @pytest.mark.parametrize(
@@ -447,12 +435,6 @@ def test_settings_are_given_by_name() -> None:
         fedjax_sim.SYSTEMS["fedavg"].Hyper(4)
 
 
-@pytest.mark.parametrize("change", [FEDAVG, FEDAVG(num_clients=30).replace])
-def test_a_misspelt_setting_is_named_with_the_nearest(change: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match=r"setting name is 'num_clints'.*'num_clients'\?\)\.$"):
-        change(num_clints=3, lr=0.1)
-
-
 def test_a_new_default_keeps_the_meaning() -> None:
     assert describe(Base) == [
         "speed: Speed of a test, in metres per second. Default 1.0; a finite number above 0.",
@@ -464,31 +446,6 @@ def test_a_new_default_keeps_the_meaning() -> None:
     ]
     assert (Derived().speed, Derived().size) == (2.0, 7)
     assert "Number of tests" not in (Derived.__doc__ or "")
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        (
-            {"speed": [0.1, 0.2]},
-            "speed is [0.1, 0.2], but must be a finite number above 0 (to sweep, use "
-            "settings=...).",
-        ),
-        (
-            {"steps": (1,)},
-            "steps is (1,), but must be a whole number of at least 1 (to sweep, use settings=...).",
-        ),
-        ({"speed": 0.0}, "speed is 0.0, but must be a finite number above 0."),
-        ({"speed": float("nan")}, "speed is nan, but must be a finite number above 0."),
-        ({"speed": "fast"}, "speed is 'fast', but must be a finite number above 0."),
-        ({"size": 2.5}, "size is 2.5, but must be a whole number of at least 1."),
-        ({"size": True}, "size is True, but must be a whole number of at least 1."),
-    ],
-)
-def test_a_bad_value_gets_one_sentence(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check(Base(**values))
-    assert str(caught.value) == words
 
 
 def test_fixed_settings_are_refused() -> None:
@@ -583,23 +540,6 @@ def test_an_ambiguous_name_is_refused_with_the_full_ones() -> None:
             "setting name is 'size', but must be one of doors.size, wheels.size."
         )
     assert "size" not in names_of(Car)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"size": 0.0}, "size is 0.0, but must be a finite number above 0."),
-        ({"number": 2.5}, "number is 2.5, but must be a whole number of at least 1."),
-        (
-            {"size": (1.0, 2.0)},
-            "size is (1.0, 2.0), but must be a finite number above 0 (to sweep, use settings=...).",
-        ),
-    ],
-)
-def test_a_check_in_a_group_names_the_setting_in_full(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check(Car(wheels=Wheels(**given)))
-    assert str(caught.value) == f"wheels.{words}"
 
 
 @pytest.mark.parametrize("value", [None, 3, Doors(), Wheels])

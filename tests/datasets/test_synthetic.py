@@ -88,7 +88,6 @@ def test_names_are_those_of_fedproxs_code() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"beta": float("inf")}, "beta is inf"),
         ({"is_iid": True}, "alpha is 1.0, but must be 0, as the data are IID"),
     ],
 )

@@ -1,9 +1,7 @@
-"""Fairness measures: a schedule by hand, special cases of the indices, and independent slots."""
+"""Fairness measures: a schedule by hand, and special cases of the indices."""
 
-import jax
 import numpy as np
 import pytest
-from scipy import stats
 
 from fedjax_sim.core.types import EMPTY, Timeline
 from fedjax_sim.results.diagnostics.fairness import (
@@ -23,7 +21,6 @@ from fedjax_sim.results.diagnostics.fairness import (
     update_share,
     worst_decile,
 )
-from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 
 
 def timeline(time: list, clients: list, version: list, weight: list) -> Timeline:
@@ -131,73 +128,6 @@ def test_accuracy_of_groups() -> None:
     np.testing.assert_allclose(group_accuracy(np.array([1.0, 0.2, 0.6]), shares), [0.4, 0.4])
     per_class = np.array([[0.0, 1.0, np.nan], [1.0, 0.0, 1.0]])
     np.testing.assert_allclose(group_accuracy(per_class, shares), [[0.75, np.nan], [0.25, 0.5]])
-
-
-def independent_slots(
-    share: np.ndarray, *, num_ticks: int, num_slots: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the schedule of clients with exponential delays who never wait.
-
-    Each arrival is from client i with probability p_i, independently of earlier arrivals.
-
-    Returns:
-      Clients and versions, `i32[num_ticks, num_slots]` each.
-    """
-    clients = np.random.default_rng(seed).choice(len(share), num_ticks * num_slots, p=share)
-    last = np.full(len(share), -1)
-    version = np.zeros_like(clients)
-    for arrival, client in enumerate(clients):
-        version[arrival] = (last[client] + 1) // num_slots
-        last[client] = arrival
-    return clients.reshape(-1, num_slots).astype("int32"), version.reshape(-1, num_slots).astype(
-        "int32"
-    )
-
-
-@pytest.mark.slow
-def test_influence_of_slow_clients_if_slots_are_independent() -> None:
-    """Influence of slow clients equals its exact value for three kinds of weights.
-
-    Ten clients have mean delay 1.5, five have 10, and the buffer holds 5 updates. The plain mean
-    gives each client its share of arrivals. Eq. 8 with cumulative averages gives what it gives with
-    exact expectations: a mean over the binomial number of slow slots. Its weights before
-    normalisation, divided by the buffer size, give equal influence. Six runs must be within 5
-    standard errors, plus 0.002 for averages that have to settle.
-    """
-    is_slow = np.arange(15) >= 10
-    rate = np.where(is_slow, 1 / 10, 1 / 1.5)
-    share = rate / rate.sum()
-    slow = np.arange(6)
-    exact = (
-        stats.binom.pmf(slow, 5, share[is_slow].sum()) * slow * 10 / (slow * 10 + (5 - slow) * 1.5)
-    ).sum()
-    assert exact == pytest.approx(0.1980, abs=5e-5)
-    expected = {"mean": share[is_slow].sum(), "normalised": exact, "raw": 1 / 3}
-    settings = {
-        "mean": StalenessWeights(rule="mean"),
-        "normalised": StalenessWeights(average="cumulative"),
-        "raw": StalenessWeights(average="cumulative", normalised=False),
-    }
-    found: dict[str, list[float]] = {name: [] for name in settings}
-    for seed in range(6):
-        clients, version = independent_slots(share, num_ticks=8000, num_slots=5, seed=seed)
-        for name, weights in settings.items():
-            with jax.enable_x64(True):
-                weight = np.asarray(
-                    staleness_weights(
-                        clients, np.arange(8000)[:, None] - version, weights, num_clients=15
-                    )
-                )
-            part = influence(
-                Timeline(np.arange(8000.0), clients, clients, version, weight, version),
-                15,
-                skip=0.1,
-            )
-            found[name].append(group_sums(part, is_slow.astype(int))[1])
-    for name, values in found.items():
-        error = np.std(values, ddof=1) / np.sqrt(len(values))
-        assert error < 0.003
-        assert abs(np.mean(values) - expected[name]) < 5 * error + 0.002
 
 
 def test_the_worst_decile_is_the_mean_of_a_tenth_rounded_up() -> None:

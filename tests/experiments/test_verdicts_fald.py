@@ -3,9 +3,7 @@
 Nothing is run. Numbers that were not kept of the committed runs are made up.
 """
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,24 +21,15 @@ from experiments.fald import (
 from experiments.fald.claims import CLAIMS
 from experiments.harness import Verdict, ledger
 from tests.experiments import test_headlines
-from tests.experiments.verdict_rows import Path, assert_verdict, changed, committed, numbers
-
-
-class Case(NamedTuple):
-    """A verdict function with what the committed entry lacks.
-
-    Attributes:
-      judge: The verdict function.
-      not_kept: Numbers behind the verdict that the entry lacks.
-      told: Names of numbers that stand in the sentence only, or of counts.
-      is_made_up: Whether all numbers are made up, such that the claim holds.
-    """
-
-    judge: Callable[[Any], Verdict]
-    not_kept: dict[str, Any]
-    told: tuple[str, ...] = ()
-    is_made_up: bool = False
-
+from tests.experiments.verdict_rows import (
+    Case,
+    Path,
+    assert_all_are_tried,
+    assert_verdict,
+    changed,
+    kept,
+    numbers,
+)
 
 CHAINS = {"chains": 300}
 FIG2 = {
@@ -265,16 +254,9 @@ ROWS: list[tuple[str, Path, Any, str]] = [
 """Where a number stands, another one in its place, and the verdict or a part of its scope."""
 
 
-@cache
-def kept(name: str) -> Verdict:
-    """Read a committed verdict; numbers that are null are infinite."""
-    experiment, number = name.split()
-    return Verdict(**committed(f"fald/{experiment}")[f"fald-{number}"])
-
-
 def found_of(name: str) -> Any:
     """Return the numbers of a verdict, those included that were not kept."""
-    made = CASES[name].not_kept if CASES[name].is_made_up else kept(name).measured
+    made = CASES[name].not_kept if CASES[name].is_made_up else kept("fald", name).measured
     return infinite({**made, **CASES[name].not_kept})
 
 
@@ -288,27 +270,23 @@ def infinite(found: Any) -> Any:
 
 
 def test_every_claim_is_tried_and_can_fail() -> None:
-    run = {
-        number
-        for number, claim in CLAIMS.items()
-        if not claim.cost and claim.id not in test_headlines.GOOD
-    }
-    assert {int(name.split()[1]) for name in CASES} == run
-    failing = {row[0] for row in ROWS if row[3].startswith("fails")}
-    assert failing == set(CASES)
+    assert_all_are_tried(CLAIMS, test_headlines.GOOD, CASES, ROWS)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_committed_numbers_give_the_committed_verdict(name: str) -> None:
-    found = CASES[name].judge(found_of(name))
+    found, entry = CASES[name].judge(found_of(name)), kept("fald", name)
     if CASES[name].is_made_up:
         assert found.verdict == "holds"
-        if ledger.STATED in kept(name).measured:
+        if ledger.STATED in entry.measured:
             return
-        found = CASES[name].judge(infinite(kept(name).measured))
-    assert (found.id, found.verdict, found.scope) == (kept(name)[0], *kept(name)[5:7])
+        found = CASES[name].judge(infinite(entry.measured))
+    assert (found.id, found.verdict, found.scope) == (
+        kept("fald", name)[0],
+        *kept("fald", name)[5:7],
+    )
     if name != "unequal 8":  # Its sentence has a difference that is lost in five digits.
-        assert found.why == kept(name).why
+        assert found.why == entry.why
 
 
 @pytest.mark.parametrize(("name", "path", "value", "expected"), ROWS)

@@ -3,33 +3,23 @@
 Nothing is run. Numbers that were not kept of the committed runs are made up.
 """
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments.fedem import ablations, fig1, fig2, fig2_shape, fig3, theory
 from experiments.fedem.claims import CLAIMS
-from experiments.harness import Verdict
 from tests.experiments import test_headlines
-from tests.experiments.verdict_rows import Path, assert_verdict, changed, committed, numbers
-
-
-class Case(NamedTuple):
-    """A verdict function with what the committed entry lacks.
-
-    Attributes:
-      judge: The verdict function.
-      not_kept: Numbers behind the verdict that the entry lacks.
-      told: Names of numbers that stand in the sentence only, or of counts.
-    """
-
-    judge: Callable[[Any], Verdict]
-    not_kept: dict[str, Any]
-    told: tuple[str, ...] = ()
-
+from tests.experiments.verdict_rows import (
+    Case,
+    Path,
+    assert_all_are_tried,
+    assert_verdict,
+    changed,
+    kept,
+    numbers,
+)
 
 EM = "EM, to its end"
 ENDED = {"RMSE": 0.17629, "F": -3976.58, "steps": 7575, "steps allowed": 20_000}
@@ -188,33 +178,21 @@ ROWS: list[tuple[str, Path, Any, str]] = [
 """Where a number stands, another one in its place, and the verdict or a part of its scope."""
 
 
-@cache
-def kept(name: str) -> Verdict:
-    experiment, number = name.split()
-    return Verdict(**committed(f"fedem/{experiment}")[f"fedem-{number}"])
-
-
 def found_of(name: str) -> Any:
     """Return the numbers of a verdict, those included that were not kept."""
-    return {**kept(name).measured, **CASES[name].not_kept}
+    return {**kept("fedem", name).measured, **CASES[name].not_kept}
 
 
 def test_every_claim_is_tried_and_can_fail() -> None:
-    run = {
-        number
-        for number, claim in CLAIMS.items()
-        if not claim.cost and claim.id not in test_headlines.GOOD
-    }
-    assert {int(name.split()[1]) for name in CASES} == run
-    assert {row[0] for row in ROWS if row[3].startswith("fails")} == set(CASES)
+    assert_all_are_tried(CLAIMS, test_headlines.GOOD, CASES, ROWS)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_committed_numbers_give_the_committed_verdict(name: str) -> None:
-    found = CASES[name].judge(found_of(name))
-    assert (found.id, found.verdict, found.scope) == (kept(name)[0], *kept(name)[5:7])
+    found, entry = CASES[name].judge(found_of(name)), kept("fedem", name)
+    assert (found.id, found.verdict, found.scope) == (entry.id, entry.verdict, entry.scope)
     if not name.endswith(" 20"):  # Their sentences have F in six digits, of which five are kept.
-        assert found.why.startswith(kept(name).why)  # One has grown since.
+        assert found.why.startswith(entry.why)  # One has grown since.
 
 
 @pytest.mark.parametrize(("name", "path", "value", "expected"), ROWS)

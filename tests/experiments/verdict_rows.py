@@ -2,8 +2,9 @@
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
 
 from experiments.harness import Verdict, ledger
 from experiments.harness.statistics import VERDICTS
@@ -12,10 +13,42 @@ Path = tuple[Any, ...]
 """Keys and positions that lead to a number in nested mappings and lists."""
 
 
+class Case(NamedTuple):
+    """A verdict function with what the committed entry lacks.
+
+    Attributes:
+      judge: The verdict function.
+      not_kept: Numbers behind the verdict that the entry lacks.
+      told: Names of numbers that stand in the sentence only, or of counts.
+      is_made_up: Whether all numbers are made up, such that the claim holds.
+    """
+
+    judge: Callable[[Any], Verdict]
+    not_kept: dict[str, Any]
+    told: tuple[str, ...] = ()
+    is_made_up: bool = False
+
+
 def committed(experiment: str) -> dict[str, dict[str, Any]]:
     """Read the claims of a committed entry by id."""
     entry = json.loads(ledger.file_of(experiment).read_text())
     return {each["id"]: each for each in entry["claims"]}
+
+
+@cache
+def kept(paper: str, name: str) -> Verdict:
+    """Read the committed verdict of an experiment on a claim, such as "laws 9"."""
+    experiment, number = name.split()
+    return Verdict(**committed(f"{paper}/{experiment}")[f"{paper}-{number}"])
+
+
+def assert_all_are_tried(
+    claims: Mapping[int, Any], elsewhere: Mapping[str, Any], cases: Mapping[str, Case], rows: Any
+) -> None:
+    """Check that every claim without costs has a case, and each case a row that fails."""
+    run = {n for n, claim in claims.items() if not claim.cost and claim.id not in elsewhere}
+    assert {int(name.split()[1]) for name in cases} == run
+    assert {row[0] for row in rows if row[3].startswith("fails")} == {*cases}
 
 
 def changed(measured: Mapping[str, Any], path: Path, value: Any) -> Any:

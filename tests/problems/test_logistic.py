@@ -238,29 +238,3 @@ def test_the_posterior_of_a_logistic_regression(uneven: Logistic, reference: Ref
         assert (off.deviation.deviation(0.0) < 5) == is_right
         found = _temperature(draws, Gaussian(reference.law.mean, widened))
         assert (abs(found.mean - 1) < 5 * np.hypot(found.error, error)) == is_right
-
-
-@pytest.mark.slow
-def test_long_rounds_bias_the_posterior_of_a_logistic_regression(
-    uneven: Logistic, reference: Reference
-) -> None:
-    """More local steps give more bias of means and of standard deviations.
-
-    With shared noise the means move as those of quadratic clients do. With private noise of unequal
-    clients they do not, because the posterior is skewed.
-    """
-    clients = fald_logistic.quadratics(uneven, fald_logistic.thin(reference.draws))
-    expected, _ = fald_logistic.normal_bias(clients, step_size=STEP_SIZE, local_steps=20, rho=1.0)
-    few, many = (
-        [
-            fald_logistic.bias(fald_logistic.moments(draws), reference.moments)
-            for draws in _chains(uneven, *steps_and_evals, rho=[0.0, 1.0])
-        ]
-        for steps_and_evals in ((5, 10), (20, 4))
-    )
-    for fewer, more in zip(few, many, strict=True):
-        for one, other in zip(fewer, more, strict=True):
-            assert np.linalg.norm(other.mean) > 1.2 * np.linalg.norm(one.mean)
-            assert other.deviation(0.0) > 4
-    slopes = [each.mean.mean @ expected / (expected @ expected) for each in many]
-    assert 0.8 < slopes[1] < 1.2 and slopes[0] < 0.5

@@ -431,7 +431,6 @@ def test_settings_without_effect() -> None:
         ({"attackers": (-1,)}, "different numbers"),
         ({"attackers": [1]}, "different numbers"),
         ({"attack": "sign_flip"}, "an attack of"),
-        ({"attack": SignFlip(scale=-1.0)}, "attack.scale is -1.0"),
     ],
 )
 def test_bad_settings(changes: dict, words: str) -> None:

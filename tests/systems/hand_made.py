@@ -4,17 +4,20 @@ Dimension letters: `T` ticks, `S` slots.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.flatten_util import ravel_pytree
 
 import fedjax_sim
 from fedjax_sim import Event, Plan, System
 from fedjax_sim.core.events import DRAWN
 from fedjax_sim.core.settings import known_values
+from fedjax_sim.problems import Quadratic
 
 GROUPED = ("hierarchical", "async_hierarchical")
 """Systems whose slots are groups of clients. Here every group has one client."""
@@ -127,3 +130,11 @@ def without_scratch(state: Any) -> Any:
     if not hasattr(state, "versions"):
         return state
     return state._replace(versions=state.versions[:SCRATCH])
+
+
+@struct.dataclass
+class Located(Quadratic):
+    """Quadratics that report every coordinate of the model as a metric."""
+
+    def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
+        return {f"w{i}": params[i] for i in range(params.shape[0])}

@@ -1,7 +1,5 @@
 """FedEM and EM on noisy means: memories, floors and reductions, all in 64 bits."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,11 +29,7 @@ from tests.systems.noisy_means import (
     root,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def in_64_bits() -> Any:
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("in_64_bits")
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,7 @@ from tests.systems.noisy_means import (
     noisy_mean,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def in_64_bits() -> Any:
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("in_64_bits")
 
 
 @pytest.fixture(scope="module")

@@ -3,34 +3,25 @@
 Influence is compared with another simulator and with theory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout, Timeline
 from fedjax_sim.core.settings import check
-from fedjax_sim.problems import Quadratic
 from fedjax_sim.results.diagnostics.fairness import fairness_report
 from fedjax_sim.server.staleness import staleness_weights
 from fedjax_sim.theory import fedstaleweight as theory
+from tests.systems.hand_made import Located
 
 SYSTEM, FEDASYNC = fedjax_sim.SYSTEMS["fedstaleweight"], fedjax_sim.SYSTEMS["fedasync"]
 IS_SLOW = np.arange(15) >= 10
 FAST, SLOW = 1 / 1.5, 1 / 10
-
-
-@struct.dataclass
-class Located(Quadratic):
-    """Quadratics that report every coordinate of the model as a metric."""
-
-    def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
-        return {f"w{i}": params[i] for i in range(params.shape[0])}
 
 
 def reweighted(timeline: Timeline, **rule: Any) -> Timeline:

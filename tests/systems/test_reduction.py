@@ -3,19 +3,18 @@
 Every comparison is between different code.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout
 from fedjax_sim.core.settings import fields, value_of
-from fedjax_sim.problems import Quadratic
 from fedjax_sim.timelines import Arrivals
+from tests.systems.hand_made import Located
 
 SYSTEMS = fedjax_sim.SYSTEMS
 WHOLE = Layout(7, False, 1)
@@ -23,14 +22,6 @@ FIXED = {"rate_fast": 1.0, "rate_slow": 1.0}
 """A local step takes one unit of time, for everyone."""
 BLOCKED = {"restart": "after_interaction", "rule": "mean"}
 """FedBuff with all clients at work, who wait for the server, and without discount."""
-
-
-@struct.dataclass
-class Located(Quadratic):
-    """Quadratics that report every coordinate of the model as a metric."""
-
-    def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
-        return {f"w{i}": params[i] for i in range(params.shape[0])}
 
 
 def quadratics(*, curvature: Any = 1.0, seed: int = 0, num_clients: int = 7) -> Located:

@@ -1,18 +1,11 @@
 """VR-FedEM on noisy means with the constant step of its theorem, all in 64 bits."""
 
-from typing import Any
-
-import jax
 import numpy as np
 import pytest
 
 from tests.systems.noisy_means import BLOCKS, FEDEM, VR, N, Path, noisy_mean, replay
 
-
-@pytest.fixture(scope="module", autouse=True)
-def in_64_bits() -> Any:
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("in_64_bits")
 
 
 TOY_B = np.random.default_rng(9).uniform(0.1, 0.9, N * 100)

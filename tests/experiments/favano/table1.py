@@ -1,4 +1,4 @@
-"""Table 1 of FAVANO (arXiv 2305.16099): the rows of its baselines, and the rows as misprinted.
+"""Table 1 of FAVANO (arXiv 2305.16099): the rows of its baselines that are misprinted.
 
 The tuning lemma (App. B.1) leads from the bound of Theorem 1 to FAVANO's row. Symbols are those of
 `experiments.favano.formulas.orders`.
@@ -69,22 +69,6 @@ def sufficient_ticks(terms: ErrorTerms, *, accuracy: float) -> float:
     )
 
 
-def time_to_accuracy(orders: Orders, *, accuracy: float, step_time: float) -> float:
-    """Compute the time to an accuracy, a row of Table 1, up to constant factors.
-
-    Args:
-        orders: Coefficients of the row.
-        accuracy: eps, a squared gradient.
-        step_time: C, the time between two server steps.
-
-    Returns:
-        The time, in the unit of `step_time`.
-    """
-    return (
-        orders.two / accuracy**2 + orders.three_halves / accuracy**1.5 + orders.one / accuracy
-    ) * step_time
-
-
 def fedavg_orders(setup: FavanoSetup) -> Orders:
     """Collect FedAvg's row of Table 1, corrected so that the units of its terms agree.
 
@@ -128,25 +112,6 @@ def fedavg_orders_printed(setup: FavanoSetup) -> Orders:
     F, L = setup.initial_gap, setup.smoothness
     first = (F * L * setup.gradient_variance + (1 - s / n) * K * G2) / (s * K)
     return Orders(first, F * (L * G2) ** 0.5, F * L * setup.dissimilarity_factor)
-
-
-def fedbuff_orders(setup: FavanoSetup, *, max_delay: float) -> Orders:
-    """Collect FedBuff's row of Table 1.
-
-    Args:
-        setup: Constants of the problem and of the run.
-        max_delay: tau_max, the largest delay of an update, in server steps.
-
-    Returns:
-        The coefficients of the row.
-    """
-    sigma2, G2, FL = (
-        setup.gradient_variance,
-        setup.dissimilarity,
-        setup.initial_gap * setup.smoothness,
-    )
-    delayed = ((max_delay / setup.num_contacted) ** 2 + 1) * (sigma2 + setup.num_clients * G2)
-    return Orders(FL * (sigma2 + G2), FL * delayed**0.5, FL)
 
 
 def async_sgd_orders(setup: FavanoSetup, *, mean_delay: float, max_delay: float) -> Orders:

@@ -93,7 +93,6 @@ def test_sufficient_ticks_of_the_theorem(random: np.random.Generator) -> None:
 ROWS: dict[str, Callable[[theory.FavanoSetup], Orders]] = {
     "favano": favano_orders,
     "fedavg": table1.fedavg_orders,
-    "fedbuff": partial(table1.fedbuff_orders, max_delay=30.0),
     "async_sgd": partial(table1.async_sgd_orders, mean_delay=9.0, max_delay=30.0),
     "quafl": partial(quafl_orders, mean_steps=5.0),
     "favano_printed": favano_orders_printed,
@@ -136,19 +135,6 @@ def test_printed_rows_agree_where_the_slips_do_not_show(row: str) -> None:
     np.testing.assert_allclose(ROWS[row + "_printed"](unit), ROWS[row](unit))
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_orders_in_the_accuracy(row: str) -> None:
-    orders = ROWS[row](SETUP)
-    for power, name in ((2, "two"), (1.5, "three_halves"), (1, "one")):
-        alone = Orders(0.0, 0.0, 0.0)._replace(**{name: getattr(orders, name)})
-        times = [
-            table1.time_to_accuracy(alone, accuracy=accuracy, step_time=7.0)
-            for accuracy in (0.1, 0.05)
-        ]
-        np.testing.assert_allclose(times[1] / times[0], 2**power)
-        np.testing.assert_allclose(times[0], 7 * getattr(orders, name) * 10**power)
-
-
 def test_dependence_on_the_number_of_clients() -> None:
     """FAVANO's lower-order terms grow like n, QuAFL's like n^1.5; the leading terms stay."""
     more = SETUP._replace(num_clients=1600)
@@ -163,7 +149,6 @@ def test_values_of_the_rows() -> None:
     setup = theory.FavanoSetup(4, 2, 3, 1.0, 1.0, 1.0, 4.0, 2.0, 0.5, 2.0)
     np.testing.assert_allclose(favano_orders(setup), [33.0, 4 * 28**0.5, 192.0])
     np.testing.assert_allclose(table1.fedavg_orders(setup), [5 / 6, 2.0, 8.0])
-    np.testing.assert_allclose(table1.fedbuff_orders(setup, max_delay=4.0), [4.0, 10.0, 2.0])
     np.testing.assert_allclose(
         table1.async_sgd_orders(setup, mean_delay=2.0, max_delay=8.0), [14.0, 4.0, 8.0]
     )

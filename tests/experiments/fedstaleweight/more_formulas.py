@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from experiments.fedstaleweight.formulas import FedStaleWeightSetup, competition
+from experiments.fedstaleweight.formulas import FedStaleWeightSetup
 from fedjax_sim.theory.fedstaleweight import Numbers
 
 
@@ -36,39 +36,6 @@ def slot_weights(slot_rate: npt.ArrayLike) -> Numbers:
     return inverse / np.sum(inverse, axis=-1, keepdims=True)
 
 
-def slot_weight_printed(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: int) -> float:
-    """Compute a client's normalised weight in the long form that the paper gives above (9).
-
-    It equals the weight by `slot_weights`.
-
-    Args:
-        rate: `f64[N]`, rates of the clients.
-        slot_client: `i64[S]`, the client in each slot.
-        client: The client; it must hold exactly one slot.
-
-    Returns:
-        The weight, between 0 and 1.
-
-    Raises:
-        ValueError: If the client does not hold exactly one slot.
-    """
-    # Deviation: the paper prints a_i for a_j in the first denominator, n for b as the limit of a
-    # sum over slots, and the -1 inside a sum.
-    rates, slots = np.asarray(rate, np.float64), np.asarray(slot_client)
-    other_rate, other_delay = competition(rates, slot_client=slots, client=client)
-    others_per_arrival = other_rate / rates[client]
-    between = sum(
-        rates[k] / rates[j]
-        for j in slots[slots != client]
-        for k in range(len(rates))
-        if k not in (j, client)
-    )
-    return float(
-        (others_per_arrival + 1)
-        / (len(slots) + others_per_arrival + rates[client] * other_delay + between)
-    )
-
-
 def stationary_point(
     influence: npt.ArrayLike, optima: npt.ArrayLike, *, curvature: npt.ArrayLike = 1.0
 ) -> Numbers:
@@ -88,19 +55,6 @@ def stationary_point(
     """
     pull = np.multiply(influence, curvature)
     return pull @ np.asarray(optima, np.float64) / np.sum(pull)
-
-
-def max_staleness_bound(max_staleness_unbuffered: int, *, buffer_size: int) -> int:
-    """Bound tau_max,b by tau_max,1 / b, rounded up, on the same arrivals (assumption 5).
-
-    Args:
-        max_staleness_unbuffered: tau_max,1, the largest staleness with a buffer of one slot.
-        buffer_size: b.
-
-    Returns:
-        The bound, in versions.
-    """
-    return -(-max_staleness_unbuffered // buffer_size)
 
 
 def is_step_small(setup: FedStaleWeightSetup) -> bool:

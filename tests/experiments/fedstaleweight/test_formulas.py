@@ -21,12 +21,9 @@ from tests.experiments.fedstaleweight import more_formulas as more
 from tests.theory.fedstaleweight_arrivals import arrivals, staleness_of
 
 Numbers = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 FAST, SLOW = 1 / 1.5, 1 / 10
 NUM_FAST, NUM_SLOW = 10, 5
 RATES = np.array([FAST] * NUM_FAST + [SLOW] * NUM_SLOW)
-PULLS = ("after_aggregation", "before_aggregation")
-
 log_rates = st.floats(-4, 4)
 some_rates = st.lists(log_rates, min_size=2, max_size=5).map(np.exp)
 positive = st.floats(1e-3, 1e3)
@@ -64,21 +61,6 @@ def test_equal_slots_weigh_the_same(buffer_size: int, rate: float, staleness: fl
     np.testing.assert_allclose(more.slot_weights([rate] * buffer_size), 1 / buffer_size, rtol=1e-14)
     raw = theory.raw_weight([staleness] * buffer_size, buffer_size=buffer_size, num_clients=9)
     np.testing.assert_allclose(raw / raw.sum(), 1 / buffer_size, rtol=1e-14)
-
-
-@given(
-    st.lists(log_rates, min_size=6, max_size=6).map(np.exp), st.lists(st.integers(1, 5), max_size=6)
-)
-def test_long_form_of_the_normalised_weight(rate: Numbers, others: list[int]) -> None:
-    """Client 0 holds one slot, other clients may hold several; compared with two short forms."""
-    slots = [*others, 0]
-    short = more.slot_weights(rate[slots])
-    np.testing.assert_allclose(
-        more.slot_weight_printed(rate, slot_client=slots, client=0), short[-1], rtol=1e-9
-    )
-    staleness = theory.expected_staleness(theory.arrival_shares(rate), buffer_size=len(slots))
-    raw = theory.raw_weight(staleness, buffer_size=len(slots), num_clients=6)[slots]
-    np.testing.assert_allclose(raw / raw.sum(), short, rtol=1e-9)
 
 
 # Incentives
@@ -158,8 +140,6 @@ def test_alone_in_the_buffer_faster_is_always_better() -> None:
 def test_a_client_with_two_slots_is_refused() -> None:
     with pytest.raises(ValueError, match="one slot"):
         formulas.competition([1.0, 2.0], slot_client=[0, 0, 1], client=0)
-    with pytest.raises(ValueError, match="one slot"):
-        more.slot_weight_printed([1.0, 2.0], slot_client=[1, 1], client=0)
 
 
 def test_truthfulness_depends_on_the_buffer() -> None:
@@ -320,26 +300,6 @@ def test_closed_form_of_the_squared_gap() -> None:
     )
 
 
-def test_largest_staleness_shrinks_with_the_buffer(random: np.random.Generator) -> None:
-    """The bound holds update by update on one schedule, and it is attained.
-
-    Updates start at every filling of the buffer.
-    """
-    _, previous = arrivals(random, [(1.0, 2.0)] * 2 + [(8.0, 12.0)], 20_000)
-    later = np.flatnonzero(previous >= 0)
-    others = (later - previous[later]) - 1
-    np.testing.assert_array_equal(staleness_of(previous, buffer_size=1)[later], others)
-    for buffer_size in range(1, 9):
-        staleness = staleness_of(previous, buffer_size=buffer_size)[later]
-        limit = np.array(
-            [more.max_staleness_bound(int(alone), buffer_size=buffer_size) for alone in others]
-        )
-        assert np.all(staleness <= limit)
-        assert np.any(staleness == limit)
-        assert np.all(staleness >= others // buffer_size)
-    assert more.max_staleness_bound(138, buffer_size=5) == 28
-
-
 def setup_of(**changes: object) -> formulas.FedStaleWeightSetup:
     """Make the setup of quadratics 1/2 (w - c_i)^2 without noise, with b = 1 and one local step."""
     defaults: dict = {
@@ -371,14 +331,6 @@ def test_bound_of_a_worked_case() -> None:
     terms = formulas.bound(setup, num_ticks=10)
     np.testing.assert_allclose(terms, [16 / 3, 156.8, 28.8, 64 / 3], rtol=1e-12)
     np.testing.assert_allclose(terms.total, 16 / 3 + 156.8 + 28.8 + 64 / 3, rtol=1e-12)
-
-
-def test_condition_on_step_sizes() -> None:
-    """What counts is the largest learning rate of the local steps, times their number."""
-    setup = setup_of(client_lr=(0.01, 0.125), server_lr=0.5, smoothness=8.0)
-    assert more.is_step_small(setup)
-    assert not more.is_step_small(setup._replace(client_lr=(0.01, 0.126)))
-    assert not more.is_step_small(setup._replace(client_lr=(0.01, 0.125, 0.01)))
 
 
 def test_bound_is_vacuous_beyond_single_updates() -> None:

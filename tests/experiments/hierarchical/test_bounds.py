@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.hierarchical.formulas import bounds
-from fedjax_sim.theory import hierarchical as theory
 from fedjax_sim.theory.hierarchical import Delays
-from tests.experiments.hierarchical import lemma_bounds as lemmas
 from tests.theory.hierarchical_delays import UNEQUAL, Integers, Numbers, draw_rounds
 
 
@@ -214,17 +212,6 @@ def test_lemma_1_with_one_group() -> None:
     assert np.all(found[1:] < earlier[1:])
 
 
-def test_group_learning_rate_makes_the_lemma_one() -> None:
-    t, sizes = np.array([4, 9]), np.array([10, 10**7])
-    rates = lemmas.group_lr(t, gradient_square=3.0, num_groups=2)
-    limits = [
-        bounds.deviation_bound(n, lr=float(lr), gradient_square=3.0, group_size=sizes)
-        for n, lr in zip(t, rates, strict=True)
-    ]
-    np.testing.assert_allclose(limits, 1, atol=1e-6)  # kappa is just below M here
-    assert np.all(np.array(limits) <= 1)
-
-
 def test_theorem_2_and_the_direct_bound(ran: Run, path: Integers, logistic: Logistic) -> None:
     terms: dict[str, Any] = {
         "lr": 0.5,
@@ -255,7 +242,6 @@ def test_terms_of_theorem_2_by_hand() -> None:
     # (t - 1)(2t - 1) / 6 is 0.5 and 3.5 for t = 2 and 4, and 5 / 3 and 0 for t = 3 and 1.
     assert found.drift == pytest.approx(4 * 0.01 * 4 * 3 * (1 / 8 * 2 + 9 / 8 * 5 / 6))
     assert found.total == pytest.approx(sum(found))
-    assert lemmas.is_step_small(constants, lr=0.5) and not lemmas.is_step_small(constants, lr=0.51)
 
 
 def test_theorem_1_of_one_round(logistic: Logistic) -> None:
@@ -311,34 +297,6 @@ def test_terms_of_theorem_1_by_hand() -> None:
     assert found.iterations == pytest.approx(2 * 3 * 0.1 / 4 * 9 * 3)
 
 
-def test_one_iteration_descends_as_bounded(ran: Run, path: Integers, logistic: Logistic) -> None:
-    """Eq. (28) holds along the run, and with equality on a quadratic at alpha = 1 / L."""
-    for i in range(2):
-        square, loss, start = iter(ran.group_square[i]), ran.group_loss[i], 0
-        for t in path[:, i]:
-            for step in range(t):
-                size = logistic.group_size[i]
-                limit = lemmas.descent_bound(
-                    loss[start + step],
-                    next(square),
-                    lr=0.5,
-                    constants=ran.constants,
-                    group_size=size,
-                )
-                assert loss[start + step + 1] <= limit
-            start += t + 1
-    curvature, variance, size, x = 2.0, 0.6, 3, 1.7
-    after = curvature / 2 * ((1 - 1.0) ** 2 * x**2 + variance / curvature**2 / size)
-    limit = lemmas.descent_bound(
-        curvature / 2 * x**2,
-        (curvature * x) ** 2,
-        lr=1 / curvature,
-        constants=bounds.Constants(2.0, np.inf, variance),
-        group_size=size,
-    )
-    assert after == pytest.approx(float(limit), rel=1e-12)
-
-
 def test_corollary_1_as_time_grows_fourfold(logistic: Logistic) -> None:
     scaled = []
     for rounds in (16, 64, 256):
@@ -392,22 +350,3 @@ def test_corollary_1_follows_from_theorem_2() -> None:
         12 * 1.25**2 + (12 + 4 / 3) * 115.625
     ) / 25
     assert limit == pytest.approx(by_hand)
-
-
-def test_theorem_2_is_least_without_local_iterations() -> None:
-    """Its expectation over delays agrees with drawn paths and grows with the sync time."""
-    constants, size = bounds.Constants(0.25, 1.0, 0.9), [3, 5]
-    fixed: dict[str, Any] = {"lr": 0.5, "constants": constants, "group_size": size}
-    totals = []
-    for sync_time in (0.0, 1.0, 2.0, 5.0, 10.0, 50.0):
-        expected = lemmas.expected_global_bound(
-            sync_time, UNEQUAL, system_time=600.0, initial_gap=0.5, **fixed
-        )
-        rounds = round(theory.expected_rounds(sync_time, UNEQUAL, system_time=600.0))
-        paths = draw_rounds(np.random.default_rng(8), UNEQUAL, sync_time, 200 * rounds)[0].reshape(
-            200, rounds, 2
-        )
-        drawn = np.mean([bounds.global_bound(t, descent=0.5, **fixed) for t in paths], axis=0)
-        np.testing.assert_allclose(drawn, expected, rtol=0.06)
-        totals.append(expected.total)
-    assert np.all(np.diff(totals) > 0)

@@ -16,14 +16,10 @@ from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.missing_values import Matrix
 from fedjax_sim.server.compression import BlockQuantization, RandSparsification
 
+pytestmark = pytest.mark.usefixtures("in_64_bits")
+
 NUM = 20_000
 FEDEM = fedjax_sim.SYSTEMS["fedem"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def in_64_bits() -> Any:
-    with jax.enable_x64(True):
-        yield
 
 
 def test_cells_are_sent_without_bias_and_with_the_exact_omega() -> None:

@@ -25,18 +25,14 @@ from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import fedem
 from tests.kept_files import NUM_FLIPS, count_refusals, without_seal
 
+pytestmark = pytest.mark.usefixtures("in_64_bits")
+
 IRIS = load_iris().data
 COUNTS = np.array([70, 10, 40, 30])
 """The species follow one another, so that clients differ."""
 FIRST = np.concatenate([[0], np.cumsum(COUNTS)[:-1]])
 CLIENTS = Partition(FIRST[:, None] + np.minimum(np.arange(70)[None], COUNTS[:, None] - 1), COUNTS)
 PRIOR = 0.05
-
-
-@pytest.fixture(scope="module", autouse=True)
-def in_64_bits() -> Any:
-    with jax.enable_x64(True):
-        yield
 
 
 @jax.jit

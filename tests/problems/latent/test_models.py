@@ -20,6 +20,8 @@ from fedjax_sim.problems.latent.missing_values import FAMILIES, LowRank, Matrix,
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from tests.reference import mixture
 
+pytestmark = pytest.mark.usefixtures("in_64_bits")
+
 N, M = 4, 30
 COUNTS = np.array([30, 12, 5, 21])
 EVERYTHING = Partition(np.arange(N * M).reshape(N, M), COUNTS)
@@ -34,12 +36,6 @@ KINDS = [
     "poisson cells",
     "bernoulli cells",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def in_64_bits() -> Any:
-    with jax.enable_x64(True):
-        yield
 
 
 def cells(family: str, seed: int = 0) -> Matrix:

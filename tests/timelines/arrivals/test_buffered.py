@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import ConfigError, Timeline
+from fedjax_sim import Timeline
 from fedjax_sim.core.settings import check
 from fedjax_sim.core.streams import stream
 from fedjax_sim.engine.planning.budgets import ticks_in_budget
@@ -242,14 +242,6 @@ def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, res
         np.testing.assert_array_equal(few, many[:, :17])
 
 
-def test_clients_cannot_go_on_from_a_model_before_it_is_made() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r'clock\.send_old_model is False, but must be true under restart = "own_finish"',
-    ):
-        check(ARRIVALS(restart="own_finish"))
-
-
 @pytest.mark.slow
 def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:
     """A worker fifty times slower than the other sees about fifty server steps per own step."""
@@ -452,15 +444,6 @@ def test_staleness_in_larger_buffers(five: Callable) -> None:
     assert 0.1 < np.mean(tau[uneven] > passed[uneven] // 3) < 0.9
 
 
-class Held(NamedTuple):
-    """A schedule as nested lists with one entry per tick."""
-
-    time: list[float]
-    clients: list[list[int]]
-    version: list[list[int]]
-    holds: list[list[int]]
-
-
 @partial(jax.jit, static_argnames="num")
 def _times(key: jax.Array, hyper: Arrivals, num: int) -> jax.Array:
     client, update = jnp.indices((hyper.num_clients, num))
@@ -504,29 +487,6 @@ def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
     assert (taken[0] * 8 > taken[1:].max(axis=0)).all()
     np.testing.assert_allclose(slowed.time[0], 8 * np.cumsum(taken[0]), rtol=1e-12)
     assert (slowed.time[0] > schedule.time[0]).all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"buffer_size": 101},
-            "buffer_size is 101, but must be at most num_clients = 100",
-        ),
-        (
-            {"restart": "free", "send_old_model": True},
-            'clock.send_old_model is True, but must be false under restart = "free"',
-        ),
-        (
-            {"drop_rate": 0.1, "restart": "fresh"},
-            'delays.drop_rate is 0.1, but must be 0 under restart = "fresh"',
-        ),
-    ],
-)
-def test_settings_that_do_not_go_together(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check(ARRIVALS(**changes))
-    assert words in str(error.value)
 
 
 def test_a_buffer_may_be_larger_than_the_clients_if_nobody_waits() -> None:

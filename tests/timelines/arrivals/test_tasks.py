@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim import ConfigError, Timeline
+from fedjax_sim import Timeline
 from fedjax_sim.core.settings import check
 from fedjax_sim.timelines import (
     Arrivals,
@@ -234,21 +234,3 @@ def test_lost_tasks_are_sent_again(draw: Callable) -> None:
     expected = 399 * np.append(0.5 ** np.arange(1, 6), 0.5**5)
     assert counts[0] == 0
     assert stats.chisquare(counts[1:], expected).pvalue > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("hyper", "words"),
-    [
-        (
-            CLIENT_QUEUES(num_clients=5, routing=np.ones(3)),
-            "routing is 'of 3 numbers', but must be",
-        ),
-        (
-            CLIENT_QUEUES(num_clients=5, routing=1.0, routing_exponent=0.5),
-            "routing_exponent is 0.5",
-        ),
-    ],
-)
-def test_settings_that_are_refused(hyper: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        check(hyper)

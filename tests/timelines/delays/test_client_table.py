@@ -192,34 +192,6 @@ def test_unknown_names_are_reported_by_row_and_value(
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("hyper", "words"),
-    [
-        (ARRIVALS(num_clients=4, client_table=NAMED), "delays.client_table is 'of 3 rows'"),
-        (ARRIVALS(bits_up=8.0), "delays.bits_up is 8.0, but must be left at 0.0 with delays."),
-        (
-            ARRIVALS(num_clients=2, buffer_size=1, client_table=ClientTable(drop_rate=[0, 0.5]),
-                     drop_rate=0.1),
-            "delays.drop_rate is 0.1, but must be left at 0.0 with a table of clients",
-        ),
-        (
-            ARRIVALS(num_clients=1, buffer_size=1, off_time=1.0,
-                     client_table=ClientTable(available=[[(0, 1)]])),
-            "delays.off_time is 1.0, but must be left at 0.0 with a table of clients",
-        ),
-        (
-            CONTACTS(num_clients=2, num_selected=1, trace=Trace([0, 1], [0, 0], [1, 1]),
-                     client_table=ClientTable([1.0, 1.0])),
-            "client_table",
-        ),
-    ],
-)  # fmt: skip
-def test_settings_that_do_not_go_together(hyper: Any, words: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check(hyper)
-    assert words in str(error.value)
-
-
 def test_columns_that_do_not_fit_together() -> None:
     for columns, words in (
         ({}, "columns of no values"),

@@ -114,58 +114,6 @@ def test_rows_that_cannot_be(columns: tuple, words: str) -> None:
         Trace(*columns)
 
 
-@pytest.mark.parametrize(
-    ("hyper", "words"),
-    [
-        (
-            CONTACTS(num_clients=5, num_selected=2, trace=recorded()),
-            "trace client is 5, but must be from 0 to num_clients - 1 = 4",
-        ),
-        (
-            ARRIVALS(num_clients=6, buffer_size=91, trace=recorded()),
-            "buffer_size is 91, but must be at most the 90 rows",
-        ),
-        (
-            ROUNDS(num_clients=7, num_selected=2, server_interact=0.0, trace=recorded()),
-            "rows of every client",
-        ),
-        (
-            ARRIVALS(num_clients=6, server_interact=0.5, trace=recorded()),
-            "clock.server_interact is 0.5, but must be left at 0.0 with a recorded trace",
-        ),
-        (
-            ROUNDS(num_clients=6, num_selected=2, round_time="mean", trace=recorded()),
-            "clock.round_time is 'mean', but must be left at 'sum'",
-        ),
-        (
-            CONTACTS(num_clients=6, num_selected=2, carry_residual=True, trace=recorded()),
-            "clock.carry_residual is True, but must be left at",
-        ),
-        (
-            ARRIVALS(num_clients=6, restart="fresh", trace=recorded()),
-            "clock.restart is 'fresh', but must be left at 'after_interaction'",
-        ),
-        (
-            ARRIVALS(num_clients=6, rate_slow=0.1, trace=recorded()),
-            "delays.rate_slow is 0.1, but must be left at 0.125 with a recorded trace",
-        ),
-        (
-            fedjax_sim.SYSTEMS["favano"].paper(
-                num_clients=6,
-                num_selected=2,
-                server_wait=4.0,
-                server_interact=3.0,
-                trace=recorded(),
-            ),
-            "estimated",
-        ),
-    ],
-)
-def test_settings_that_a_trace_does_not_go_with(hyper: object, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        fedjax_sim.core.settings.check(hyper)
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, strict: bool) -> None:
     """At most K rows count.

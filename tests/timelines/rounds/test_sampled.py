@@ -202,23 +202,6 @@ def test_clients_drop_out(rounds: Callable) -> None:
     assert (lengths[is_whole] < 1e4).all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"num_asked": 3}, "clock.num_asked is 3, but must be 0, or at least num_selected = 4."),
-        ({"num_asked": 10}, "clock.num_asked is 10, but must be at most num_clients = 9."),
-        ({"num_selected": 10}, "num_selected is 10, but must be at most num_clients = 9."),
-        (
-            {"drop_rate": 1.0},
-            "delays.drop_rate is 1.0, but must be a finite number from 0 to",
-        ),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        check(COHORT_ROUNDS(**(CLOCK | settings)))
-
-
 def test_epochs_need_a_problem() -> None:
     hyper = SYSTEMS["fedavg"].paper(local_epochs=1.0)
     with pytest.raises(ConfigError, match=r"local_epochs is 1\.0, but must be 0 for a"):
