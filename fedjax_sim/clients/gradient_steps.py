@@ -181,9 +181,16 @@ class Train:
             raise ConfigError("extras", type(extras).__name__, allowed)
         of_slot = partial(self.training, key, event.facts)
         own = own if self.reads_own else ()
-        models = {"start": start, "starts": starts, "extras": (own, *extras)}
-        models["rates"] = self.rates(event)
-        ends, _, work = local_steps(self.plan, event, of_slot, **models, total=total)
+        ends, _, work = local_steps(
+            self.plan,
+            event,
+            of_slot,
+            start=start,
+            starts=starts,
+            extras=(own, *extras),
+            rates=self.rates(event),
+            total=total,
+        )
         return ends, work
 
 

@@ -13,7 +13,7 @@ channels; `norm="batch"` has batch normalisation.
 Letters: `B` images; `H`, `W`, `C` height, width and channels of an image.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -245,7 +245,13 @@ class ResNet(nn.Module):
 
 
 @checked
-def resnet20(num_classes: Count, **options: Any) -> ResNet:
+def resnet20(
+    num_classes: Count,
+    convolution: Convolution = auto,
+    *,
+    norm: Annotated[str, OneOf(("group", "batch"))] = "group",
+    dtype: Dtype | None = None,
+) -> ResNet:
     """Make a ResNet-20 for 32x32 images, with 1x1 convolutions as shortcuts.
 
     It has three stages of three blocks, with 16, 32 and 64 channels.
@@ -254,28 +260,34 @@ def resnet20(num_classes: Count, **options: Any) -> ResNet:
 
     Args:
       num_classes: Number of logits.
-      **options: `norm`, `convolution` and `dtype`, as in `ResNet`.
+      convolution, norm, dtype: As in `ResNet`.
 
     Returns:
       The network.
     """
-    return ResNet(num_classes, (16, 32, 64), 3, **options)
+    return ResNet(num_classes, (16, 32, 64), 3, "cifar", convolution, dtype, norm)
 
 
 @checked
-def resnet18(num_classes: Count, **options: Any) -> ResNet:
+def resnet18(
+    num_classes: Count,
+    convolution: Convolution = auto,
+    *,
+    norm: Annotated[str, OneOf(("group", "batch"))] = "group",
+    dtype: Dtype | None = None,
+) -> ResNet:
     """Make a ResNet-18 for images of 64x64 or more, with the ImageNet stem.
 
     It has four stages of two blocks, with 64, 128, 256 and 512 channels.
 
     Args:
       num_classes: Number of logits.
-      **options: `norm`, `convolution` and `dtype`, as in `ResNet`.
+      convolution, norm, dtype: As in `ResNet`.
 
     Returns:
       The network.
     """
-    return ResNet(num_classes, (64, 128, 256, 512), 2, "imagenet", **options)
+    return ResNet(num_classes, (64, 128, 256, 512), 2, "imagenet", convolution, dtype, norm)
 
 
 def conv(

@@ -166,14 +166,14 @@ class ReportMessages(Messages):
     Attributes:
       up: From a model and the settings to what a client sends.
       down: The same for what the server sends, if that is something else.
-      further: The same for the bits of numbers that a client sends too, which are not compressed.
+      number_bits: The same for the bits of numbers that a client sends too, which are not compressed.
       has_weights: Whether the weights of the schedule are those with which messages are averaged.
     """
 
     relies_on = RELIED_ON
     up: Callable[[Params, Any], Params] = lambda params, hyper: params
     down: Callable[[Params, Any], Params] | None = None
-    further: Callable[[Params, Any], int] = lambda params, hyper: 0
+    number_bits: Callable[[Params, Any], int] = lambda params, hyper: 0
     has_weights: bool = True
 
     def bits(self, params: Params, hyper: Any) -> tuple[int, int]:
@@ -181,7 +181,7 @@ class ReportMessages(Messages):
         up = self.up(params, hyper)
         down = up if self.down is None else self.down(params, hyper)
         bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, up)
-        return bits_up + self.further(params, hyper), types.full_precision_bits(down)
+        return bits_up + self.number_bits(params, hyper), types.full_precision_bits(down)
 
     def per_tick(self, problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
         """Count changes of the model that clients have missed, where these are compressed."""

@@ -93,7 +93,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 SUMMARY = "federated averaging of k models, of which each client trains the one that suits it best"
 messages = ReportMessages(
     down=lambda params, hyper: (params,) * hyper.num_models,
-    further=lambda params, hyper: (hyper.num_models - 1).bit_length(),
+    number_bits=lambda params, hyper: (hyper.num_models - 1).bit_length(),
 )
 system = cohort_system("ifca", Hyper, algorithm, SUMMARY, messages=messages)
 paper = system.paper

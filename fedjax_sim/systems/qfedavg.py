@@ -83,6 +83,6 @@ def _loss_bits(model: Params, hyper: Hyper) -> int:
 
 SUMMARY = "federated averaging that minimises larger losses of clients more, for fairness"
 system = cohort_system(
-    "qfedavg", Hyper, algorithm, SUMMARY, messages=ReportMessages(further=_loss_bits)
+    "qfedavg", Hyper, algorithm, SUMMARY, messages=ReportMessages(number_bits=_loss_bits)
 )
 paper = system.paper
