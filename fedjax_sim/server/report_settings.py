@@ -166,7 +166,7 @@ class ReportMessages(Messages):
     Attributes:
       up: From a model and the settings to what a client sends.
       down: The same for what the server sends, if that is something else.
-      number_bits: The same for the bits of numbers that a client sends too, which are not compressed.
+      number_bits: The same for the bits of further numbers of a client, which are not compressed.
       has_weights: Whether the weights of the schedule are those with which messages are averaged.
     """
 
