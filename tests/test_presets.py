@@ -11,6 +11,7 @@ from fedjax_sim.__main__ import main
 from fedjax_sim.core.settings import check, fields, names_of, value_of
 from fedjax_sim.systems import favano, fedavg, fedopt, hierarchical, langevin
 from fedjax_sim.timelines import ClientDelays, Contacts, Trace
+from fedjax_sim.timelines.delays.laws import as_law
 from fedjax_sim.timelines.presets import FAVANO, preset
 
 EM = ("em", "fedem", "vr_fedem")
@@ -69,7 +70,7 @@ def test_presets_have_the_former_defaults(name: str) -> None:
     known = {key: full for key, full in names_of(system.Hyper).items() if full not in decided}
     former = {key: value for key, value in (COMMON | PAPERS.get(name, {})).items() if key in known}
     if "runtime_law" in former:
-        former["runtime_law"] = f"runtime_{former['runtime_law']}"
+        former["runtime_law"] = as_law(f"runtime_{former['runtime_law']}")
     assert {key: value_of(hyper, known[key]) for key in former} == former
     named = {known[key] for key in former}
     assert all(

@@ -64,7 +64,16 @@ class Law(Kind):
     spreads, has_probabilities, is_count = "", False, False
 
     def draw(self, key: Key, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """Draw unit-scale numbers of a shape and a type, by default exponential ones."""
+        """Draw unit-scale numbers, by default exponential ones.
+
+        Args:
+          key: Key of the draws.
+          shape: Their shape, `(..., num)`.
+          dtype: Their type.
+
+        Returns:
+          The numbers, `f[..., num]`.
+        """
         return jax.random.exponential(key, shape, dtype)
 
     def scale(self, standard: Array, rate: Array, spread: Array) -> Array:
@@ -81,7 +90,15 @@ class Law(Kind):
         raise NotImplementedError
 
     def times(self, standard: Array, speeds: Speeds) -> Array:
-        """Scale unit-scale numbers `f[..., num]` to running times of clients of given speeds."""
+        """Scale unit-scale numbers to running times of clients.
+
+        Args:
+          standard: Numbers that `draw` has drawn, `f[..., num]`.
+          speeds: Rates and spreads, `f[...]` each.
+
+        Returns:
+          Virtual times, `f[..., num]`.
+        """
         return self.scale(standard, *(leaf[..., None] for leaf in speeds))
 
 

@@ -238,9 +238,9 @@ class Selection(NamedTuple):
         `clients.seeing_losses`; None if it reads nothing of that.
     """
 
-    bind: Callable[[Any, Any], Selector]
-    num_used: Callable[[Any], int] = lambda hyper: hyper.num_selected
-    is_full: Callable[[Any], bool] = lambda hyper: False
+    bind: Callable[[types.Problem, Settings], Selector]
+    num_used: Callable[[Settings], int] = lambda hyper: hyper.num_selected
+    is_full: Callable[[Settings], bool] = lambda hyper: False
     has_steps: bool = False
     sees: Callable[[Callable[..., types.Algorithm]], Callable[..., types.Algorithm]] | None = None
 
@@ -253,7 +253,7 @@ class Selection(NamedTuple):
             and settings of the choice, and then those of the system.
         """
 
-        def clock(problem: Any, hyper: Settings) -> Clock:
+        def clock(problem: types.Problem, hyper: Settings) -> Clock:
             num_used, selector = self.num_used(hyper), self.bind(problem, hyper)
             most = hyper.local_steps if self.has_steps else None
             return live_rounds(hyper, selector, num_used=num_used, most_steps=most)
