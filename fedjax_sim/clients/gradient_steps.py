@@ -563,9 +563,11 @@ def turned_in_state(
 
 
 def gradient_norm(gradient: Params, model: Params, start: Params, aux: Params) -> Array:
-    """Compute the norm of a local step's gradient: `f[]`. The arguments are those of `Measure`.
+    """Compute the norm of a local step's gradient: `f[]`.
 
-    assert gradient_norm(jnp.array([3.0, 4.0]), model, model, ()) == 5
+    The arguments are those of `Measure`.
+
+        assert gradient_norm(jnp.array([3.0, 4.0]), model, model, ()) == 5
     """
     return optax.tree.norm(gradient)
 
