@@ -577,7 +577,7 @@ def drift(gradient: Params, model: Params, start: Params, aux: Params) -> Array:
 
     The arguments are those of `Measure`.
 
-    assert drift(model, model + jnp.array([3.0, 4.0, 0.0]), model, ()) == 5
+        assert drift(model, model + jnp.array([3.0, 4.0, 0.0]), model, ()) == 5
     """
     return optax.tree.norm(optax.tree.sub(model, start))
 
