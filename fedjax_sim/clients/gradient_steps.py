@@ -584,9 +584,11 @@ def turned_in_state(
 
 
 def gradient_norm(gradient: Params, model: Params, start: Params, aux: Params) -> Array:
-    """Compute the norm of a local step's gradient: `f[]`. The arguments are those of `Measure`.
+    """Compute the norm of a local step's gradient: `f[]`.
 
-    assert gradient_norm(jnp.array([3.0, 4.0]), model, model, ()) == 5
+    The arguments are those of `Measure`.
+
+        assert gradient_norm(jnp.array([3.0, 4.0]), model, model, ()) == 5
     """
     return optax.tree.norm(gradient)
 
@@ -596,7 +598,7 @@ def drift(gradient: Params, model: Params, start: Params, aux: Params) -> Array:
 
     The arguments are those of `Measure`.
 
-    assert drift(model, model + jnp.array([3.0, 4.0, 0.0]), model, ()) == 5
+        assert drift(model, model + jnp.array([3.0, 4.0, 0.0]), model, ()) == 5
     """
     return optax.tree.norm(optax.tree.sub(model, start))
 
