@@ -247,7 +247,7 @@ class Warmup(Schedule):
 
 _KINDS = Constant, Cosine, Exponential, Step, InverseTime, InverseSqrt, Table, Warmup
 SCHEDULES: Named[type[Schedule]] = Named.of(
-    "schedule", *_KINDS, example="cosine:final=0.01 or warmup:over=5:then=step:every=20"
+    "schedule", *_KINDS, example="cosine:over=99:final=0.01 or warmup:over=5:then=step:every=20"
 )
 """Every kind of schedule, by name."""
 

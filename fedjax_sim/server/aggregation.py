@@ -153,6 +153,8 @@ class ServerRate(Checked):
 
     They are inherited by the settings of FedBuff, for example.
 
+        from fedjax_sim.core.schedules import InverseTime
+
         hyper = ServerRate(server_lr=0.5, server_lr_schedule=InverseTime())
         assert hyper.at_tick(event.within(tick=jnp.int32(1))).server_lr == 0.5 / 2
     """

@@ -181,6 +181,8 @@ class Approximation:
 
     They are inherited by the settings of FedEM, for example.
 
+        from fedjax_sim.core.schedules import InverseTime
+
         decaying = Approximation(gamma=0.5, gamma_schedule=InverseTime())
         assert decaying.step_size(event.within(tick=jnp.int32(1))) == 0.5 / 2  # of the second tick
         hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(gamma=0.5, output="random")
