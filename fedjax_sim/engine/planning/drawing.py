@@ -437,18 +437,20 @@ class TimelineFacts(NamedTuple):
 
 
 def read_timeline(
-    system: System, hyper: HyperT, known: Known = (), num_ticks: int = LEAST[1]
+    system: System, hyper: HyperT, known: Known = (), num_ticks: int | None = None
 ) -> TimelineFacts:
     """Trace a short timeline with these settings, or others of equal static parts.
 
     Args:
       known: Settings that are part of the program.
-      num_ticks: Ticks of the timeline.
+      num_ticks: Ticks of the timeline; by default two of one that a user wrote, and otherwise as
+        many as are often drawn.
     """
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
-    given = system.timeline, typed_structure(hyper), shapes, known, num_ticks
-    code = number_of_code(partial(_program_of, *given), system.timeline, hyper, facts=num_ticks)
-    return _trace(*given, code)
+    given, short = (system.timeline, typed_structure(hyper), shapes, known), num_ticks or 2
+    trace = partial(_program_of, *given, short)
+    code = number_of_code(trace, system.timeline, hyper, facts=short)
+    return _trace(*given, short if code else num_ticks or LEAST[1], code)
 
 
 def _program_of(
