@@ -1,18 +1,19 @@
-"""AsyncFedED (Wang, Zhang and Wang 2022, arXiv 2205.13797), Algorithm 1: Euclidean staleness.
+"""AsyncFedED (Wang et al. 2022, arXiv 2205.13797), Algorithm 1: Euclidean staleness.
 
     x_t -> `state.server`    x_{t-tau} -> `start`    Delta_i(x_{t-tau}) -> `progress`
     gamma(i, tau) -> `gamma`    lambda -> `hyper.numerator`    epsilon -> `hyper.offset`
 
-Every update that arrives moves the server's model, x_{t+1} = x_t + eta_g Delta_i. How stale it is
-says the distance that the model has moved since, compared with the update:
+Every update that arrives moves the server's model, x_{t+1} = x_t + eta_g Delta_i. Its staleness is
+the distance that the model has moved since the client began, relative to the update's length:
 gamma(i, tau) = ||x_t - x_{t-tau}|| / ||Delta_i||, and eta_g = lambda / (gamma(i, tau) + epsilon).
 
-Deviation: the paper also adapts a client's number of local steps K to gamma. Here schedules are
-drawn before learning, which gamma follows from: K is the same at all times.
+Deviation: the paper also adapts a client's number of local steps K to gamma. Here K is constant,
+because schedules are drawn before learning and gamma follows from learning.
 
 Readings. An update of 0 counts as fresh. With a compressed downlink x_{t-tau} is what its client
 knows of it, and x_t is the server's. The defaults lambda = epsilon = 1 make a fresh update count
-as it is. All clients are always at work.
+as it is. All clients are always at work, and `paper` has the values of FAVANO's experiments, so
+that it can be compared with other systems of arrivals.
 """
 
 import jax
@@ -70,7 +71,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return wire.algorithm(init, step)
 
 
-paper = presets.preset(Hyper, presets.STALENESS)
+paper = presets.preset(Hyper, presets.FAVANO)
 system = System(
     "asyncfeded",
     Hyper,

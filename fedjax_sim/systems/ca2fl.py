@@ -1,16 +1,17 @@
-"""CA2FL (Wang, Cao, Wu, Chang and Chen 2024, ICLR), Algorithm 2: cached update calibration.
+"""CA2FL (Wang, Cao, Wu, Chen and Chen 2024, ICLR), Algorithm 2: cached update calibration.
 
-    x_t -> `state.server`    h_t^i -> `state.cached`    h_t -> `state.mean`    M -> `event.clients`
-    Delta_i -> `progress`    eta -> `hyper.server_lr`    S_t, K -> `hyper.buffer_size`
+    x_t -> `state.server`    h_t^i -> `state.cached`    h_t -> `state.mean`
+    Delta_i -> `progress`    eta -> `hyper.server_lr`    S_t -> `event.clients`
+    M -> `hyper.buffer_size`    M_c -> `hyper.concurrency`
 
 The server of FedBuff keeps the last update of every client, h_t^i, 0 at first. When its buffer is
-full, it steps along v_t = h_t + 1 / K sum over S_t of (Delta_i - h_t^i), where h_t is the mean of
-all h_t^i, and then keeps the new Delta_i: clients who report seldom count as often as others.
+full, it steps along v_t = h_t + 1 / M sum over S_t of (Delta_i - h_t^i), where h_t is the mean of
+all h_t^i, and then keeps the new Delta_i: clients who report seldom count as much as others.
 
-Readings. The paper's discount for stale updates is none, and neither is the default here;
-`staleness` offers others, with weights in place of 1 / K. If a client has several updates in a
-buffer, all of them are compared with h_t^i, and the last one is kept. The cache holds what the
-server decoded. `concurrency` and clocks are FedBuff's, see `fedjax_sim.systems.fedbuff`.
+Readings. Stale updates are not discounted, as in the paper; `staleness` offers discounts, with
+weights in place of 1 / M. If a client has several updates in a buffer, all of them are compared
+with h_t^i, and the last one is kept. The cache holds what the server decoded. Clocks and
+`concurrency` are FedBuff's, see `fedjax_sim.systems.fedbuff`.
 """
 
 from typing import NamedTuple

@@ -13,7 +13,8 @@ Deviation: losses of all of a client's examples need an additional pass. That is
 
 Readings. The paper draws first models at random, close enough to the clusters': here the first is
 the problem's first model, as in other systems, and the others are further draws of it, which only
-differ if the problem draws it at random. Means within a cluster have the weights of the round.
+differ if the problem draws it at random. Means within a cluster have the weights of the round;
+other rules are refused, because a cluster may have too few messages for them.
 Personal models are those of the clusters that clients last found, of the first before. The model
 that is evaluated on everybody's test examples is the mean of all k, which no client uses.
 """
@@ -29,7 +30,13 @@ from fedjax_sim.clients import LocalTraining, WholeGradients, local_training, ro
 from fedjax_sim.core.checking import Count
 from fedjax_sim.core.settings import setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import ReportMessages, Reports, RoundState, Wire
+from fedjax_sim.server import (
+    ReportMessages,
+    Reports,
+    RoundState,
+    Wire,
+    weighted_sum,
+)
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -69,7 +76,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         def progress(j: int) -> Params:
             weight = jnp.where(cluster == j, event.weight, 0)
             share = weight / jnp.where(weight.sum() > 0, weight.sum(), 1)
-            return wire.sum(key, event, optax.tree.sub(reports, starts), weight=share)
+            return weighted_sum(share, optax.tree.sub(reports, starts))
 
         changes = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(progress, clusters))
         server = optax.tree.add(state.server, changes)

@@ -27,12 +27,12 @@ from fedjax_sim.clients import (
 from fedjax_sim.core.checking import AtLeast0
 from fedjax_sim.core.settings import setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Problem, Work
-from fedjax_sim.server import PrivateReports, RoundState, Wire
+from fedjax_sim.server import Reports, RoundState, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
 @struct
-class Hyper(CohortRounds, LocalTraining, PrivateReports):
+class Hyper(CohortRounds, LocalTraining, Reports):
     """Settings of Per-FedAvg: its rounds, local training, messages, and the adaptation."""
 
     adapting_lr: AtLeast0 = setting(0.01, "Learning rate of the step that adapts a model, alpha.")

@@ -32,12 +32,12 @@ from fedjax_sim.clients import (
 from fedjax_sim.core.checking import Above0, Count
 from fedjax_sim.core.settings import setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Problem, Work
-from fedjax_sim.server import PrivateReports, RoundState, Wire
+from fedjax_sim.server import Reports, RoundState, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
 @struct
-class Hyper(CohortRounds, LocalTraining, PrivateReports):
+class Hyper(CohortRounds, LocalTraining, Reports):
     """Settings of pFedMe: its rounds, local training, messages, and the personal models."""
 
     pull: Above0 = setting(15.0, "Pull of personal models to the local one, lambda.")

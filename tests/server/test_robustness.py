@@ -60,15 +60,16 @@ WEIGHED = [rule for rule in ALL if rule.weighs]
 OTHER_CLOCKS = ("tifl", "fedcs", "safa", "pisces", "fedat")
 """Live systems that do not hear all clients of a cohort. SAFA has no rules, and the messages of the
 others go through the wires of FedAvg, FedBuff and Oort."""
+# IFCA refuses rules: the means of its clusters may be of one message.
 SYSTEMS = {
     name: system
     for name, system in fedjax_sim.SYSTEMS.items()
-    if issubclass(system.Hyper, Robust) and name not in ("fedper", "fedbn", *OTHER_CLOCKS)
+    if issubclass(system.Hyper, Robust) and name not in ("fedper", "fedbn", "ifca", *OTHER_CLOCKS)
 }
 GROUPS = ("hierarchical", "async_hierarchical")
 ONE_REPORT = ("fedasync", "gen_async", "asyncfeded")
 WITHOUT_OWN = (
-    *("qfedavg", "pfedme", "perfedavg", "ifca", "ca2fl", "asyncfeded"),
+    *("qfedavg", "pfedme", "perfedavg", "ca2fl", "asyncfeded"),
     *("scaffold", "mimelite", "feddyn", "fedasync", "favano", "quafl", *GROUPS),
 )
 """Systems whose server cannot make an update as its clients do, by which FLTrust trusts them."""
