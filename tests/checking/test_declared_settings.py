@@ -28,7 +28,7 @@ NUMBER = r"-?\d+(?:\.\d+)?"
 
 
 def wrong_values(allowed: str) -> list[Any]:
-    """List values outside of a declared type, by its words; none for types of other words."""
+    """List values outside of a declared type, by its words."""
     if allowed == "true or false":
         return ["no", 3, None]
     if allowed.startswith("one of ") and " or " not in allowed:
@@ -36,7 +36,7 @@ def wrong_values(allowed: str) -> list[Any]:
     if not re.fullmatch(
         rf"a (finite |whole )?number( (of|from|to|at|least|most|and|above|{NUMBER}))*", allowed
     ):
-        return []
+        return [1j] if "function" in allowed else [1j, object]
     found: list[Any] = [math.nan, math.inf, "1", True, [0.5, 0.25], (1.0,), 1j]
     if "whole" in allowed:
         found.append(1.5)
@@ -67,10 +67,10 @@ def test_values_outside_of_a_declared_type_get_one_sentence(name: str) -> None:
     assert problems == []
 
 
-def test_most_settings_have_wrong_values() -> None:
+def test_most_settings_have_values_outside_of_a_range_or_a_list_of_names() -> None:
     every = [field for kind in KINDS.values() for field in fields(kind).values()]
-    tried = [field for field in every if wrong_values(field.metadata["allowed"])]
-    assert len(tried) >= 0.8 * len(every)
+    tried = [field for field in every if len(wrong_values(field.metadata["allowed"])) > 2]
+    assert len(tried) >= 0.7 * len(every)
 
 
 @pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
