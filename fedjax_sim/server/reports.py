@@ -11,6 +11,7 @@ nothing and change no bit.
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
@@ -125,19 +126,25 @@ class Wire:
         self.sum, self.mean = self.rule.sum, self.rule.mean
         self.mean_with_server = self.rule.mean_with_server
         clients = self.noise, self.attack, self.code
-        chain = {each.name: each for each in (*clients, self.privacy, self.rule, self.downlink)}
+        self.chain = {
+            each.name: each for each in (*clients, self.privacy, self.rule, self.downlink)
+        }
         for name in without:
-            if name not in chain:
-                raise ConfigError("without", name, "one of " + ", ".join(chain))
-            if chain[name].is_on:
-                allowed = f"{chain[name].idle}: this system's step does not ask its wire for that"
-                raise ConfigError(name, chain[name].kind.name, allowed)
+            if name not in self.chain:
+                raise ConfigError("without", name, "one of " + ", ".join(self.chain))
+            self._check_used(self.chain[name])
         self.is_summed = self.rule.is_plain and not (
             self.noise.is_on or self.code.is_on or self.privacy.is_on
         )
         # A plain mean of models needs weights that sum to 1.
         has_mean = self.rule.is_plain and not report_settings.has_poisson_cohorts(hyper)
         self.has_mean = has_mean and not self.privacy.is_on and not self.downlink.is_on
+
+    def _check_used(self, stage: stages.Stage) -> None:
+        """Refuse a stage that is switched on, and that nobody has called."""
+        if stage.is_on and not stage.calls:
+            allowed = f"{stage.idle}: this system's step does not ask its wire for that"
+            raise ConfigError(stage.name, stage.kind.name, allowed)
 
     def algorithm(
         self,
@@ -156,7 +163,7 @@ class Wire:
             `received=lambda state: wire.start(state.memo, (state.server, state.control))[0]`.
 
         Returns:
-          The algorithm.
+          The algorithm. Its step is refused if it leaves out a stage that is switched on.
         """
         rule, own_step = self.rule.kind, step
         if self.train is not None and rule.needs_own() is not False:
@@ -173,9 +180,16 @@ class Wire:
                 kept = after._replace(memo=after.memo._replace(own=()))
                 return kept, info._replace(executed=executed, needed=needed)
 
+        @functools.wraps(step)
+        def whole_step(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
+            after = own_step(key, state, event)
+            for stage in self.chain.values():
+                self._check_used(stage)
+            return after
+
         made: Algorithm[Any, Any] = Algorithm(
             init,
-            own_step,
+            whole_step if any(stage.is_on for stage in self.chain.values()) else step,
             lambda state: state.server,
             self.metrics,
             received=self.received,

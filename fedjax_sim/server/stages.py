@@ -26,7 +26,9 @@ Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +47,8 @@ from fedjax_sim.server.compression import Compressor, messages
 from fedjax_sim.server.privacy.kinds import Privacy
 from fedjax_sim.server.rules import Mean, Rule, base
 from fedjax_sim.timelines.cohorts import previous_visits
+
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
 class Senders(NamedTuple):
@@ -77,6 +81,17 @@ class Senders(NamedTuple):
         return jnp.where(finite(reports, event.clients != EMPTY)[1], event.clients, EMPTY)
 
 
+def noted(method: MethodT) -> MethodT:
+    """Note that a function of a stage was called."""
+
+    @functools.wraps(method)
+    def call(self: "Stage", *args: Any, **named: Any) -> Any:
+        self.calls.add(method.__name__)
+        return method(self, *args, **named)
+
+    return cast(MethodT, call)
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """A stage on the way of messages. By default it passes them on, and remembers nothing.
@@ -86,12 +101,15 @@ class Stage:
       idle: Name of the setting's value that switches the stage off.
       kind: The setting's value.
       senders: Who sends.
+      calls: Names of its functions that were called. Nothing but a check reads them, which is why
+        they may be noted in a trace.
     """
 
     name: ClassVar[str]
     idle: ClassVar[str] = "none"
     kind: Any
     senders: Senders
+    calls: set[str] = dataclasses.field(default_factory=set, compare=False, kw_only=True)
 
     @property
     def is_on(self) -> bool:
@@ -124,6 +142,7 @@ class LocalNoise(Stage):
 
     name = "local_privacy"
 
+    @noted
     def client(
         self, key: Key, event: Event, memory: Params, starts: Params, local: Params
     ) -> tuple[Params, Params]:
@@ -166,6 +185,7 @@ class Forgery(Stage):
         """Return the attackers' first memory."""
         return self.kind.first_memory(sent) if self.is_on else ()
 
+    @noted
     def client(
         self, key: Key, event: Event, memory: Params, starts: Params, local: Params
     ) -> tuple[Params, Params]:
@@ -212,6 +232,7 @@ class Coding(Stage):
         zeros = jax.tree.map(jnp.zeros_like, sent)
         return batching.replicate(zeros, self.senders.number) if self.has_estimates else ()
 
+    @noted
     def client(
         self, key: Key, event: Event, memory: Params, starts: Params, local: Params
     ) -> tuple[Params, Params]:
@@ -246,6 +267,7 @@ class Coding(Stage):
         memory, reports = jax.lax.scan(exchange, memory, single)
         return jax.tree.map(lambda leaf: leaf[:, 0], reports), memory
 
+    @noted
     def decode(
         self,
         key: Key,
@@ -300,6 +322,7 @@ class PrivateSum(Stage):
         """Return the first bound if it adapts, or the noises of ticks that there were not."""
         return self.kind.first_memory(sent)
 
+    @noted
     def server(
         self, key: Key, event: Event, memory: Params, updates: Params
     ) -> tuple[Params, Params]:
@@ -350,6 +373,7 @@ class Downlink(Stage):
         """Return the initial model, which clients know."""
         return sent if self.is_on else ()
 
+    @noted
     def server(self, key: Key, event: Event, known: Params, sent: Params) -> Params:
         """Send a new model, leaves `[...]`, and return the one that clients know then."""
         if not self.is_on:
@@ -384,6 +408,7 @@ class Aggregation(Stage):
         """Whether messages are as clients made them, and their weighted sum is wanted."""
         return self.senders.adversary.is_idle and isinstance(self.kind, Mean)
 
+    @noted
     def sum(
         self,
         key: Key,

@@ -95,6 +95,8 @@ class Adaptive(live.LiveCohorts):
 class Hyper(Adaptive, LastingTraining, Reports):
     """Settings of AdaComm: rounds, their numbers of local steps, local training, messages."""
 
+    tells_losses = True
+
 
 class Memory(NamedTuple):
     """Memory of the choice.

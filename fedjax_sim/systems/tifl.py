@@ -130,6 +130,8 @@ class Tiered(live.LiveCohorts):
 class Hyper(Tiered, LastingTraining, Reports):
     """Settings of TiFL: rounds, local training, messages, and the choice of tiers."""
 
+    tells_losses = True
+
 
 class Memory(NamedTuple):
     """Memory of the choice.

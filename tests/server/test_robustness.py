@@ -503,12 +503,13 @@ def test_batched_lanes_are_told_what_they_cost(capsys: pytest.CaptureFixture) ->
     assert "batched lanes of fedavg execute all alternatives of aggregator; with" in said
 
 
-def test_a_system_that_sums_by_itself_is_refused() -> None:
-    """It says that it is without a rule: otherwise every message would come through."""
+@pytest.mark.parametrize("without", [(), ("aggregator",)])
+def test_a_system_that_sums_by_itself_is_refused(without: tuple[str, ...]) -> None:
+    """Whether it says that it is without a rule or not: every message would come through."""
     system = SYSTEMS["fedavg"]
 
     def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
-        wire = fedjax_sim.server.Wire(problem, hyper, plan, without=("aggregator",))
+        wire = fedjax_sim.server.Wire(problem, hyper, plan, without=without)
 
         def init(key: Any) -> Any:
             return fedjax_sim.server.RoundState(problem.init(key), memo=wire.first(problem.start))
@@ -530,13 +531,13 @@ def test_a_system_that_sums_by_itself_is_refused() -> None:
         )
 
 
-@pytest.fixture(scope="module")
-def asks_for_sums_alone() -> Any:
+@pytest.fixture(scope="module", params=["declared", "found"])
+def asks_for_sums_alone(request: pytest.FixtureRequest) -> Any:
     """Return a system that lets its wire sum what is reported, and nothing else."""
 
     def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
         left = ("privacy", "local_privacy", "adversary.attack", "messages.compression")
-        without = (*left, "messages.downlink")
+        without = (*left, "messages.downlink") if request.param == "declared" else ()
         wire = fedjax_sim.server.Wire(problem, hyper, plan, without=without)
         train = local_training(problem, hyper, plan)
 
