@@ -29,14 +29,9 @@ from fedjax_sim import clients
 from fedjax_sim.clients import LocalTraining, WholeGradients, local_training, rows
 from fedjax_sim.core.checking import Count
 from fedjax_sim.core.settings import setting, struct
-from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import (
-    ReportMessages,
-    Reports,
-    RoundState,
-    Wire,
-    weighted_sum,
-)
+from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.server import ReportMessages, Reports, RoundState, Wire, weighted_sum
+from fedjax_sim.server.aggregation import where_slots
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -53,7 +48,7 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind IFCA to a problem."""
-    wire = Wire(problem, hyper, plan)
+    wire = Wire(problem, hyper, plan, without=("aggregator",))
     train = local_training(problem, hyper, plan)
     losses_of = clients.losses_at(problem, hyper, plan, is_exact=hyper.client_losses == "exact")
     clusters = range(hyper.num_models)
@@ -73,10 +68,13 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         local, work = train(key, event, starts=starts)
         reports, memo = wire.receive(key, event, state.memo, starts, local)
 
+        is_heard = wire.senders.finite_clients(event, reports) != EMPTY
+        moved = optax.tree.sub(where_slots(is_heard, reports, starts), starts)
+
         def progress(j: int) -> Params:
-            weight = jnp.where(cluster == j, event.weight, 0)
+            weight = jnp.where(is_heard & (cluster == j), event.weight, 0)
             share = weight / jnp.where(weight.sum() > 0, weight.sum(), 1)
-            return weighted_sum(share, optax.tree.sub(reports, starts))
+            return weighted_sum(share, moved)
 
         changes = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(progress, clusters))
         server = optax.tree.add(state.server, changes)

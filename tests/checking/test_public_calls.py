@@ -589,7 +589,7 @@ def run() -> fedjax_sim.Run:
     return fedjax_sim.simulate(**RUN)
 
 
-@pytest.mark.parametrize(("say", "words"), FURTHER, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(("say", "words"), FURTHER, ids=[words for _, words in FURTHER])
 def test_further_odd_values_get_a_sentence(
     say: Callable[[Any], Any], words: str, run: fedjax_sim.Run
 ) -> None:
