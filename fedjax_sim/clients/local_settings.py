@@ -64,15 +64,18 @@ def refuse_name(setting: str, value: object) -> None:
 
 def _makes_optimizers(value: object) -> bool:
     refuse_name("optimizer", value)
-    return isinstance(value, Hashable) and _makes_steps(value)
+    return isinstance(value, Hashable) and _step_of(value) is not None
+
+
+INSTEAD = "lr_schedule has cosines, warm-ups and other schedules"
 
 
 @functools.lru_cache(maxsize=256)
-def _makes_steps(value: Any) -> bool:
-    """Tell whether a function makes optimizers, by tracing one step of two numbers.
+def _step_of(value: Any) -> "jax.tree_util.PyTreeDef | None":
+    """Trace one step of two numbers. Return the structure of the state; None if there is no step.
 
     Raises:
-      ConfigError: If it makes a schedule of the rate.
+      ConfigError: If the function asks for the value of the rate, as a warm-up of optax does.
     """
     model = jax.ShapeDtypeStruct((2,), jnp.float32)
 
@@ -83,16 +86,12 @@ def _makes_steps(value: Any) -> bool:
 
     try:
         update, state = jax.eval_shape(step, jax.ShapeDtypeStruct((), jnp.float32), model, model)
-        has_schedule = "ScaleByScheduleState" in str(jax.tree.structure(state))
     except jax.errors.ConcretizationTypeError:
-        has_schedule = True
+        allowed = f"one that does not ask for the value of the rate, which is traced; {INSTEAD}"
+        raise ConfigError("optimizer", getattr(value, "__name__", value), allowed) from None
     except (AttributeError, TypeError, ValueError):
-        return False
-    if has_schedule:
-        allowed = "one that takes the rate as it is, because a schedule would start again with "
-        allowed += "each update; lr_schedule has cosines, warm-ups and other schedules"
-        raise ConfigError("optimizer", getattr(value, "__name__", value), allowed)
-    return update.shape == model.shape
+        return None
+    return jax.tree.structure(state) if update.shape == model.shape else None
 
 
 class Descent(optax.GradientTransformation):
@@ -152,6 +151,22 @@ class ClientTraining(Checked):
     )
     lr_schedule: Schedule = schedule_of("lr", CLOCKS)
     proximal_schedule: Schedule = schedule_of("proximal", CLOCKS)
+
+    def check_together(self) -> None:
+        """Check that no schedule within the optimizer starts again with each update.
+
+        Raises:
+          ConfigError: If one does.
+        """
+        super().check_together()
+        state = str(_step_of(self.optimizer))
+        if self.optimizer_state == "fresh" and "ScaleByScheduleState" in state:
+            name = getattr(self.optimizer, "__name__", self.optimizer)
+            allowed = (
+                "one that takes the rate as it is, unless its state is kept, because a schedule "
+            )
+            allowed += f"would start again with each update; {INSTEAD}"
+            raise ConfigError("optimizer", name, allowed)
 
 
 ABOUT_TRAINING = "mini-batches and the optimizer of local steps"

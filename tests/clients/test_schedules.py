@@ -27,7 +27,7 @@ from fedjax_sim.core.schedules import (
     Warmup,
     parse_schedule,
 )
-from fedjax_sim.core.settings import fixed, parse, setting, struct
+from fedjax_sim.core.settings import check, fixed, parse, setting, struct
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import fedasync, fedavg, fedbuff, fednova, fedprox, hierarchical, scaffold
 
@@ -355,3 +355,9 @@ def test_clocks_that_a_setting_has_not_are_refused() -> None:
     timed = {"budget": fedjax_sim.Time(5.0)}
     with pytest.raises(ConfigError, match=r"lr_schedule\.over is 0.0, but must be above 0, except"):
         learn(fedavg.system, fedavg.Hyper(**ROUNDS, lr_schedule=Cosine()), **timed)
+
+
+def test_a_kept_state_counts_on_in_a_schedule_of_the_optimizer() -> None:
+    check(fedavg.Hyper(optimizer=with_cosine, optimizer_state="kept"))
+    with pytest.raises(ConfigError, match="must be one that does not ask for the value of the ra"):
+        check(fedavg.Hyper(optimizer=with_warmup, optimizer_state="kept"))

@@ -260,7 +260,7 @@ def idle_of(hyper: object) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=256)
 def _conditions(hyper_type: type) -> tuple[tuple[str, str, Any], ...]:
-    """List a setting's full name, that of one it depends on, and what that one must be."""
+    """List dependent settings: their full name, that of the other one, and the condition on it."""
     return tuple(
         (name, f"{name.rpartition('.')[0]}.{other}".lstrip("."), values)
         for name, field in fields(hyper_type).items()
