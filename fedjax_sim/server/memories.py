@@ -173,6 +173,7 @@ class MemoryMessages(Messages):
 
 
 memory_messages = MemoryMessages()
+"""The messages of systems with memories of statistics, for `System.messages`."""
 
 
 @struct

@@ -177,14 +177,20 @@ class ReportMessages(Messages):
     has_weights: bool = True
 
     def bits(self, params: Params, hyper: Any) -> tuple[int, int]:
-        """Count a message in the rule's code, or compressed, and the server's whole one."""
+        """Count a message in the rule's code, or compressed, and the server's whole one.
+
+        The arguments are those of `Messages.bits`.
+        """
         up = self.up(params, hyper)
         down = up if self.down is None else self.down(params, hyper)
         bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, up)
         return bits_up + self.number_bits(params, hyper), types.full_precision_bits(down)
 
     def per_tick(self, problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
-        """Count changes of the model that clients have missed, where these are compressed."""
+        """Count changes of the model that clients have missed, where these are compressed.
+
+        The arguments are those of `Messages.per_tick`.
+        """
         if isinstance(hyper.messages.downlink, Identity):
             return None
         model = trees.shapes_of_model(problem)
@@ -203,7 +209,10 @@ class ReportMessages(Messages):
         return hyper.facts_of_schedule(timeline, ticks)
 
     def check(self, hyper: Any, timeline: Timeline) -> None:
-        """Check numbers of messages, and their weights if these are the schedule's."""
+        """Check numbers of messages, and their weights if these are the schedule's.
+
+        The arguments are those of `Messages.check`.
+        """
         check_numbers(hyper, timeline)
         if self.has_weights:
             check_weights(hyper, "aggregator", timeline)

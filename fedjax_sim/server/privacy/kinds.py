@@ -154,14 +154,20 @@ class AdaptiveClipping(Clipping):
         return jnp.where(is_noisy, (z**-2 - (2 * self.count_noise * cohort) ** -2) ** -0.5, 0)
 
     def first_memory(self, update: Params) -> Array:
-        """Return the first bound, `f[]`."""
+        """Return the first bound, `f[]`.
+
+        The arguments are those of `Privacy.first_memory`.
+        """
         precision = jnp.result_type(jnp.float32, *jax.tree.leaves(update))
         return jnp.asarray(self.clip, precision)
 
     def remember(
         self, key: Key, event: Event, memory: Params, noise: Params, is_short: Array, cohort: int
     ) -> tuple[Params, Params]:
-        """Return the noise as it is, and the moved bound."""
+        """Return the noise as it is, and the moved bound.
+
+        The arguments are those of `Privacy.remember`.
+        """
         own = jax.random.fold_in(streams.lane_stream(key, "privacy count"), event.tick)
         return noise, next_bound(own, self, memory, is_short, event.weight > 0, cohort)
 
@@ -214,7 +220,10 @@ class CorrelatedNoise(Privacy):
     )
 
     def first_memory(self, update: Params) -> Params:
-        """Return the noises of ticks that there were not: zeros `[b - 1, ...]`; () for one band."""
+        """Return the noises of ticks that there were not: zeros `[b - 1, ...]`; () for one band.
+
+        The arguments are those of `Privacy.first_memory`.
+        """
         if self.bands == 1:
             return ()
         zeros = jax.tree.map(lambda leaf: jnp.zeros_like(wide_of(leaf)), update)
@@ -223,7 +232,13 @@ class CorrelatedNoise(Privacy):
     def remember(
         self, key: Key, event: Event, memory: Params, noise: Params, is_short: Array, cohort: int
     ) -> tuple[Params, Params]:
-        """Correlate the noise with the last ones, and keep it: B y = z."""
+        """Correlate the noise with the last ones, and keep it: B y = z.
+
+        The arguments are those of `Privacy.remember`.
+
+        Returns:
+          The noise y of the tick, leaves `[...]`, and the last ones, leaves `[b - 1, ...]`.
+        """
         if self.bands == 1:
             return noise, memory
         # y_t = z_t - sum_{j > 0} b_j y_{t-j}.
