@@ -16,6 +16,7 @@ from fedjax_sim.cli.commands import make_parser
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 SLOW = (
+    "adding_parts",
     "attacks_and_rules",
     "fair_comparisons",
     "from_other_simulators",
