@@ -28,7 +28,6 @@ FedAvg's learning rate is FA-LD's step size times the number of examples.
 
 LIKE_ANOTHER = {
     "fedprox": "fedavg",
-    "fedbn": "fedper",
     "fednova": "fedavg",
     "fedavgm": "fedavg",
     "mimelite": "scaffold",
@@ -107,6 +106,8 @@ LIKE_OORT = ("powerofchoice", "tifl", "fedcs", "adacomm")
 own."""
 LIKE_FEDAVGM = ("fedopt", "fedadagrad", "fedadam", "fedyogi")
 """Systems of FedAvgM's code with other optimizers on the server, which are not linear."""
+LIKE_FEDPER = ("fedbn",)
+"""Systems of FedPer's code with other personal leaves."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -122,7 +123,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[name for name in fedjax_sim.SYSTEMS if name not in LIKE_FEDAVGM + LIKE_OORT],
+    params=[
+        name for name in fedjax_sim.SYSTEMS if name not in LIKE_FEDAVGM + LIKE_OORT + LIKE_FEDPER
+    ],
 )
 def system(request: pytest.FixtureRequest) -> System:
     """Every system in turn."""

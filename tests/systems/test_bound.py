@@ -65,7 +65,7 @@ def equal_in(bound: Bound) -> Callable[..., None]:
     return functools.partial(np.testing.assert_allclose, rtol=1e-6 if is_rounded else 0)
 
 
-@pytest.mark.of_each_kind(3, but=("langevin", "personal"))
+@pytest.mark.of_each_kind(3, but=("langevin", "personal", "adapted"))
 def test_a_loop_of_steps_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
     """Each step is compiled; the events come one by one."""
     state, infos = bound.init(), []
@@ -80,7 +80,7 @@ def test_a_loop_of_steps_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
     jax.tree.map(equal_in(bound), kept, run.samples)
 
 
-@pytest.mark.of_each_kind(3, but=("langevin", "personal", "periodic", "buffered"))
+@pytest.mark.of_each_kind(3, but=("langevin", "personal", "adapted", "periodic", "buffered"))
 def test_a_scan_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
     """Over all events in one call, and in a scan of one's own that is compiled as a whole."""
     assert_like(run, bound, *bound.run(bound.init()))
@@ -92,7 +92,7 @@ def test_a_scan_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
     assert_like(run, bound, *whole(bound, bound.events))
 
 
-@pytest.mark.of_each_kind(3, but=("langevin", "personal"))
+@pytest.mark.of_each_kind(3, but=("langevin", "personal", "adapted"))
 def test_times_are_those_of_the_schedule(bound: Bound, run: fedjax_sim.Run) -> None:
     """Virtual time is on the host, in 64 bits."""
     assert isinstance(bound.time, np.ndarray)

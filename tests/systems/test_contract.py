@@ -82,7 +82,7 @@ def in_pieces(system: System, swept: Callable) -> dict[str, fedjax_sim.Run]:
     return dict.fromkeys(("devices", "chunks"), swept(layout=devices._replace(evals_per_chunk=2)))
 
 
-@pytest.mark.of_each_kind(0, but=("personal", "langevin", "periodic"))
+@pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 def test_one_compilation_for_a_sweep_and_none_for_the_next(
     system: System, grid: Grid, kind: Kind, chosen: Callable, compiled: list[str]
 ) -> None:
@@ -103,7 +103,7 @@ def test_one_compilation_for_a_sweep_and_none_for_the_next(
     assert compiled == []
 
 
-@pytest.mark.of_each_kind(0, but=("personal", "langevin", "periodic"))
+@pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 def test_a_lane_alone_equals_it_in_a_batch(
     system: System, grid: Grid, kind: Kind, chosen: Callable
 ) -> None:
@@ -138,7 +138,7 @@ def assert_close(found: Any, expected: Any, **tolerance: float) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected)
 
 
-@pytest.mark.of_each_kind(0, but=("personal", "langevin", "periodic"))
+@pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_agree(system: System, grid: Grid, kind: Kind, swept: Callable, name: str) -> None:
     """Layouts are different programs of the same arithmetic: they agree to float32 rounding.
@@ -182,7 +182,7 @@ def test_layouts_agree(system: System, grid: Grid, kind: Kind, swept: Callable, 
     assert not other.curves.failed.any()
 
 
-@pytest.mark.of_each_kind(0, but=("personal", "langevin", "periodic"))
+@pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 def test_the_number_of_devices_changes_nothing(
     system: System, grid: Grid, in_pieces: dict[str, fedjax_sim.Run]
 ) -> None:
@@ -200,7 +200,7 @@ def test_the_number_of_devices_changes_nothing(
         )
 
 
-@pytest.mark.of_each_kind(0, but=("personal", "langevin", "periodic"))
+@pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 def test_chunks_equal_the_whole(grid: Grid, in_pieces: dict[str, fedjax_sim.Run]) -> None:
     """The same steps run in the same order, so results are equal bit for bit."""
     chunked = in_pieces["chunks"]
@@ -209,7 +209,7 @@ def test_chunks_equal_the_whole(grid: Grid, in_pieces: dict[str, fedjax_sim.Run]
         np.testing.assert_array_equal(chunked.curves[name], grid.run.curves[name], err_msg=name)
 
 
-@pytest.mark.of_each_kind(0, but=("personal", "langevin", "periodic"))
+@pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 def test_measuring_client_variance_changes_no_other_metric(
     system: System, kind: Kind, grid: Grid, swept: Callable
 ) -> None:

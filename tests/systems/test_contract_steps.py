@@ -47,7 +47,7 @@ def test_a_step_keeps_structure_and_types(bind: Callable, kind: Kind, dtype: str
         assert all(leaf.shape == () for leaf in jax.tree.leaves(counts))
 
 
-@pytest.mark.of_each_kind(1, but=("personal", "hierarchical", "buffered", "langevin"))
+@pytest.mark.of_each_kind(1, but=("personal", "adapted", "hierarchical", "buffered", "langevin"))
 def test_jit_equals_no_jit(system: System, bind: Callable, kind: Kind) -> None:
     """To float32 rounding over a few steps, because fused operations round differently.
 

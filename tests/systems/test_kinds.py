@@ -14,7 +14,7 @@ from tests.systems import (
     test_contract_keys,
     test_contract_steps,
 )
-from tests.systems.conftest import LIKE_ANOTHER, LIKE_FEDAVGM, LIKE_OORT
+from tests.systems.conftest import LIKE_ANOTHER, LIKE_FEDAVGM, LIKE_FEDPER, LIKE_OORT
 from tests.systems.kinds import KINDS, systems_of
 
 MODULES = (
@@ -52,7 +52,7 @@ def marks(given: list[pytest.Mark]) -> Iterator[pytest.Mark]:
 def test_every_system_has_one_kind_and_meets_costly_contracts() -> None:
     chosen = chosen_in(*MODULES)
     assert len(chosen) >= 10
-    for name in {name for name in fedjax_sim.SYSTEMS if name not in LIKE_FEDAVGM + LIKE_OORT}:
+    for name in {*fedjax_sim.SYSTEMS} - {*LIKE_FEDAVGM, *LIKE_OORT, *LIKE_FEDPER}:
         assert sum(name in names for names in KINDS.values()) == 1, name
         assert any(name in met for met in chosen.values()), name
 
