@@ -6,6 +6,7 @@ at its edges, by the final accuracy on a sixth of the training images that is he
 seeds then train on all training images, and are measured on the test images.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ import xarray as xr
 import fedjax_sim
 from experiments.favano import fig7, setup
 from experiments.favano.table2_grid import FIRST_TUNING_SEED, HELD_OUT
-from experiments.harness import Arguments, Outcome, Sizes, Study, comparison
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, comparison
 from experiments.harness.comparison import Contestant
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
@@ -43,8 +44,6 @@ STUDY = Study(
         words="handwritten digits, 20 clients",
     ),
 )
-FIRST, SECOND = 35, 36
-"""The claims that are judged here."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -97,9 +96,14 @@ def run(arguments: Arguments) -> Outcome:
     title = f"{data.name}, {fig7.COLUMN}, T = {sizes.time_budget:g}, own rates"
     figure = setup.picture(curves, "accuracy", title=title)
     facts = sizes.config() | {"rates": rates, "held_out": HELD_OUT, "scores": scores}
-    verdicts = fig7.judge(inputs, (FIRST, SECOND))
+    verdicts = judge(inputs)
     text = f"rates: {own}"
     return Outcome(setup.as_groups(curves), {"accuracy.png": figure}, verdicts, facts, text, inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claims 35 and 36 on the final accuracies, as `fig7` judges 15 and 25."""
+    return fig7.judge(inputs, (35, 36))
 
 
 def _kept(arguments: Arguments, name: str, sweep: str) -> dict[str, Any]:

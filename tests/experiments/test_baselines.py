@@ -73,7 +73,8 @@ def test_all_methods_have_the_same_clients_and_clock() -> None:
             shared["server_interact"] = 0.0
         known, idle = names_of(type(hyper)), idle_of(hyper)
         read = {key for key in shared.keys() & known.keys() if known[key] not in idle}
-        found = {key: value_of(hyper, known[key]) for key in read}
+        values = {key: value_of(hyper, known[key]) for key in read}
+        found = {key: getattr(value, "name", value) for key, value in values.items()}
         assert found == {key: shared[key] for key in found}, name
         assert {"rate_fast", "rate_slow", "slow_fraction"} <= found.keys(), name
         assert (hyper.local_steps, hyper.batch_size) == (20, sizes.batch), name

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.favano import fig3a, fig3b, fig6, fig7, table2, table2_grid
+from experiments.favano import fig3a, fig3b, fig6, fig7, fig7_own_rates, table2, table2_grid
 from experiments.favano.fig3a import FAVANO, FEDBUFF
 from experiments.fedstaleweight import fig2
 from experiments.harness import Interval, Sample, Verdict, ledger
@@ -164,6 +164,7 @@ CASES: dict[str, tuple[Callable[[Inputs], list[Verdict]], Callable[[str], Inputs
     "favano/fig3a": (fig3a.judge, fig3a_inputs),
     "favano/fig3b": (fig3b.judge, fig3b_inputs),
     "favano/fig7": (fig7.judge, fig7_inputs),
+    "favano/fig7_own_rates": (fig7_own_rates.judge, fig7_inputs),
     "fedstaleweight/fig2": (fig2.judge, fig2_inputs),
     "hierarchical/fig3": (
         fig3.judge,
