@@ -124,6 +124,8 @@ NEEDED = {
     "favano": {"clock.server_wait", INTERACT},
     "fedbuff": set(),
     "fedstaleweight": set(),
+    "ca2fl": set(),
+    "asyncfeded": set(),
     "fedasync": set(),
     "langevin": set(),
     "gen_async": set(),

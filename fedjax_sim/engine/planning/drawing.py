@@ -469,7 +469,8 @@ def _program_of(
 
     with jax.enable_x64(True), tracing_for("cpu"):
         leaves = [jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]
-        return jax.make_jaxpr(drawn, return_shape=True)(jax.random.key(0), leaves)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        return jax.make_jaxpr(drawn, return_shape=True)(key, leaves)
 
 
 @functools.lru_cache(maxsize=256)
