@@ -402,8 +402,12 @@ def _draw(
     def lane(seed: Array, varying: list[Array | None]) -> list[Array]:
         key = stream(jax.random.key(seed), "timeline")
         read = (b if a is None else a for a, b in zip(varying, shared, strict=True))
-        # Nobody looks at the others.
-        leaves = [next(read) if is_read else np.ones(()) for is_read in reads]
+        # Nobody looks at results of the others, but they have their shapes.
+        described = [var.aval for var in timeline.jaxpr.invars[1:]]
+        leaves = [
+            next(read) if is_read else np.ones(each.shape, each.dtype)
+            for is_read, each in zip(reads, described, strict=True)
+        ]
         return jax.core.eval_jaxpr(timeline.jaxpr, timeline.consts, key, *leaves)
 
     drawn = Timeline(*jax.vmap(lane)(seeds, varying))
