@@ -151,7 +151,7 @@ class MemoryMessages(Messages):
     )
 
     def per_tick(
-        self, problem: types.LatentProblem, hyper: Any, timeline: Timeline
+        self, problem: types.LatentProblem, hyper: types.Settings, timeline: Timeline
     ) -> tuple[Leaf, Leaf]:
         """Count the bits sent up and down at each tick: `i64[T]` each.
 

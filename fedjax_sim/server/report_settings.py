@@ -57,7 +57,7 @@ class Robust(Checked):
         return super().decided() | dict.fromkeys(names, "adversary.malicious 0 and no attackers")
 
 
-def check_codes(hyper: Any, rule: str, compression: str) -> None:
+def check_codes(hyper: Settings, rule: str, compression: str) -> None:
     """Check that messages are not compressed where the rule itself says how they are coded.
 
     Args:
@@ -113,7 +113,7 @@ def check_heard(name: str, rule: Rule, heard: Any) -> None:
         raise ConfigError(name, str(rule), allowed)
 
 
-def check_weights(hyper: Any, name: str, timeline: Timeline) -> None:
+def check_weights(hyper: Settings, name: str, timeline: Timeline) -> None:
     """Check that the weights of every tick are equal unless the rule weighs.
 
     Args:
@@ -171,12 +171,12 @@ class ReportMessages(Messages):
     """
 
     relies_on = RELIED_ON
-    up: Callable[[Params, Any], Params] = lambda params, hyper: params
-    down: Callable[[Params, Any], Params] | None = None
-    number_bits: Callable[[Params, Any], int] = lambda params, hyper: 0
+    up: Callable[[Params, Settings], Params] = lambda params, hyper: params
+    down: Callable[[Params, Settings], Params] | None = None
+    number_bits: Callable[[Params, Settings], int] = lambda params, hyper: 0
     has_weights: bool = True
 
-    def bits(self, params: Params, hyper: Any) -> tuple[int, int]:
+    def bits(self, params: Params, hyper: Settings) -> tuple[int, int]:
         """Count a message in the rule's code, or compressed, and the server's whole one.
 
         The arguments are those of `Messages.bits`.
@@ -186,7 +186,9 @@ class ReportMessages(Messages):
         bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, up)
         return bits_up + self.number_bits(params, hyper), types.full_precision_bits(down)
 
-    def per_tick(self, problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
+    def per_tick(
+        self, problem: Any, hyper: Settings, timeline: Timeline
+    ) -> tuple[Leaf, Leaf] | None:
         """Count changes of the model that clients have missed, where these are compressed.
 
         The arguments are those of `Messages.per_tick`.
@@ -198,17 +200,17 @@ class ReportMessages(Messages):
         down = (self.down or self.up)(model, hyper)
         return reports * self.bits(model, hyper)[0], count_downlink(hyper, timeline, down)
 
-    def facts(self, hyper: Any, ticks: np.ndarray) -> dict[str, np.ndarray]:
+    def facts(self, hyper: Settings, ticks: np.ndarray) -> dict[str, np.ndarray]:
         """Return the epsilon of the settings, see `PrivateReports.facts`."""
         return hyper.facts(ticks)
 
     def facts_of_schedule(
-        self, hyper: Any, timeline: Timeline, ticks: np.ndarray
+        self, hyper: Settings, timeline: Timeline, ticks: np.ndarray
     ) -> dict[str, np.ndarray]:
         """Return the epsilon of the schedule, see `Reports.facts_of_schedule`."""
         return hyper.facts_of_schedule(timeline, ticks)
 
-    def check(self, hyper: Any, timeline: Timeline) -> None:
+    def check(self, hyper: Settings, timeline: Timeline) -> None:
         """Check numbers of messages, and their weights if these are the schedule's.
 
         The arguments are those of `Messages.check`.
@@ -249,7 +251,7 @@ class ClientMessages(Checked):
     )
 
 
-def has_poisson_cohorts(hyper: Any) -> bool:
+def has_poisson_cohorts(hyper: Settings) -> bool:
     """Tell whether clients take part independently, so that weights need not sum to 1."""
     cohort = getattr(hyper, "cohort", None)
     return cohort is not None and cohort.selection == "poisson"
@@ -551,7 +553,7 @@ def count_downlink(hyper: Settings, timeline: Timeline, sent: Params) -> Leaf:
 
 
 def downlink_of_slots(
-    hyper: Any, timeline: Timeline, sent: Params, received: Timeline | None = None
+    hyper: Settings, timeline: Timeline, sent: Params, received: Timeline | None = None
 ) -> Leaf:
     """Count the bits that the server sends to the client of each slot, `i64[T, S]`.
 

@@ -575,3 +575,13 @@ print(norms(User("", "{factor} * x").problem))
     assert found[0] == found[2] != found[1]
     assert any(tmp_path.rglob("*-cache")), "programs were kept"
     assert found[1] == f"{norms(User('', '2 * x').problem)}\n"
+
+
+def test_a_view_that_is_larger_than_memory_is_looked_at_once() -> None:
+    """Arrays of NumPy that are broadcast may be found in what a user's function refers to."""
+    views = [np.broadcast_to(np.float32(number), (10**7, 10**7)) for number in (1.0, 1.0, 2.0)]
+    one, same, other = map(user_code._part_of_array, views)
+    assert one == same != other
+    assert one != user_code._part_of_array(np.broadcast_to(np.float32(1.0), (10**7, 10**6)))
+    rows = np.broadcast_to(np.arange(3.0), (2, 3))
+    assert user_code._part_of_array(rows) != user_code._part_of_array(np.zeros((2, 3)))

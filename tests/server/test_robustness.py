@@ -534,10 +534,10 @@ def test_a_system_that_sums_by_itself_is_refused(without: tuple[str, ...]) -> No
 @pytest.fixture(scope="module", params=["declared", "found"])
 def asks_for_sums_alone(request: pytest.FixtureRequest) -> Any:
     """Return a system that lets its wire sum what is reported, and nothing else."""
+    left = ("privacy", "local_privacy", "adversary.attack", "messages.compression")
+    without = (*left, "messages.downlink") if request.param == "declared" else ()
 
     def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
-        left = ("privacy", "local_privacy", "adversary.attack", "messages.compression")
-        without = (*left, "messages.downlink") if request.param == "declared" else ()
         wire = fedjax_sim.server.Wire(problem, hyper, plan, without=without)
         train = local_training(problem, hyper, plan)
 

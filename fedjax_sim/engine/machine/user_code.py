@@ -435,7 +435,9 @@ def _part(value: Any) -> Any:
 def _part_of_array(array: np.ndarray) -> Hashable:
     if array.dtype.hasobject:
         return tuple(map(id, array.flat))
-    flat = np.ascontiguousarray(array).reshape(-1).view("uint8")
+    # What is broadcast is looked at once: such an array may be larger than the memory.
+    once = array[tuple(slice(None if stride else 1) for stride in array.strides)]
+    flat = np.ascontiguousarray(once).reshape(-1).view("uint8")
     return array.dtype, array.shape, hashlib.blake2b(flat.data).digest()
 
 

@@ -61,7 +61,7 @@ class OneAttack(OneOfSeveral, Attack):
 
         memories = cohort.memory or [()] * len(self.options)
 
-        def forging(attack: Attack, memory: Any) -> Params:
+        def forging(attack: Attack, memory: Params) -> Params:
             forged = attack.forge(key, messages, cohort._replace(memory=memory))
             return jax.tree.map(
                 lambda leaf, like: jnp.broadcast_to(leaf, like.shape).astype(like.dtype),
@@ -73,12 +73,12 @@ class OneAttack(OneOfSeveral, Attack):
         branches = [functools.partial(forging, *each) for each in pairs]
         return jax.lax.switch(jnp.asarray(self.which).astype("int32"), branches)
 
-    def first_memory(self, message: Params) -> Any:
+    def first_memory(self, message: Params) -> Params:
         """Return a memory for each attack; () if none needs one."""
         memories = tuple(attack.first_memory(message) for attack in self.options)
         return memories if jax.tree.leaves(memories) else ()
 
-    def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
+    def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Params) -> Params:
         """Return the memories of all attacks, whichever is chosen."""
         return tuple(
             attack.remember(key, messages, cohort, each)
@@ -204,7 +204,7 @@ def attacked(
     local: Params,
     num_clients: Count,
     *,
-    memory: Any = (),
+    memory: Params = (),
     draws: Key | None = None,
 ) -> Params:
     """Replace the progress of malicious clients by forgeries.
@@ -243,13 +243,13 @@ def attacked(
 
 def remembering(
     adversary: Adversary,
-    memory: Any,
+    memory: Params,
     key: Key,
     event: Event,
     starts: Params,
     local: Params,
     num_clients: Count,
-) -> Any:
+) -> Params:
     """Let attackers remember a tick.
 
     They learn from finite messages of clients that are no attackers, whether attackers are at work

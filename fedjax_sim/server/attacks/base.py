@@ -32,7 +32,7 @@ class Cohort(NamedTuple):
     is_malicious: Array
     is_present: Array
     weight: Array
-    memory: Any = ()
+    memory: Params = ()
 
     def references(self) -> Array:
         """Find the slots of the messages that attackers imitate or work against: `bool[S]`.
@@ -78,7 +78,7 @@ class Attack(Kind):
         """Tell whether it forges anything: a bool, traced if its settings are."""
         return True
 
-    def first_memory(self, message: Params) -> Any:
+    def first_memory(self, message: Params) -> Params:
         """Return the memory of attackers before the first tick; () if they have none.
 
         Args:
@@ -86,7 +86,7 @@ class Attack(Kind):
         """
         return ()
 
-    def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
+    def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Params) -> Params:
         """Return the memory of attackers after the messages of a tick.
 
         `messages` and `cohort` are those of `forge`.

@@ -9,7 +9,7 @@ all leaves together.
 """
 
 import functools
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -154,14 +154,14 @@ class Mimic(Attack):
         begins="what follows the warm-up",
     )
 
-    def first_memory(self, message: Params) -> Any:
+    def first_memory(self, message: Params) -> Params:
         """Return a memory of nothing; () without warm-up."""
         if not self.warmup:
             return ()
         zeros = jax.tree.map(lambda leaf: jnp.zeros_like(wide_of(leaf)), message)
         return Watched(jnp.int32(0), zeros, zeros, jnp.int32(-1))
 
-    def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
+    def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Params) -> Params:
         """Return the memory after a power iteration; after the warm-up nothing else is learnt."""
         if not self.warmup:
             return memory
