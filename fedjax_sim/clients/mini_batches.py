@@ -157,8 +157,8 @@ def batch_gradient(
 ) -> BatchGradient:
     """Return the gradient of `local_loss`; with `example_clip` the mean of clipped gradients.
 
-    A problem without `local_loss` has its `loss` there, which carries no aux. A clipped example has
-    a loss and a key of its own.
+    A problem without `local_loss` has its `loss` there, which carries no aux. Each clipped example
+    has its loss and its key.
 
         gradient = batch_gradient(problem, hyper, key, jnp.int32(2), jnp.int32(0))
         assert jnp.allclose(gradient(model, jnp.int32(0)), model - problem.centers[2])

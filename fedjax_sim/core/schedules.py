@@ -182,7 +182,7 @@ class InverseSqrt(Schedule):
 class Table(Schedule):
     """Given factors for t = 0, 1, ...; the last one holds from then on.
 
-    By client, each has a rate of its own; by step, each local step of an update has.
+    By client, each has its rate; by step, each local step of an update has.
     """
 
     name: str = fixed("table")
