@@ -108,7 +108,7 @@ def _problem(seed: int, num_clients: int, *, is_test: bool) -> Supervised:
     clients = np.arange(len(labels)) % num_clients
     turned = np.stack(
         [
-            np.rot90(image, k=client % 4)
+            np.rot90(image, k=int(client % 4))
             for image, client in zip(images[order], clients, strict=True)
         ]
     )
