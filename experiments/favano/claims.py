@@ -652,6 +652,7 @@ CLAIMS = Claims(
                 lead=LEAST_LEAD,
             ),
             by=("favano/fig7_own_rates",),
+            cost="about two core-hours with `--data-dir MNIST --resume`",
             since="2026-11-29",
         ),
         36: Claim(
@@ -668,6 +669,7 @@ CLAIMS = Claims(
                 lead=LEAST_LEAD,
             ),
             by=("favano/fig7_own_rates",),
+            cost="about two core-hours with `--data-dir MNIST --resume`",
             since="2026-11-29",
         ),
     },
