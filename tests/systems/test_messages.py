@@ -242,7 +242,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "edge_compression": {"edge_compression": Silence()},
     "edge_aggregator": {"edge_aggregator": CentredClipping()},
 }
-LEFT_OUT = {("safa", "aggregator")}
+LEFT_OUT = {("safa", "aggregator"), ("ifca", "aggregator")}
 """Stages that a system says that it is without."""
 
 
