@@ -123,7 +123,7 @@ def staleness_weights(
         assert jnp.allclose(weights, jnp.array([[2 / 3, 1 / 3]]))  # 1 and (1 + 3)^-0.5, to sum 1
 
     Args:
-      clients: `i32[T, S]`, none empty, slots in order of arrival.
+      clients: `i32[T, S]`, none empty, slots in order of arrival. Any numbers tell clients apart.
       staleness: `i32[T, S]`, in server versions.
       settings: Any struct with the fields of `StalenessWeights`.
       num_clients: Number of clients, n.

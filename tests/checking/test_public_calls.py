@@ -40,6 +40,7 @@ from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.problems import latent
 from fedjax_sim.results import reports, trackers
 from fedjax_sim.server.attacks import Attack
+from fedjax_sim.server.privacy.auditing import audit_canaries
 from fedjax_sim.server.privacy.kinds import Privacy
 from fedjax_sim.server.rules import Rule
 from fedjax_sim.systems import fedavg
@@ -561,6 +562,12 @@ class Undecorated(compression.RandK):
     """A compressor without the decorator of settings."""
 
 
+def audited(**options: float) -> Any:
+    """Audit four canaries."""
+    coins = [True, True, False, False]
+    return audit_canaries([3.0, 2.0, -1.0, -2.0], coins, num_guesses=4, **options)
+
+
 TABLE = pd.DataFrame({"a": [1.0], "b": [2.0]})
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"compression": compression.Compressor()}, "compression is"),
@@ -580,6 +587,8 @@ FURTHER: list[tuple[Callable[[Any], Any], str]] = [
     (lambda run: timelines.Trace([-1], [0.0], [1.0]), "trace is"),
     (lambda run: diagnostics.to_arviz(3), "run is 3"),  # type: ignore[arg-type]
     (lambda run: diagnostics.influence(run.timelines[0], 1), "num_clients is 1"),
+    (lambda run: audited(delta=2.0), "delta is 2.0"),
+    (lambda run: audited(delta=0.0, confidence=1.0), "confidence is 1.0"),
     (lambda run: diagnostics.influence(run.timelines[0], 10**30), "num_clients is 1000000"),
 ]
 

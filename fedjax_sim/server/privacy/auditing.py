@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import AtLeast0, Count, Limit, checked
+from fedjax_sim.core.checking import Count, Limit, checked
 from fedjax_sim.core.settings import ConfigError
 
 PRECISION = 1e-6
@@ -42,8 +42,8 @@ def audit_canaries(
     included: npt.ArrayLike,
     *,
     num_guesses: Count,
-    delta: AtLeast0,
-    confidence: float = 0.95,
+    delta: Annotated[float, Limit(least=0, below=1)],
+    confidence: Annotated[float, Limit(above=0, below=1)] = 0.95,
 ) -> Audit:
     """Guess coins by scores, and compute the lower bound that the guesses show.
 
@@ -88,8 +88,8 @@ def one_run_bound(
     *,
     num_guesses: Count,
     num_correct: Annotated[int, Limit(least=0, is_whole=True)],
-    delta: AtLeast0,
-    confidence: float = 0.95,
+    delta: Annotated[float, Limit(least=0, below=1)],
+    confidence: Annotated[float, Limit(above=0, below=1)] = 0.95,
 ) -> float:
     """Compute the lower bound that right guesses show, as in Appendix D.
 
@@ -119,8 +119,6 @@ def one_run_bound(
         raise ConfigError("num_guesses", num_guesses, f"at most {num_canaries}, the canaries")
     if num_correct > num_guesses:
         raise ConfigError("num_correct", num_correct, f"at most {num_guesses}, the guesses")
-    if not 0 < confidence < 1:
-        raise ConfigError("confidence", confidence, "above 0 and below 1")
     from scipy import stats  # Slow to import.
 
     fewer = np.arange(1, num_correct + 1)
