@@ -35,7 +35,7 @@ def algorithm(problem: Problem, hyper: LastingTraining, plan: Plan) -> Algorithm
 
     Args:
       problem: Data and loss.
-      hyper: Settings, or those of a system that is FedAvg on a clock of its own.
+      hyper: Settings, or those of a system that is FedAvg on another clock.
       plan: How the machine is used.
     """
     train = lasting_training(problem, hyper, plan)

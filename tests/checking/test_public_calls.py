@@ -459,7 +459,7 @@ READING = (
     *(models.from_nnx, timelines.read_trace, timelines.read_client_table),
     *(reports.load, engine.load),
 )
-"""Those whose call is right, but finds no file and no module of nnx."""
+"""Functions that fail at right arguments here, for lack of a file or of an nnx module."""
 FORMULAS = ("fedjax_sim.server.privacy", "fedjax_sim.results.diagnostics", "fedjax_sim.theory")
 TRIED = [
     call
@@ -536,7 +536,7 @@ def test_wrong_values_get_a_sentence(
 def test_odd_values_get_a_sentence(call: Callable[..., Any], cwd: Path) -> None:
     """Or are right, such as 1 where a number is asked for.
 
-    A function in the place of a problem is the user's, who is told of its own errors as they are.
+    A function given as a problem is the user's code: its errors reach the user unchanged.
     Those of `sweep` that `simulate` has too are tried there alone.
     """
     right = CALLS[call][0]

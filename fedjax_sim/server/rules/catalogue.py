@@ -121,7 +121,7 @@ class Bucketing(Rule):
         return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), centre, messages)
 
     def buckets(self, key: Key, is_present: Array) -> Array:
-        """Draw which messages are in which bucket.
+        """Draw the bucket of each message.
 
         Args:
           key: Key of the draw.
