@@ -27,7 +27,7 @@ import optax
 from fedjax_sim.clients import LocalTraining, WholeGradients, local_training, losses_at
 from fedjax_sim.core import batching
 from fedjax_sim.core.checking import AtLeast0
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import ReportMessages, Reports, RoundState, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -42,6 +42,14 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
     client_losses: Literal["exact", "minibatch"] = setting(
         "exact", "Losses of clients, which they send: of all examples or the next mini-batch."
     )
+
+    def check_together(self) -> None:
+        """Check that all clients of a round have one rate, as L is one number."""
+        super().check_together()
+        schedule = self.training.lr_schedule
+        if not schedule.is_constant and schedule.clock != "round":
+            allowed = "round, because the clients of a round have one L = 1 / lr"
+            raise ConfigError("training.lr_schedule.by", schedule.clock, allowed)
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
@@ -64,7 +72,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         moved = optax.tree.sub(reports, starts)  # -Delta w_k / L
         power = losses**q
         squares = jax.vmap(lambda change: optax.tree.norm(change, squared=True))(moved)
-        steepness = q * power / losses * squares / hyper.lr + power  # h_k / L
+        rate = hyper.of_slots(event).get("lr", hyper.lr)
+        steepness = q * power / losses * squares / rate + power  # h_k / L
         is_heard = wire.senders.finite_clients(event, moved) != EMPTY
         total = jnp.where(is_heard, event.weight * steepness, 0).sum()
         scale = power / jnp.where(total > 0, total, 1)

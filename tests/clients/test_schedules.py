@@ -251,6 +251,7 @@ SYSTEMS = {
     "mimelite": "step",
     "quafl": "client",
     "oort": "round",
+    "qfedavg": "round",
 }
 
 
@@ -361,3 +362,9 @@ def test_a_kept_state_counts_on_in_a_schedule_of_the_optimizer() -> None:
     check(fedavg.Hyper(optimizer=with_cosine, optimizer_state="kept"))
     with pytest.raises(ConfigError, match="must be one that does not ask for the value of the ra"):
         check(fedavg.Hyper(optimizer=with_warmup, optimizer_state="kept"))
+
+
+def test_rates_of_qfedavg_are_those_of_rounds() -> None:
+    hyper = fedjax_sim.SYSTEMS["qfedavg"].Hyper(lr_schedule=Step(by="step"))
+    with pytest.raises(ConfigError, match=r"lr_schedule\.by is 'step', but must be round, because"):
+        check(hyper)
