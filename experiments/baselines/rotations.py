@@ -16,17 +16,14 @@ import numpy as np
 from flax import linen as nn
 
 import fedjax_sim
-from experiments.baselines.setup import FIRST_TUNING_SEED
+from experiments.baselines.setup import FIRST_TUNING_SEED, evaluated_by_client
 from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, comparison, lead, table
 from experiments.harness.comparison import Contestant
-from fedjax_sim import Plan, datasets, problems
-from fedjax_sim.clients import personal_metrics
-from fedjax_sim.core.types import Algorithm
+from fedjax_sim import SYSTEMS, datasets, problems
+from fedjax_sim.kernels.convolution import auto
 from fedjax_sim.models import BatchNorm
 from fedjax_sim.problems import Supervised
 from fedjax_sim.results import plots
-from fedjax_sim.server import RoundState
-from fedjax_sim.systems import fedavg, fedbn
 
 STUDY = Study(
     full=Sizes(10, clients=20, rounds=100, tuning_seeds=3, rates=(0.03, 0.1, 0.3, 1.0)),
@@ -43,7 +40,7 @@ class Network(nn.Module):
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         """Compute logits `[..., 10]` of images `[..., 8, 8, 1]`."""
         for features, strides in ((16, 1), (32, 2)):
-            x = nn.Conv(features, (3, 3), strides=strides)(x)
+            x = nn.Conv(features, (3, 3), strides=strides, conv_general_dilated=auto)(x)
             x = nn.relu(BatchNorm()(x, train=train))
         return nn.Dense(10)(x.mean((-3, -2)))
 
@@ -57,10 +54,9 @@ def run(arguments: Arguments) -> Outcome:
     shared = {"num_clients": sizes.clients, "num_selected": sizes.clients, "local_steps": 5}
     options: dict[str, Any] = {"budget": fedjax_sim.Ticks(sizes.rounds), "num_evals": 20}
     curves, rates, finals = {}, {}, {}
-    for name, module in (("fedavg", fedavg), ("fedbn", fedbn)):
-        system = module.system._replace(paper=module.Hyper)
-        if name == "fedavg":
-            system = system._replace(algorithm=_evaluated_by_client)
+    for name in ("fedavg", "fedbn"):
+        system = SYSTEMS[name]._replace(paper=SYSTEMS[name].Hyper)
+        system = system if name == "fedbn" else evaluated_by_client(system)
         tuned = comparison.tune(
             Contestant(system, {**shared, "batch_size": 16}, {"lr": sizes.rates}),
             trials,
@@ -71,7 +67,7 @@ def run(arguments: Arguments) -> Outcome:
             **options,
         )
         rates[name] = tuned.choice["lr"]
-        hyper = module.Hyper(**shared, batch_size=16, lr=rates[name])
+        hyper = system.Hyper(**shared, batch_size=16, lr=rates[name])
         given = {"seeds": sizes.seeds, **options, **arguments.kept(name)}
         curves[name] = fedjax_sim.sweep(system, tests, hyper, **given).curves
         final = comparison.final_accuracy(curves[name], METRIC)
@@ -87,16 +83,6 @@ def run(arguments: Arguments) -> Outcome:
     )
     facts = sizes.config() | {"rates": rates, "finals": finals, "lead": str(ahead)}
     return Outcome(curves, {"accuracy.png": figure}, [], facts, text)
-
-
-def _evaluated_by_client(problem: Supervised, hyper: fedavg.Hyper, plan: Plan) -> Algorithm:
-    """Bind FedAvg, the server's model being every client's."""
-    made = fedavg.algorithm(problem, hyper, plan)
-
-    def metrics(state: RoundState) -> dict[str, jax.Array]:
-        return personal_metrics(problem, lambda client: made.model(state))
-
-    return made._replace(metrics=metrics)
 
 
 def _problem(seed: int, num_clients: int, *, is_test: bool) -> Supervised:

@@ -16,8 +16,10 @@ from matplotlib.figure import Figure
 import fedjax_sim
 from experiments.harness import Arguments, Outcome, Study, comparison, table
 from experiments.harness.comparison import Contestant, Summary, Tuned
-from fedjax_sim import SYSTEMS, datasets, partition, problems
+from fedjax_sim import SYSTEMS, Plan, System, datasets, partition, problems
+from fedjax_sim.clients import personal_metrics
 from fedjax_sim.core.settings import ConfigError, idle_of, names_of
+from fedjax_sim.core.types import Algorithm, Array, Params, Problem
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
@@ -250,6 +252,29 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
     ]
     figures = _figures(curves, tuned, f"{data.name}{', ' * bool(sizes.words)}{sizes.words}")
     return Outcome(curves, figures, [], facts, "\n\n".join(texts))
+
+
+def evaluated_by_client(system: System, model_of: Callable[..., Params] | None = None) -> System:
+    """Let a system with one model report how well it serves each client, as personal models are.
+
+    Args:
+      system: A system of rounds.
+      model_of: From the problem, the settings, the server's model and a client's number to the
+        client's model; by default the server's.
+    """
+
+    def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm:
+        made = system.algorithm(problem, hyper, plan)
+
+        def metrics(state: Any) -> dict[str, Array]:
+            server = made.model(state)
+            if model_of is None:
+                return personal_metrics(problem, lambda client: server)
+            return personal_metrics(problem, partial(model_of, problem, hyper, server))
+
+        return made._replace(metrics=metrics)
+
+    return system._replace(algorithm=algorithm)
 
 
 def metric_of(name: str) -> str:
