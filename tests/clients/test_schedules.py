@@ -238,42 +238,6 @@ def test_fedstaleweight_has_a_rate_for_each_local_step() -> None:
     assert_equal(run.samples[0], expected)
 
 
-SYSTEMS = {
-    "fedavg": "step",
-    "fedbuff": "version",
-    "favano": "round",
-    "hierarchical": "step",
-    "async_hierarchical": "version",
-    "fedasync": "client",
-    "ditto": "step",
-    "scaffold": "step",
-    "fednova": "work",
-    "mimelite": "step",
-    "quafl": "client",
-    "oort": "round",
-    "qfedavg": "round",
-}
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_a_constant_factor_is_another_rate(name: str, small: Callable) -> None:
-    """Bit for bit, as the factor is a power of two, where nothing else is divided by the rate."""
-    system = fedjax_sim.SYSTEMS[name]
-    centers = np.random.default_rng(4).normal(size=(7, 3))
-    problem = Quadratic.of(centers.astype("float32"))
-    how = {"budget": Ticks(4), "num_evals": 1, "keep": fedjax_sim.Keep(models=True)}
-    halved = {"lr": 0.25, "lr_schedule": Table(factors=(0.5,), by=SYSTEMS[name])}
-    if name.endswith("hierarchical"):
-        halved["client_steps"] = 2
-    hyper = small(system, **halved)
-    found = fedjax_sim.simulate(system, problem, hyper, **how).samples
-    plain = hyper.replace(lr=0.125, lr_schedule=Constant())
-    expected = fedjax_sim.simulate(system, problem, plain, **how).samples
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
-    other = fedjax_sim.simulate(system, problem, plain.replace(lr=0.25), **how).samples
-    assert np.abs(other - expected).max() > 1e-4
-
-
 def test_fedavg_with_a_proximal_term_is_fedprox_bit_for_bit() -> None:
     with_term = learn(fedavg.system, fedavg.Hyper(**ROUNDS, proximal=0.01))
     as_preset = learn(fedprox.system, fedprox.Hyper(**ROUNDS))
