@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fedjax_sim.core.checking.errors import ConfigError
+from fedjax_sim.core.settings.errors import ConfigError
 
 HyperT = TypeVar("HyperT")
 Uses = Mapping[str, Collection[object] | Callable[[Any], bool]]
