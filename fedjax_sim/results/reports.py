@@ -12,7 +12,7 @@
 
 Each file is written under another name in its folder and then renamed. A file under its final name
 is therefore complete, and an older one is replaced only by a complete newer one. Arrays and tables
-end with their SHA-256 and are checked when they are read, see `fedjax_sim.core.lifecycle.seals`.
+end with their SHA-256 and are checked when they are read, see `fedjax_sim.core.lifecycle`.
 `summary.json` comes last. One process at a time writes to a folder.
 """
 
