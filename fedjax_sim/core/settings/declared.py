@@ -30,8 +30,6 @@ NAMED_TYPES: Any = getattr(typing, "TypeAliasType", ())
 """The class of types that are named by a statement `type`, as NumPy's are from Python 3.12 on."""
 CONTAINERS = ("builtins", "collections.abc")
 NO_LISTS = (str, bytes, Mapping)
-KEY, KEYS, TREE, SETTINGS = "a random key", "random keys", "a pytree of arrays", "settings"
-"""Words of annotations for random keys of JAX, for models and for settings."""
 MOST_WHOLE = 2**63 - 1
 """Largest whole number that an array can hold."""
 Lengths = dict[str, int]
@@ -266,18 +264,21 @@ def kind_of(annotation: Any) -> Kind:
     if kind is collections.abc.Callable:
         return Kind(lambda value, _: callable(value), "a function")
     if issubclass(kind, Mapping):
-        return _kind_of_mapping(*(args or (Any, Any)))
+        keys, values = map(kind_of, args or (Any, Any))
+        return Kind(
+            lambda given, _: (
+                isinstance(given, Mapping)
+                and all(keys.accepts(k, {}) and values.accepts(v, {}) for k, v in given.items())
+            ),
+            f"a mapping from {keys.words} to {values.words}",
+        )
     if issubclass(kind, collections.abc.Iterable) and kind.__module__ in CONTAINERS:
         return _kind_of_several(kind, args)
     name = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
     if getattr(kind, "_is_protocol", False):
         bases = [base for base in kind.__mro__ if getattr(base, "_is_protocol", False)]
-        members = {
-            member
-            for base in bases
-            for member in {**vars(base), **inspect.get_annotations(base)}
-            if not member.startswith("_")
-        }
+        held = {name for base in bases for name in {**vars(base), **inspect.get_annotations(base)}}
+        members = {member for member in held if not member.startswith("_")}
         # Looked up in the class where possible, as a property may take long to compute.
         return Kind(
             lambda value, _: all(
@@ -314,28 +315,24 @@ def _narrowed(kind: Kind, narrow: object) -> Kind:
 
 def _kind_of_names(names: Sequence[str]) -> Kind:
     """Describe a text that is one of a few."""
-
-    def accepts(value: object, _: Lengths) -> bool:
-        return isinstance(value, str) and value in names
-
-    def parse(text: str) -> str:
-        return names[names.index(text)]
-
-    return Kind(accepts, "one of " + ", ".join(map(str, names)), parse)
+    return Kind(
+        lambda value, _: isinstance(value, str) and value in names,
+        f"one of {', '.join(map(str, names))}",
+        lambda text: names[names.index(text)],
+    )
 
 
 def _kind_of_union(args: Sequence[object]) -> Kind:
     """Join kinds. A union has an array where it has all that NumPy makes an array of."""
     kinds = [kind_of(each) for each in args if not str(each).startswith(NUMPYS)]
-    alike = [SIMPLE[each] for each in (bool, int, float, complex, str, bytes)]
     for kind in (OPEN, ANYTHING):
         if kind in kinds:
             return kind
     if ARRAY in kinds or len(kinds) < len(args):
-        kinds = [kind for kind in kinds if kind not in (*alike, ARRAY)] + [ARRAY]
+        kinds = [kind for kind in kinds if kind not in (*SCALARS.values(), ARRAY)] + [ARRAY]
     if any(kind.words == "a path" for kind in kinds):
-        kinds.remove(SIMPLE[str])
-    kinds.sort(key=lambda kind: kind is SIMPLE[None])
+        kinds.remove(SCALARS[str])
+    kinds.sort(key=lambda kind: kind is NOTHING)
     words = list(dict.fromkeys(kind.words for kind in kinds))
 
     def parse(text: str) -> Any:
@@ -348,18 +345,6 @@ def _kind_of_union(args: Sequence[object]) -> Kind:
         lambda value, lengths: any(kind.accepts(value, lengths) for kind in kinds),
         ", ".join([*words[:-2], " or ".join(words[-2:])]),
         parse,
-    )
-
-
-def _kind_of_mapping(key: object, value: object) -> Kind:
-    """Describe a mapping by the kinds of its keys and values."""
-    keys, values = kind_of(key), kind_of(value)
-    return Kind(
-        lambda given, _: (
-            isinstance(given, Mapping)
-            and all(keys.accepts(k, {}) and values.accepts(v, {}) for k, v in given.items())
-        ),
-        f"a mapping from {keys.words} to {values.words}",
     )
 
 
@@ -383,7 +368,9 @@ def _kind_of_several(kind: type, args: Sequence[object]) -> Kind:
     is_open = not issubclass(kind, Sequence)  # To sets and iterators too.
     return Kind(
         lambda value, _: (
-            of is ANYTHING or all(of.accepts(item, {}) for item in _elements(value))
+            # An array's elements are looked at as Python has them.
+            of is ANYTHING
+            or all(of.accepts(item, {}) for item in getattr(value, "tolist", lambda: value)())
             if _is_list(value)
             else is_open
             and isinstance(value, kind)
@@ -393,11 +380,6 @@ def _kind_of_several(kind: type, args: Sequence[object]) -> Kind:
         "a list" if of is ANYTHING else f"a list, each {of.words}",
         lambda text: tuple(_parsed(of, word) for word in text.split("+")),
     )
-
-
-def _elements(values: object) -> Any:
-    """Return the elements of a list, or of an array as Python has them."""
-    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _dims(value: object) -> int | None:
@@ -453,10 +435,6 @@ def _accepts_array(value: object, _: Lengths) -> bool:
         return bool(value) and all(_is_traced(each) for each in value)
 
 
-def _accepts_key(value: object, _: Lengths) -> bool:
-    return _shape_of_keys(value) == ()
-
-
 def _shape_of_keys(value: object) -> tuple[int, ...] | None:
     """Return the shape of an array of random keys; None of anything else."""
     dtype, shape = str(getattr(value, "dtype", "")), getattr(value, "shape", ())
@@ -495,18 +473,21 @@ OPEN = Kind(lambda value, _: True, "anything")
 ANYTHING = Kind(lambda value, _: True, "anything")
 ARRAY = Kind(_accepts_array, "an array")
 NAMED = {
-    KEY: Kind(_accepts_key, "a single random key, such as jax.random.key(0)"),
-    KEYS: Kind(lambda value, _: len(_shape_of_keys(value) or ()) == 1, "random keys, `[S]`"),
-    TREE: Kind(_accepts_tree, "a model, a pytree of arrays"),
-    SETTINGS: Kind(
+    "a random key": Kind(
+        lambda value, _: _shape_of_keys(value) == (),
+        "a single random key, such as jax.random.key(0)",
+    ),
+    "random keys": Kind(
+        lambda value, _: len(_shape_of_keys(value) or ()) == 1, "random keys, `[S]`"
+    ),
+    "a pytree of arrays": Kind(_accepts_tree, "a model, a pytree of arrays"),
+    "settings": Kind(
         lambda value, _: dataclasses.is_dataclass(value) and not isinstance(value, type),
         "settings, an instance of a class with the decorator `settings.struct`",
     ),
 }
 """The kinds that annotations name."""
-SIMPLE: dict[Any, Kind] = {
-    Any: ANYTHING,
-    None: Kind(lambda value, _: value is None, "None"),
+SCALARS: dict[Any, Kind] = {
     bool: Kind(lambda value, _: _kind_of_scalar(value) == "b", "true or false", _parse_bool),
     int: Kind(_accepts_whole, "a whole number", int),
     float: Kind(_accepts_number, "a number", float),
@@ -514,7 +495,9 @@ SIMPLE: dict[Any, Kind] = {
     str: Kind(lambda value, _: isinstance(value, str), "text", str),
     bytes: Kind(lambda value, _: isinstance(value, bytes), "bytes"),
 }
-SIMPLE[type(None)] = SIMPLE[None]
+"""The types of single values that NumPy makes arrays of."""
+NOTHING = Kind(lambda value, _: value is None, "None")
+SIMPLE: dict[Any, Kind] = {Any: ANYTHING, None: NOTHING, type(None): NOTHING, **SCALARS}
 UNCHECKED = (
     object,
     collections.abc.Hashable,

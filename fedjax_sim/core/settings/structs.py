@@ -58,17 +58,8 @@ def setting(
       begins: What begins after so many server actions, such as "the attack", if it counts these. A
         run that ends before gets a warning, see `late_of`.
     """
-    metadata = {
-        "meaning": meaning,
-        "pytree_node": traced,
-        "allowed": allowed,
-        "accepts": accepts,
-        "parse": parse,
-        "only_with": only_with,
-        "simpler_at": simpler_at,
-        "of_time": of_time,
-        "begins": begins,
-    }
+    metadata = {name: value for name, value in locals().items() if name != "default"}
+    metadata["pytree_node"] = metadata.pop("traced")
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -95,8 +86,9 @@ def _completed(annotation: object, metadata: Mapping[str, Any]) -> Mapping[str, 
         is_right = (further is None or further(value)) and kind.accepts(value, {})
         return is_right and (is_traced or _is_hashable(value))
 
-    words = re.sub(r"^(.*) or a list, each \1$", r"\1, or several", kind.words)
-    allowed = metadata["allowed"] or words
+    allowed = metadata["allowed"] or re.sub(
+        r"^(.*) or a list, each \1$", r"\1, or several", kind.words
+    )
     if isinstance(allowed, Named):
         article = "an" if allowed.what[0] in "aeiou" else "a"
         home = held[0].__module__.rpartition(".")[0]
@@ -104,7 +96,8 @@ def _completed(annotation: object, metadata: Mapping[str, Any]) -> Mapping[str, 
             f"{article} {allowed.what} of `{home}`, or one of your own with the decorator "
             f"`settings.struct`; on the command line {allowed.in_words()}"
         )
-    of_type = {
+    return {
+        **metadata,
         "pytree_node": is_traced,
         "accepts": accepts,
         "allowed": allowed,
@@ -112,7 +105,6 @@ def _completed(annotation: object, metadata: Mapping[str, Any]) -> Mapping[str, 
         "is_part": is_part,
         "is_single": is_traced and held in ([int], [float]),
     }
-    return MappingProxyType({**metadata, **of_type})
 
 
 def _is_hashable(value: object) -> bool:
@@ -286,7 +278,7 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
         # One that is declared again has what follows from its first type already.
         about = field.metadata if isinstance(field, dataclasses.Field) else {}
         if "meaning" in about and "is_part" not in about:
-            field.metadata = _completed(notes[name], field.metadata)
+            field.metadata = MappingProxyType(_completed(notes[name], field.metadata))
     assumed = dataclasses.field(
         default=Assumed(), repr=False, compare=False, metadata={"pytree_node": False}
     )
