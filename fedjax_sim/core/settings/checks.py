@@ -253,7 +253,7 @@ def _check_fields(hyper: object, seen: Seen) -> None:
             else:
                 check_kind(field, value)
                 _check_group(field, value, seen)
-    for field in names.fields_of(kind)[2]:
+    for field in names.table_of(kind).fixed:
         value = getattr(hyper, field.name)
         if not _is_same(value, field.default):
             given = getattr(value, "__name__", value)
