@@ -779,12 +779,8 @@ def free_on_host() -> float:
     It is the least of what the machine has left, what the process's control group may still take,
     and what its limit of address space (`ulimit -v`) leaves.
     """
-    limits = (
-        free_on_machine(Path("/proc/meminfo")),
-        free_in_group(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")),
-        free_addresses(),
-    )
-    return min(limits)
+    of_group = free_in_group(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    return min(free_on_machine(Path("/proc/meminfo")), of_group, free_addresses())
 
 
 def free_on_machine(meminfo: Path) -> float:
