@@ -14,7 +14,7 @@ and for gradients through it. Where to look for the rest:
     kernels          products and convolutions, arrays in and arrays out
     launch, cli      many machines; the command line
     core             what all of these share: types (the words used here), events, settings,
-                     checking, streams, trees, batching, targets, lifecycle
+                     streams, trees, batching, targets, lifecycle
 
 Everything is loaded when it is first used. `import fedjax_sim` loads none of it, nor JAX. It keeps
 XLA from printing warnings, unless the variable `TF_CPP_MIN_LOG_LEVEL` has another level than 1.
@@ -34,9 +34,10 @@ from fedjax_sim.version import __version__ as __version__
 if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
-CORE = ("batching", "checking", "events", "lifecycle", "settings", "streams", "targets", "trees")
+CORE = ("batching", "events", "lifecycle", "settings", "streams", "targets", "trees")
 MOVED = {
     **{name: f"core.{name}" for name in (*CORE, "types")},
+    "checking": "core.settings",
     "compression": "server.compression",
     "privacy": "server.privacy",
     "diagnostics": "results.diagnostics",

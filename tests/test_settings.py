@@ -23,7 +23,6 @@ from fedjax_sim.cli import comparison
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.clients import ClientTraining
-from fedjax_sim.core.checking import Above0, Count
 from fedjax_sim.core.lifecycle import BAD_INPUT
 from fedjax_sim.core.settings import (
     check,
@@ -46,6 +45,7 @@ from fedjax_sim.core.settings import (
     usual_values,
     value_of,
 )
+from fedjax_sim.core.settings.declared import Above0, Count
 from fedjax_sim.problems import latent
 from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.attacks.adversary import ATTACKS

@@ -2,7 +2,7 @@
 
     python -m pytest -p tests.typechecks tests/server tests/clients
 
-The package itself checks the calls of users, see `fedjax_sim.core.checking`; with this plugin inner
+The package itself checks the calls of users, see `fedjax_sim.core.settings`; with this plugin inner
 functions are checked too, by beartype, which wraps them while they are imported.
 """
 

@@ -37,8 +37,7 @@ from experiments.fald.gaussian import clients_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, table
 from fedjax_sim import server, timelines, types
 from fedjax_sim.clients import Training, add_langevin_noise, local_steps
-from fedjax_sim.core.checking import Above0, AtLeast0
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import Above0, AtLeast0, setting, struct
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.types import Algorithm
 from fedjax_sim.problems import GaussianClients

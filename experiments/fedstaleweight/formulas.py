@@ -23,7 +23,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Whole, checked
+from fedjax_sim.core.settings import Above0, AtLeast0, Count, Whole, checked
 
 Numbers = npt.NDArray[np.float64]
 Value = TypeVar("Value", float, Numbers, jax.Array)

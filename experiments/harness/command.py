@@ -19,9 +19,8 @@ from fedjax_sim.cli.arguments import read_value
 from fedjax_sim.cli.commands import Parser
 from fedjax_sim.cli.launching import read_launcher
 from fedjax_sim.core import lifecycle
-from fedjax_sim.core.checking import Count
 from fedjax_sim.core.lifecycle import exit_code_of
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count
 from fedjax_sim.engine.planning import placement
 from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
 from fedjax_sim.launch.parts import read_part

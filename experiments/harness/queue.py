@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_sim.core.lifecycle import EXIT_CODES, PartError, endings
+from fedjax_sim.core import lifecycle
+from fedjax_sim.core.lifecycle import EXIT_CODES, PartError
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results.reports import UNFINISHED
 
@@ -68,17 +69,17 @@ def run(given: argparse.Namespace) -> None:
             continue
         left = (end - time.monotonic()) / 60
         if left <= 0:
-            raise PartError(f"{given.minutes:g} minutes are over before {name}", endings.STOPPED)
+            raise PartError(f"{given.minutes:g} minutes are over before {name}", lifecycle.STOPPED)
         # It ends with this process, so that the next call finds nobody at work.
-        environment = {**os.environ, endings.PARENT: str(os.getpid())}
+        environment = {**os.environ, lifecycle.PARENT: str(os.getpid())}
         code = subprocess.run(_words(queued, folder, left, given), env=environment).returncode
         print(f"{name}: {EXIT_CODES.get(code, f'ended with {code}')}", flush=True)
-        if code == endings.STOPPED:
+        if code == lifecycle.STOPPED:
             raise PartError(f"{given.minutes:g} minutes are over in {name}", code)
         if code:
             failed.append(name)
     if failed:
-        raise PartError(f"{', '.join(failed)} failed", endings.FAULT)
+        raise PartError(f"{', '.join(failed)} failed", lifecycle.FAULT)
 
 
 def _words(queued: Queued, folder: Path, minutes: float, given: argparse.Namespace) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedjax_sim.core import checking
+from fedjax_sim.core import settings
 from fedjax_sim.core.lifecycle import nearest
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results import reports
@@ -76,14 +76,14 @@ def read_value(name: str, text: str | None, usual: object, annotation: object) -
       name: The flag's name, for the error message.
       text: The text after the flag; None for the default.
       usual: The default.
-      annotation: The type, as `fedjax_sim.core.checking` has them.
+      annotation: The type, as `fedjax_sim.core.settings` has them.
 
     Raises:
       ConfigError: If the text is no value of the type.
     """
     if text is None:
         return usual
-    kind = checking.kind_of(annotation)
+    kind = settings.kind_of(annotation)
     with contextlib.suppress(ValueError, KeyError):
         if kind.accepts(value := (kind.parse or str)(text), {}):
             return value
@@ -128,13 +128,13 @@ def read_fields(flag: str, kind: type[T], names: Sequence[str], text: str | None
     Raises:
       ConfigError: For an unknown field, a field given twice, or a value of the wrong kind.
     """
-    hints, chosen = checking.hints_of(kind), dict[str, Any]()
+    hints, chosen = settings.hints_of(kind), dict[str, Any]()
     for word in text.split(",") if text is not None else []:
         name, equals, value = word.partition("=")
         if name not in names or not equals or name in chosen:
             allowed = f"name=value with different names of {', '.join(names)}"
             raise ConfigError(flag, word, allowed + nearest(name, names))
-        chosen[name], parse = value, checking.kind_of(hints[name]).parse or str
+        chosen[name], parse = value, settings.kind_of(hints[name]).parse or str
         with contextlib.suppress(ValueError, KeyError):  # The class refuses a text.
             chosen[name] = parse(value)
     return kind(**chosen)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.core import lifecycle, settings
-from fedjax_sim.core.checking import Above0
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import Above0, ConfigError
 from fedjax_sim.core.types import LatentProblem, System
 from fedjax_sim.results import kept_settings
 from fedjax_sim.results.summaries import label_of

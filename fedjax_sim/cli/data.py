@@ -14,9 +14,8 @@ from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.comparison import Asked, Contender
 from fedjax_sim.cli.defaults import Defaults
-from fedjax_sim.core import checking
-from fedjax_sim.core.checking import Count
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core import settings
+from fedjax_sim.core.settings import ConfigError, Count
 from fedjax_sim.core.types import LatentProblem, Plan, Problem, System
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.models.quantized import LowBit
@@ -96,7 +95,7 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
     model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
     kind = arguments.partition or ("iid" if is_latent else defaults.partition)
     make_one, _ = partition.PARTITIONS[kind]
-    parameters, hints = inspect.signature(make_one).parameters, checking.hints_of(make_one)
+    parameters, hints = inspect.signature(make_one).parameters, settings.hints_of(make_one)
     options = {key: one.default for key, one in parameters.items() if one.default is not one.empty}
     for flag in PARTITION_FLAGS:
         if (text := getattr(arguments, flag)) is not None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from fedjax_sim import launch
 from fedjax_sim.cli import arguments as texts
-from fedjax_sim.core.checking import Count
-from fedjax_sim.core.settings import ConfigError, Named
+from fedjax_sim.core.settings import ConfigError, Count, Named
 from fedjax_sim.launch import parts
 from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
 from fedjax_sim.results.reports import Folder

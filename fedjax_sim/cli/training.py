@@ -14,9 +14,8 @@ from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, launching, tables
 from fedjax_sim.cli.data import Data, load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults
-from fedjax_sim.core.checking import Above0, Count, Whole
 from fedjax_sim.core.lifecycle import InputError
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import Above0, ConfigError, Count, Whole
 from fedjax_sim.core.types import Keep, Layout, Time
 from fedjax_sim.engine import request, shares
 from fedjax_sim.engine.machine import compiling, processes

@@ -14,8 +14,7 @@ import optax
 
 from fedjax_sim.clients.gradient_steps import Training, local_steps, local_training
 from fedjax_sim.clients.local_settings import LocalTraining
-from fedjax_sim.core.checking import Limit
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import Limit, setting, struct
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Work
 
 

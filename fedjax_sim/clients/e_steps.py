@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import batching, streams
-from fedjax_sim.core.checking import Count
-from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.settings import ConfigError, Count, setting, struct
 from fedjax_sim.core.types import Array, Event, Key, LatentProblem, Plan, Work
 
 

@@ -32,8 +32,7 @@ from fedjax_sim.clients.mini_batches import (
 )
 from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.core import batching, targets, trees
-from fedjax_sim.core.checking import checked
-from fedjax_sim.core.settings import ConfigError, is_known
+from fedjax_sim.core.settings import ConfigError, checked, is_known
 from fedjax_sim.core.types import (
     Algorithm,
     AnyProblem,

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.core import settings
-from fedjax_sim.core.checking import Above0, AtLeast0, Count
 from fedjax_sim.core.schedules import CLOCKS, Constant, Schedule, schedule_of
-from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.settings import Above0, AtLeast0, Checked, ConfigError, Count, setting, struct
 from fedjax_sim.core.types import Array, Event, Params
 
 

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from fedjax_sim.clients.clipping import clip_updates
 from fedjax_sim.core import batching, streams, trees
 from fedjax_sim.core.batching import look_ahead, map_slots
-from fedjax_sim.core.checking import Whole
-from fedjax_sim.core.settings import Checked, ConfigError, struct
+from fedjax_sim.core.settings import Checked, ConfigError, Whole, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import (
     Array,

@@ -4,8 +4,7 @@
   `problem`, the contract of problems, and `options`, the options of a run.
 - `events`: the event of one tick, and the facts that are known of it beforehand.
 - `clocks`: the contract of live clocks, which make events from what was learnt.
-- `settings`: typed, documented and checked settings of systems.
-- `checking`: declared types of arguments, checked at public calls.
+- `settings`: declared types, checked at public calls; typed, documented settings of systems.
 - `streams`: named streams of random numbers.
 - `trees`: parts of models, chosen by the paths of their leaves.
 - `batching`: one function for every slot of a tick or every lane, batched or in turn.
@@ -19,7 +18,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     [
         "batching",
-        "checking",
         "clocks",
         "events",
         "lifecycle",

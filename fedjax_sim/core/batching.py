@@ -128,33 +128,22 @@ def map_slots(
 
         return split_over_devices(share, plan, steps, *slots, weights=weights)
 
-    def enough(steps: Array) -> Array | int:
-        return _common_trips(steps.max(), plan) if trips is None else trips
-
-    num, size = steps.shape[0], plan.slots_at_once
-
-    def at_once(inputs: Any) -> tuple[Any, Array]:
+    def run(inputs: Any, *, at_once: bool) -> tuple[Any, Array]:
         steps, weights, slots = inputs
-        taken = enough(steps)
-        results = jax.vmap(partial(work, taken))(*slots)
+        taken = _common_trips(steps.max(), plan) if trips is None else trips
+        one = partial(work, taken)
+        results = (jax.vmap(one) if at_once else one)(*slots)
         if weights is not None:
-            results = weighted_sum(weights, results[0]), results[1]
-        return results, jnp.asarray(taken * steps.shape[0])
+            total = weighted_sum if at_once else _times
+            results = total(weights, results[0]), results[1]
+        return results, jnp.asarray(taken * steps.size)
 
     # All slots together, one after another, or block by block.
+    num, size = steps.shape[0], plan.slots_at_once
     if size >= num:
-        return at_once((steps, weights, slots))
+        return run((steps, weights, slots), at_once=True)
     if size == 1:
-
-        def one(inputs: Any) -> tuple[Any, Array]:
-            steps, weight, slot = inputs
-            taken = enough(steps)
-            results = work(taken, *slot)
-            if weight is not None:
-                results = _times(weight, results[0]), results[1]
-            return results, jnp.asarray(taken)
-
-        results, taken = _in_turn(one, (steps, weights, slots), is_summed=weights is not None)
+        results, taken = _in_turn(partial(run, at_once=False), (steps, weights, slots))
         return results, taken.sum()
     # Blocks are sorted by steps, so that few steps are padded.
     order = jnp.argsort(-steps)
@@ -163,7 +152,7 @@ def map_slots(
     if weights is not None:
         weights = jnp.where(jnp.arange(order.size) < num, weights, 0)
     blocks = _split((steps, weights, slots), -(-num // size))
-    results, taken = _in_turn(at_once, blocks, is_summed=weights is not None)
+    results, taken = _in_turn(partial(run, at_once=True), blocks)
     back = jnp.argsort(order[:num])
 
     def in_order(results: TreeT) -> TreeT:
@@ -174,21 +163,22 @@ def map_slots(
     return in_order(results), taken.sum()
 
 
-def _in_turn(run: Callable[[Any], Any], inputs: Any, *, is_summed: bool) -> Any:
-    """Run a function for one element of a leading axis after another.
+def _in_turn(
+    run: Callable[[Any], tuple[Any, Array]], inputs: tuple[Array, Array | None, Any]
+) -> tuple[Any, Array]:
+    """Run a function for one slot or block after another.
 
     Args:
-      run: From an element to results and trips taken. With `is_summed` the results are a pair.
-      inputs: The elements, a pytree with a leading axis.
-      is_summed: Whether the first part of the results is summed as they come.
+      run: From steps, weights and slots to results and trips taken.
+      inputs: These, with a leading axis. If there are weights, the results are a pair.
 
     Returns:
-      What `run` returns, with a leading axis except for a sum.
+      What `run` returns, with a leading axis; with weights the first of the pair is a sum without.
     """
-    if not is_summed:
+    if inputs[1] is None:
         return jax.lax.map(run, inputs)
 
-    def add(total: Params, element: Params) -> tuple[Params, tuple[Params, Array]]:
+    def add(total: Params, element: Any) -> tuple[Params, tuple[Params, Array]]:
         (first, second), taken = run(element)
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, first), (second, taken)
 
@@ -198,8 +188,7 @@ def _in_turn(run: Callable[[Any], Any], inputs: Any, *, is_summed: bool) -> Any:
 
     like = jax.eval_shape(run, jax.tree.map(lambda leaf: leaf[0], inputs))[0][0]
     total, (second, taken) = jax.lax.scan(add, jax.tree.map(zeros, like), inputs)
-    total = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, like)
-    return (total, second), taken
+    return (jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, like), second), taken
 
 
 def look_ahead(draw: Callable[[Array], TreeT], most_steps: int | None) -> Callable[[Array], TreeT]:

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_sim.core.checking import Count, Whole, checked
 from fedjax_sim.core.events import Event
+from fedjax_sim.core.settings import Count, Whole, checked
 
 TimeT = TypeVar("TimeT")
 """State of a clock: a pytree."""

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from fedjax_sim.core.checking import Above0, Count, checked
+from fedjax_sim.core.settings import Above0, Count, checked
 
 
 class _Length:

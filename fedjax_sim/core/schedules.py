@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeVar
 import jax.numpy as jnp
 
 from fedjax_sim.core import settings
-from fedjax_sim.core.checking import Above0, AtLeast0
 from fedjax_sim.core.settings import ConfigError, Kind, Named, fixed, setting, struct
+from fedjax_sim.core.settings.declared import Above0, AtLeast0
 from fedjax_sim.core.types import Array, Budget, Ticks
 
 HyperT = TypeVar("HyperT")

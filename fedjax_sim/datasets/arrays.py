@@ -10,8 +10,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.core.checking import Count, checked, shape
-from fedjax_sim.core.settings import ConfigError, check_file
+from fedjax_sim.core.settings import ConfigError, Count, check_file, checked, shape
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 """Arrays that an .npz file must have."""

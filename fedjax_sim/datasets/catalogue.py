@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from fedjax_sim.core import checking, lifecycle
+from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.datasets import synthetic
 from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_arrays, from_npz
@@ -75,7 +75,7 @@ def is_text(name: str) -> bool:
     return name in TEXTS or name.startswith("text:") or name.endswith(".txt")
 
 
-@checking.checked
+@settings.checked
 def load(
     name: str,
     *,
@@ -125,7 +125,7 @@ def load(
     raise ConfigError("dataset", name, "one of " + ", ".join(names()))
 
 
-@checking.checked
+@settings.checked
 def load_text(
     name: str,
     *,

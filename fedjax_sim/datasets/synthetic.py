@@ -21,8 +21,7 @@ import re
 
 import numpy as np
 
-from fedjax_sim.core.checking import AtLeast0, Count, Seed, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Seed, checked
 from fedjax_sim.datasets.arrays import Dataset, from_arrays
 
 DIMENSION = 60

@@ -20,8 +20,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.core.checking import Count, Fraction, checked, shape
-from fedjax_sim.core.settings import ConfigError, check_file
+from fedjax_sim.core.settings import ConfigError, Count, Fraction, check_file, checked, shape
 
 PADDING = 0
 """Code that fills the end of a sequence."""

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import types
-from fedjax_sim.core.checking import LaneSeed, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, LaneSeed, checked
 from fedjax_sim.core.trees import typed_structure
 from fedjax_sim.core.types import HyperT, InfoT, StateT
 from fedjax_sim.engine import Run, contract, request

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import schedules, settings, types
-from fedjax_sim.core.checking import AtLeast0, Count, OneOf, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, OneOf, checked
 from fedjax_sim.core.trees import has, shapes_of_model, typed_structure
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects

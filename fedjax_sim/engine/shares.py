@@ -13,8 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
-from fedjax_sim.core.checking import Count, Whole, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, Whole, checked
 from fedjax_sim.core.types import EMPTY, AnyProblem, HyperT, Layout, System, Ticks
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane, groups_of

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from fedjax_sim.core import types
-from fedjax_sim.core.checking import Count, LaneSeed, Whole, checked
 from fedjax_sim.core.lifecycle import say
-from fedjax_sim.core.settings import ConfigError, fields, is_traced, names_of, value_of
+from fedjax_sim.core.settings import ConfigError, checked, fields, is_traced, names_of, value_of
+from fedjax_sim.core.settings.declared import Count, LaneSeed, Whole
 from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
 from fedjax_sim.engine.planning.lanes import Lane, groups_of

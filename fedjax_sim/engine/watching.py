@@ -20,8 +20,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.core import lifecycle
-from fedjax_sim.core.checking import Count, Whole, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, Whole, checked
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.results.curves import NEVER
 from fedjax_sim.results.trackers import Tracker

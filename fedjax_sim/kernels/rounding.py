@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.checking import Limit, Whole
+from fedjax_sim.core.settings import Limit, Whole
 from fedjax_sim.core.types import Array, Key
 
 

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Whole, checked
 from fedjax_sim.core.lifecycle import PartError
+from fedjax_sim.core.settings import Above0, AtLeast0, Count, Whole, checked
 from fedjax_sim.launch.jobs import Job, Launcher, Runner, Started, last_line
 
 PATIENCE = 600

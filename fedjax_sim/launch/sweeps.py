@@ -11,8 +11,7 @@ import cloudpickle
 import jax
 
 from fedjax_sim.core import lifecycle
-from fedjax_sim.core.checking import Count, LaneSeed, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, LaneSeed, checked
 from fedjax_sim.core.types import Budget, HyperT, InfoT, StateT, System
 from fedjax_sim.engine import request, sweeps
 from fedjax_sim.engine.machine import compiling

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.checking import checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, checked
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import PARAMETERS, Model, check_switches, switches_of
 

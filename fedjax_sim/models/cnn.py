@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.typing import Dtype
 
-from fedjax_sim.core.checking import Count, OneOf, checked
+from fedjax_sim.core.settings import Count, OneOf, checked
 from fedjax_sim.core.types import Array
 from fedjax_sim.kernels.convolution import Convolution, auto, max_pool, pooled
 from fedjax_sim.models.mlp import dense, flatten, uniform

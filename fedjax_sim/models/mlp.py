@@ -15,7 +15,7 @@ import jax
 from flax import linen as nn
 from flax.typing import Dtype
 
-from fedjax_sim.core.checking import Count, checked
+from fedjax_sim.core.settings import Count, checked
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.kernels import products
 

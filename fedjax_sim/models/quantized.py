@@ -33,8 +33,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.module import InterceptorContext
 
-from fedjax_sim.core.checking import Limit, OneOf, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Limit, OneOf, checked
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.kernels import low_bit
 from fedjax_sim.models.calls import draw_params, outputs_of

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.typing import Dtype
 
-from fedjax_sim.core.checking import Count, OneOf, Whole, checked
+from fedjax_sim.core.settings import Count, OneOf, Whole, checked
 from fedjax_sim.core.types import Array
 from fedjax_sim.models.mlp import dense
 

@@ -6,8 +6,7 @@ in `fedjax_sim.timelines`. Letters: `n` training examples, `N` clients, `C` clas
 
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, Seed, Share, Whole, checked_all
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import Above0, ConfigError, Count, Seed, Share, Whole, checked_all
 from fedjax_sim.partition import parts
 from fedjax_sim.partition.parts import Partition
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.core.checking import Count, Limit, checked, shape
 from fedjax_sim.core.lifecycle import free_on_host, write_bytes
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, Limit, checked, shape
 
 WHOLE = Limit(least=0, most=2**31 - 1, is_whole=True)
 ROUNDING = 1e-9

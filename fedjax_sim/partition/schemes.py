@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, Seed, checked_all
-from fedjax_sim.core.settings import ConfigError, Named
+from fedjax_sim.core.settings import Above0, ConfigError, Count, Named, Seed, checked_all
 from fedjax_sim.partition import by_label, parts
 from fedjax_sim.partition.parts import Partition
 

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.core import trees
-from fedjax_sim.core.checking import AtLeast0, Count, Seed, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Seed, checked
 from fedjax_sim.core.types import Array, Key, LocalLoss, Params
 from fedjax_sim.models.calls import Model, state_of
 from fedjax_sim.partition import Partition

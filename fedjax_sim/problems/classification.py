@@ -19,8 +19,7 @@ import numpy as np
 from flax import struct
 
 from fedjax_sim.core import streams, targets, trees
-from fedjax_sim.core.checking import Above0, AtLeast0, Finite, Whole, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import Above0, AtLeast0, ConfigError, Finite, Whole, checked
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.models.calls import Model, outputs_of

@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Count, Seed, checked
 from fedjax_sim.core.lifecycle import free_on_host, write_bytes
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, Seed, checked
 from fedjax_sim.core.trees import as_array
 from fedjax_sim.core.types import Array, Leaf, Params
 from fedjax_sim.partition import Partition, parts
@@ -43,7 +42,6 @@ def check_range(name: str, values: Leaf, least: float, most: float = math.inf) -
         raise ConfigError(f"largest number in {name}", largest, f"at most {most}")
 
 
-@checked
 def check_partition(partition: Partition, num_examples: Count) -> None:
     """Check that every client has an example and that every position exists.
 
@@ -92,7 +90,6 @@ def check_tests(partitions: Sequence[Partition], tests: Sequence[Partition]) -> 
             raise ConfigError("clients of test_partition", found, allowed)
 
 
-@checked
 def pad_partitions(
     partitions: Sequence[Partition], num_examples: Count
 ) -> list[tuple[Array, Array]]:

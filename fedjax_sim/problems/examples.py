@@ -15,9 +15,8 @@ import numpy.typing as npt
 from jax.tree_util import PyTreeDef
 
 from fedjax_sim.core import trees
-from fedjax_sim.core.checking import checked
 from fedjax_sim.core.lifecycle import free_on_host, write_bytes
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, checked
 from fedjax_sim.core.types import Array, Params
 from fedjax_sim.partition import Partition
 from fedjax_sim.partition.parts import gather_by_owner

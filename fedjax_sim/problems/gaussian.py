@@ -19,8 +19,8 @@ import numpy.typing as npt
 from flax import struct
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, FloatType, Limit, Seed, checked, shape
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, checked
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, FloatType, Limit, Seed, shape
 from fedjax_sim.core.trees import in_32_bits
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.problems.client_data import ClientLosses

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from fedjax_sim.core import checking, trees
+from fedjax_sim.core import settings, trees
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import outputs_of
@@ -156,7 +156,7 @@ class LogDensity(ClientLosses):
         return -self.log_prior(params) / self.counts.sum()
 
 
-@checking.checked
+@settings.checked
 def from_logdensity(
     log_likelihood: LogLikelihood,
     log_prior: LogPrior,

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core.checking import AtLeast0, FloatType, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import AtLeast0, ConfigError, FloatType, checked
 from fedjax_sim.core.trees import as_array
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.datasets.arrays import Dataset

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.core.checking import Count, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, checked
 from fedjax_sim.core.types import Array, Params
 from fedjax_sim.problems.client_data import check_range
 
@@ -93,7 +92,6 @@ def is_right(logits: Array, labels: Array) -> Array:
     return jnp.argmax(logits, axis=-1) == labels
 
 
-@checked
 @functools.cache
 def accuracy_of_classes(num_classes: Count) -> Metric:
     """Make a metric of the accuracy on the examples of each class.

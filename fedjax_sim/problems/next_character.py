@@ -12,8 +12,7 @@ from functools import partial
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core.checking import checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, checked
 from fedjax_sim.core.types import Array, Params
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.models.calls import Model

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core.checking import Count, Probability, Seed, Whole, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, Probability, Seed, Whole, checked
 from fedjax_sim.core.types import Array, Params
 from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.classification import Classification
@@ -54,7 +53,6 @@ class LabelFlip:
         if self.source is not None and self.source == self.target:
             raise ConfigError("target", self.target, "another class than source")
 
-    @checked
     def labels(self, labels: np.ndarray, num_classes: Count) -> np.ndarray:
         """Flip labels.
 

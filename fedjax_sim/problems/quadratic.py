@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy.typing as npt
 from flax import struct
 
-from fedjax_sim.core.checking import Limit, checked, shape
+from fedjax_sim.core.settings import Limit, checked, shape
 from fedjax_sim.core.trees import in_32_bits
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.problems.client_data import ClientLosses

@@ -29,7 +29,7 @@ from flax import struct
 from jax.extend.core import Var
 
 from fedjax_sim.core import trees
-from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import Count
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import TreeT, is_for_cpu, lanes_together
 from fedjax_sim.core.types import Array, Batch, Extras, Key, LocalLoss, Params

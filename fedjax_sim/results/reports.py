@@ -12,7 +12,7 @@
 
 Each file is written under another name in its folder and then renamed. A file under its final name
 is therefore complete, and an older one is replaced only by a complete newer one. Arrays and tables
-end with their SHA-256 and are checked when they are read, see `fedjax_sim.core.lifecycle.seals`.
+end with their SHA-256 and are checked when they are read, see `fedjax_sim.core.lifecycle`.
 `summary.json` comes last. One process at a time writes to a folder.
 """
 
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xarray as xr
 
-from fedjax_sim.core import checking, lifecycle
+from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.lifecycle import FolderLock
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results import run_files
@@ -79,7 +79,7 @@ class Results(NamedTuple):
     config: dict[str, Any]
 
 
-@checking.checked
+@settings.checked
 class Folder:
     """A results folder to write to.
 
@@ -330,7 +330,7 @@ class Folder:
             self._written[name] = lifecycle.digest_of(target)
 
 
-@checking.checked
+@settings.checked
 def save(
     folder: Folder,
     curves: Mapping[str, xr.Dataset],
@@ -369,7 +369,7 @@ def save(
     return content
 
 
-@checking.checked
+@settings.checked
 def load(path: str | Path, *, trust: bool = False) -> Results:
     """Read the results folder of a finished run.
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from fedjax_sim.core.checking import checked
-from fedjax_sim.core.settings import ConfigError, late_of
+from fedjax_sim.core.settings import ConfigError, checked, late_of
 from fedjax_sim.core.types import HyperT, Params
 from fedjax_sim.results.curves import join_lanes, lengthen
 from fedjax_sim.results.run_files import Kept, read_files, write_files

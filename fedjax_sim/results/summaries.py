@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_sim.core.checking import checked
+from fedjax_sim.core.settings import checked
 from fedjax_sim.results.diagnostics.fairness import summarise_clients
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from types import ModuleType
 from typing import Annotated, Any, Protocol
 
 from fedjax_sim.core import lifecycle
-from fedjax_sim.core.checking import OneOf, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, OneOf, checked
 
 TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
 """Names on the command line, and the package behind each."""

@@ -15,9 +15,8 @@ import optax
 
 from fedjax_sim.clients.local_settings import optimizer_named, refuse_name
 from fedjax_sim.core.batching import weighted_sum
-from fedjax_sim.core.checking import Above0
 from fedjax_sim.core.schedules import Schedule, schedule_of
-from fedjax_sim.core.settings import Checked, setting, struct
+from fedjax_sim.core.settings import Above0, Checked, setting, struct
 from fedjax_sim.core.types import Array, Event, Params, StateT
 
 

@@ -51,8 +51,7 @@ from fedjax_sim.clients import (
 )
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
 from fedjax_sim.core import batching, settings, trees, types
-from fedjax_sim.core.checking import Count, unchecked
-from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
+from fedjax_sim.core.settings import Checked, ConfigError, Count, group, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Timeline
 from fedjax_sim.server import report_settings
@@ -162,9 +161,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     @property
     def has_one_batch(self) -> bool:
         """Whether an iteration is one large batch of the group, with no model for each client."""
-        is_whole = (
-            isinstance(self.messages.compression, Identity) and unchecked(loss_shares)(self) is None
-        )
+        is_whole = isinstance(self.messages.compression, Identity) and loss_shares(self) is None
         return self.has_one_step and is_whole and combination_of(self).is_plain
 
 
@@ -501,7 +498,7 @@ class GroupMessages(types.Messages):
         if hyper.work.weighting != "equal":
             allowed = f"equal with {rule}, which does not weigh messages"
             raise ConfigError("work.weighting", hyper.work.weighting, allowed)
-        if rule.least_present() > 1 and unchecked(loss_shares)(hyper) is not None:
+        if rule.least_present() > 1 and loss_shares(hyper) is not None:
             allowed = (
                 f"a rule that can do with one message where messages may be lost; {rule} needs "
             )

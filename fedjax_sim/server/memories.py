@@ -17,9 +17,8 @@ import numpy as np
 
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.core import streams, trees, types
-from fedjax_sim.core.checking import Above0, AtLeast0, OneOf
 from fedjax_sim.core.schedules import Schedule, schedule_of
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import Above0, AtLeast0, OneOf, setting, struct
 from fedjax_sim.core.types import Array, Event, Key, Leaf, Messages, Timeline
 from fedjax_sim.server import aggregation
 from fedjax_sim.server.compression import Identity

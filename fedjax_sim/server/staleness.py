@@ -17,9 +17,16 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core import checking
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability
-from fedjax_sim.core.settings import Checked, group, setting, struct
+from fedjax_sim.core.settings import Checked, checked, group, setting, struct
+from fedjax_sim.core.settings.declared import (
+    Above0,
+    AtLeast0,
+    Count,
+    Limit,
+    OneOf,
+    Probability,
+    shape,
+)
 from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines import Arrivals, schedule_arrivals
 
@@ -103,10 +110,10 @@ class StalenessWeights(Checked):
     )
 
 
-@checking.checked
+@checked
 def staleness_weights(
-    clients: Annotated[Array, checking.shape("T S")],
-    staleness: Annotated[Array, checking.shape("T S"), Limit(least=0)],
+    clients: Annotated[Array, shape("T S")],
+    staleness: Annotated[Array, shape("T S"), Limit(least=0)],
     settings: Any,
     *,
     num_clients: Count,
@@ -259,11 +266,11 @@ def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: Count)
     return schedule._replace(weight=weigh_arrivals(hyper, schedule.clients, staleness))
 
 
-@checking.checked
+@checked
 def weigh_arrivals(
     hyper: WeightedArrivals,
-    clients: Annotated[Array, checking.shape("T S")],
-    staleness: Annotated[Array, checking.shape("T S"), Limit(least=0)],
+    clients: Annotated[Array, shape("T S")],
+    staleness: Annotated[Array, shape("T S"), Limit(least=0)],
 ) -> Array:
     """Weight buffered arrivals by their staleness, as `staleness_weights` does.
 

@@ -36,8 +36,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LastingTraining, seeing_losses
-from fedjax_sim.core.checking import Above0, Portion
-from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
+from fedjax_sim.core.settings import Above0, Checked, ConfigError, Portion, group, setting, struct
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import EMPTY, Array, Hints, Key, Problem
 from fedjax_sim.server import Reports

@@ -24,8 +24,7 @@ import optax
 from fedjax_sim import clients
 from fedjax_sim.clients import BatchGradient, LocalTraining, local_training, rows
 from fedjax_sim.core.batching import replicate
-from fedjax_sim.core.checking import Probability
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import Probability, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Problem, Work
 from fedjax_sim.server import PrivateReports, RoundState, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system

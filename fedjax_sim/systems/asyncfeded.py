@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.core.checking import Above0
-from fedjax_sim.core.settings import fixed, redefault, setting, struct
+from fedjax_sim.core.settings import Above0, fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 from fedjax_sim.server import (
     ReportMessages,

@@ -21,8 +21,7 @@ import optax
 
 from fedjax_sim.clients import LocalTraining, local_training, rows
 from fedjax_sim.core import batching, types
-from fedjax_sim.core.checking import Above0
-from fedjax_sim.core.settings import redefault, setting, struct
+from fedjax_sim.core.settings import Above0, redefault, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import Memo, ReportMessages, Reports, Wire, aggregation, staleness, versions
 from fedjax_sim.server.staleness import StalenessWeights, WeightedArrivals

@@ -21,8 +21,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training, personal_metrics, rows
 from fedjax_sim.core.batching import replicate
-from fedjax_sim.core.checking import AtLeast0
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import AtLeast0, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import PrivateReports, RoundState, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system

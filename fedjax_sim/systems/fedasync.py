@@ -23,9 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.core.checking import Portion
 from fedjax_sim.core.schedules import Schedule, schedule_of
-from fedjax_sim.core.settings import ConfigError, fixed, redefault, setting, struct
+from fedjax_sim.core.settings import ConfigError, Portion, fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 from fedjax_sim.server import (
     ReportMessages,

@@ -37,8 +37,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.core import batching, streams, types
-from fedjax_sim.core.checking import Count
-from fedjax_sim.core.settings import ConfigError, redefault, setting, struct
+from fedjax_sim.core.settings import ConfigError, Count, redefault, setting, struct
 from fedjax_sim.core.targets import put
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models

@@ -42,8 +42,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.core.checking import Limit
-from fedjax_sim.core.settings import is_known, redefault, setting, struct
+from fedjax_sim.core.settings import Limit, is_known, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
 from fedjax_sim.server import Memo, ScheduledReports, StalenessWeights, Wire
 from fedjax_sim.server.aggregation import ServerRate, keep_if_empty

@@ -35,8 +35,8 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.core import streams, targets
-from fedjax_sim.core.checking import AtLeast1, Count, Portion, Probability, Whole
 from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
+from fedjax_sim.core.settings.declared import AtLeast1, Count, Portion, Probability, Whole
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Plan, Problem
 from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg

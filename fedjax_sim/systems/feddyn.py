@@ -22,8 +22,7 @@ import optax
 
 from fedjax_sim.clients import LocalTraining, local_training, read_clients, write_clients
 from fedjax_sim.core.batching import replicate
-from fedjax_sim.core.checking import Above0
-from fedjax_sim.core.settings import fixed, setting, struct
+from fedjax_sim.core.settings import Above0, fixed, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState, Wire, keep_if_empty
 from fedjax_sim.timelines import CohortRounds, cohort_system

@@ -23,8 +23,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.clients import ABOUT_TRAINING, ClientTraining, LocalTraining
-from fedjax_sim.core.checking import Limit
-from fedjax_sim.core.settings import ConfigError, group, is_known, setting, struct
+from fedjax_sim.core.settings import ConfigError, Limit, group, is_known, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState, ServerStep
 from fedjax_sim.systems import fedopt

@@ -26,8 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.core.checking import Above0, Limit
-from fedjax_sim.core.settings import fixed, redefault, setting, struct
+from fedjax_sim.core.settings import Above0, Limit, fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
 from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, PersonalLeaves, local_training, personal_metrics, rows
 from fedjax_sim.core.batching import replicate
-from fedjax_sim.core.checking import Whole
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import Whole, setting, struct
 from fedjax_sim.core.trees import join
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import ReportMessages, Reports, RoundState, Wire

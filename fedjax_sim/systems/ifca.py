@@ -27,8 +27,7 @@ import optax
 
 from fedjax_sim import clients
 from fedjax_sim.clients import LocalTraining, WholeGradients, local_training, rows
-from fedjax_sim.core.checking import Count
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import Count, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import ReportMessages, Reports, RoundState, Wire, weighted_sum
 from fedjax_sim.server.aggregation import where_slots

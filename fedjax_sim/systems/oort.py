@@ -37,8 +37,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.core import settings, streams
-from fedjax_sim.core.checking import AtLeast0, Count, Portion, Probability
-from fedjax_sim.core.settings import Checked, setting, struct
+from fedjax_sim.core.settings import AtLeast0, Checked, Count, Portion, Probability, setting, struct
 from fedjax_sim.core.targets import put, put_all
 from fedjax_sim.core.types import EMPTY, Array, Key, Problem
 from fedjax_sim.server import Reports

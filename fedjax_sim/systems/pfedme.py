@@ -29,8 +29,7 @@ from fedjax_sim.clients import (
     batch_gradient,
     local_training,
 )
-from fedjax_sim.core.checking import Above0, Count
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import Above0, Count, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Problem, Work
 from fedjax_sim.server import Reports, RoundState, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system

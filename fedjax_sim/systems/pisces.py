@@ -44,8 +44,8 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, seeing_losses
 from fedjax_sim.clients.seen_losses import SeenLosses
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Whole
 from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Whole
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.targets import put, put_all
 from fedjax_sim.core.types import EMPTY, Array, Hints, Key, Problem

@@ -30,8 +30,7 @@ import numpy as np
 
 from fedjax_sim.clients import LastingTraining, losses_of
 from fedjax_sim.core import settings, trees, types
-from fedjax_sim.core.checking import AtLeast0, Count
-from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Leaf, Plan, Problem, Timeline
 from fedjax_sim.server import Reports, check_numbers

@@ -26,8 +26,7 @@ import optax
 
 from fedjax_sim.clients import LocalTraining, WholeGradients, local_training, losses_at
 from fedjax_sim.core import batching
-from fedjax_sim.core.checking import AtLeast0
-from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.settings import AtLeast0, ConfigError, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import ReportMessages, Reports, RoundState, Wire
 from fedjax_sim.timelines import CohortRounds, cohort_system

@@ -44,8 +44,7 @@ import numpy as np
 
 from fedjax_sim.clients import LocalTraining, local_training, write_clients
 from fedjax_sim.core import batching, trees, types
-from fedjax_sim.core.checking import AtLeast0, Count
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import AtLeast0, Count, setting, struct
 from fedjax_sim.core.types import Algorithm, Problem
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
 from fedjax_sim.server.aggregation import where_slots

@@ -36,8 +36,8 @@ import numpy as np
 
 from fedjax_sim.clients import LastingTraining, batch_loss
 from fedjax_sim.core import batching, streams, trees
-from fedjax_sim.core.checking import AtLeast0, AtLeast1, Count
 from fedjax_sim.core.settings import Checked, ConfigError, group, is_known, setting, struct
+from fedjax_sim.core.settings.declared import AtLeast0, AtLeast1, Count
 from fedjax_sim.core.targets import put
 from fedjax_sim.core.types import EMPTY, Array, Key, Params, Problem
 from fedjax_sim.server import Reports

@@ -26,8 +26,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients import Expectation, e_steps, read_rows, write_clients
 from fedjax_sim.core import batching, types
-from fedjax_sim.core.checking import Count
-from fedjax_sim.core.settings import ConfigError, group, setting, struct
+from fedjax_sim.core.settings import ConfigError, Count, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Event, Key, Plan, Work
 from fedjax_sim.server import Approximation, keep_if_empty, keep_random
 from fedjax_sim.server.memories import Memories, Memory, exchange, first_memory, memory_messages

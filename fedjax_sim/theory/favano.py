@@ -24,15 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from fedjax_sim.core.checking import (
-    Above0,
-    AtLeast0,
-    Count,
-    OneOf,
-    Probability,
-    checked,
-    checked_all,
-)
+from fedjax_sim.core.settings import checked, checked_all
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, OneOf, Probability
 from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import STEP_COUNT_LAWS
 

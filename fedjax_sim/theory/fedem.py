@@ -12,8 +12,8 @@ Up to these step sizes the paper's bounds are proved. Symbols of the paper and t
 import math
 from typing import NamedTuple
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Probability, checked, checked_all
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, checked, checked_all
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Probability
 
 
 @checked

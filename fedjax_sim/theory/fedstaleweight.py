@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from fedjax_sim.core.checking import Count, OneOf, checked_all
+from fedjax_sim.core.settings import Count, OneOf, checked_all
 
 Numbers = npt.NDArray[np.float64]
 Weighting = Callable[[Numbers], Numbers]

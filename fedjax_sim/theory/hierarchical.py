@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammainc, gammaln, ndtr
 
-from fedjax_sim.core.checking import Above0, AtLeast0, checked, checked_all
+from fedjax_sim.core.settings import Above0, AtLeast0, checked, checked_all
 
 Numbers = npt.NDArray[np.float64]
 

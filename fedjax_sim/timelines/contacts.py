@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import settings, streams
-from fedjax_sim.core.checking import AtLeast0, Count, checked
-from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.settings import AtLeast0, Checked, ConfigError, Count, checked, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Key, Timeline
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.delays.devices import bisect, draw_devices, time_available

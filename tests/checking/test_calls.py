@@ -19,7 +19,7 @@ from flax import linen, struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError
-from fedjax_sim.core.checking import Count, Limit, OneOf, Probability, checked, shape
+from fedjax_sim.core.settings import Count, Limit, OneOf, Probability, checked, shape
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import Arrivals

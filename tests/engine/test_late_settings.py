@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 import fedjax_sim
-from fedjax_sim.core.checking import Whole
-from fedjax_sim.core.settings import late_of, setting, struct
+from fedjax_sim.core.settings import Whole, late_of, setting, struct
 from fedjax_sim.results.runs import LaneWarning
 from fedjax_sim.server.attacks import Adversary, Mimic, SignFlip
 from fedjax_sim.systems import fedavg, oort

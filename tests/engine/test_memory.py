@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.core.lifecycle.free_memory import (
+from fedjax_sim.core.lifecycle import (
     free_addresses,
     free_in_group,
     free_on_host,
@@ -79,7 +79,7 @@ def test_a_limit_of_address_space_counts() -> None:
         assert free_addresses() == np.inf
     code = (
         "import resource\n"
-        "from fedjax_sim.core.lifecycle.free_memory import free_addresses as free\n"
+        "from fedjax_sim.core.lifecycle import free_addresses as free\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36)); before = free()\n"
         "held = bytearray(2**30); print(2**36 - before, before - free())"
     )

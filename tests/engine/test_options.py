@@ -12,7 +12,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout, launch
-from fedjax_sim.core.checking import checked
+from fedjax_sim.core.settings import checked
 from fedjax_sim.core.types import Hints
 from fedjax_sim.engine.machine.compiling import CompileMeter
 from fedjax_sim.engine.planning.drawing import request_timelines

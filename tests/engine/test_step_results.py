@@ -10,8 +10,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import SYSTEMS
-from fedjax_sim.core.checking import Finite
-from fedjax_sim.core.settings import ConfigError, fields, setting, struct
+from fedjax_sim.core.settings import ConfigError, Finite, fields, setting, struct
 from fedjax_sim.core.types import Event, LatentProblem, Plan, Work
 from fedjax_sim.engine.contract import check_step
 from fedjax_sim.server.compression import Identity, RandK, TopK

@@ -11,8 +11,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Algorithm, Event, Plan, System, Timeline
-from fedjax_sim.core.checking import Above0, Count
-from fedjax_sim.core.settings import ConfigError, setting, struct
+from fedjax_sim.core.settings import Above0, ConfigError, Count, setting, struct
 from fedjax_sim.core.types import Messages, Work
 from fedjax_sim.engine.program import prepare
 from fedjax_sim.problems import Quadratic

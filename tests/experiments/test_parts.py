@@ -258,11 +258,11 @@ def test_the_queue_goes_on_where_it_was(
     monkeypatch.setattr(queue, "RUNS", runs)
     out = str(tmp_path)
     assert main(["queue", "--smoke", "--minutes", "1e-9", "--out", out]) == lifecycle.STOPPED
-    assert main(["queue", "--smoke", "--minutes", "2", "--out", out]) == lifecycle.endings.FAULT
+    assert main(["queue", "--smoke", "--minutes", "2", "--out", out]) == lifecycle.FAULT
     assert "b failed" in capsys.readouterr().err
     assert all((tmp_path / name / "claims.json").exists() for name in "ac")
     before = (tmp_path / "a" / "claims.json").stat().st_mtime_ns
-    assert main(["queue", "--smoke", "--minutes", "2", "--out", out]) == lifecycle.endings.FAULT
+    assert main(["queue", "--smoke", "--minutes", "2", "--out", out]) == lifecycle.FAULT
     assert "a is at an end" in capsys.readouterr().out
     assert (tmp_path / "a" / "claims.json").stat().st_mtime_ns == before
 

@@ -17,9 +17,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import compression, settings
-from fedjax_sim.core.checking import Above0
 from fedjax_sim.core.schedules import Cosine, Table, Warmup
-from fedjax_sim.core.settings import ConfigError, fields, value_of
+from fedjax_sim.core.settings import Above0, ConfigError, fields, value_of
 from fedjax_sim.problems import latent
 from fedjax_sim.results import kept_settings
 from fedjax_sim.server import rules

@@ -13,7 +13,7 @@ import fedjax_sim
 from fedjax_sim import Ticks
 from fedjax_sim.cli.commands import main
 from fedjax_sim.core import settings
-from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.settings import Above0
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import attacks, compression, rules
 

@@ -11,8 +11,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Algorithm, ConfigError, Event, Plan, System, Timeline
-from fedjax_sim.core.checking import Above0, Count
-from fedjax_sim.core.settings import setting, struct
+from fedjax_sim.core.settings import Above0, Count, setting, struct
 from fedjax_sim.core.types import Messages
 
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from experiments.fald.formulas import exact_laws
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation, Real
-from fedjax_sim.core.checking import Count, checked
+from fedjax_sim.core.settings import Count, checked
 
 
 @checked

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import Count, Whole, checked
+from fedjax_sim.core.settings import Count, Whole, checked
 from fedjax_sim.results.diagnostics.gaussians import Gaussian
 from fedjax_sim.theory.langevin import SCHEMES
 

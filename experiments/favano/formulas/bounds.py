@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import AtLeast0, Count, checked
+from fedjax_sim.core.settings import AtLeast0, Count, checked
 from fedjax_sim.theory.favano import FavanoSetup, StepMoments, largest_step_size, step_moments
 
 Numbers = npt.NDArray[np.float64]

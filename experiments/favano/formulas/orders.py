@@ -7,7 +7,7 @@ the fields of `FavanoSetup`.
 
 from typing import NamedTuple
 
-from fedjax_sim.core.checking import checked
+from fedjax_sim.core.settings import checked
 from fedjax_sim.theory.favano import FavanoSetup
 
 

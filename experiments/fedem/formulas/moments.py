@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import AtLeast0, Whole, checked
+from fedjax_sim.core.settings import AtLeast0, Whole, checked
 from fedjax_sim.theory.fedem import Constants, FedEMSetup
 
 Numbers = npt.NDArray[np.float64]

@@ -14,7 +14,7 @@ does not state.
 
 import math
 
-from fedjax_sim.core.checking import Above0, AtLeast0, checked
+from fedjax_sim.core.settings import Above0, AtLeast0, checked
 from fedjax_sim.theory.fedem import Constants
 
 # Theorem 2 ----------------------------------------------------------------------------------------

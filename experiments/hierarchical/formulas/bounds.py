@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Whole, checked
+from fedjax_sim.core.settings import Above0, AtLeast0, Whole, checked
 from fedjax_sim.theory import hierarchical
 from fedjax_sim.theory.hierarchical import Delays, Numbers
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import checked
+from fedjax_sim.core.settings import checked
 from fedjax_sim.theory.hierarchical import Delays
 
 

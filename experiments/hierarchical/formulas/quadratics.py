@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Whole, checked
+from fedjax_sim.core.settings import Above0, AtLeast0, Whole, checked
 from fedjax_sim.theory import hierarchical
 from fedjax_sim.theory.hierarchical import Delays, Numbers, RoundTime
 

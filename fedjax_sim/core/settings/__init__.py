@@ -1,7 +1,9 @@
-"""Settings structs: each field knows its meaning and its allowed values.
+"""Declared types, and settings structs whose fields know their meaning and allowed values.
 
-A system's `Hyper` is a frozen pytree built by `struct`. A field made by `setting` allows what its
-declared type does, in the words of `fedjax_sim.core.checking`, as arguments of calls do:
+An annotation says what an argument or a setting may be: `Count`, `Above0`, or a type with
+conditions, such as `Annotated[Array, shape("n")]`. Public calls check their arguments by the
+decorator `checked`. A system's `Hyper` is a frozen pytree built by `struct`, and a field made by
+`setting` allows what its declared type does:
 
     lr: Above0 = setting(0.1, "Learning rate.")
 
@@ -17,28 +19,42 @@ of its name is enough if no other setting ends in it: `Hyper(rate_fast=1.0)` is
 `help(SomeHyper)` ends with a table of its settings: meaning, default and allowed values.
 
 - `errors`: bad input as one sentence.
+- `declared`: the values that an annotation allows, in words.
 - `names`: what a struct's settings are called, mean, and depend on.
-- `checks`: whether values are allowed.
-- `declared`: makes fields.
-- `structs`: makes structs of them.
+- `checks`: arguments of calls, and values of settings one by one and together.
+- `structs`: makes fields, and structs of them.
 - `text`: reads and writes values as the command line has them.
 """
 
-from fedjax_sim.core.checking.errors import ConfigError as ConfigError
-from fedjax_sim.core.checking.errors import Named as Named
-from fedjax_sim.core.checking.errors import UnknownAttributeError as UnknownAttributeError
-from fedjax_sim.core.checking.errors import check_file as check_file
-from fedjax_sim.core.checking.errors import plain as plain
-from fedjax_sim.core.checking.errors import writing_to as writing_to
 from fedjax_sim.core.settings.checks import check as check
 from fedjax_sim.core.settings.checks import check_all as check_all
 from fedjax_sim.core.settings.checks import check_left as check_left
-from fedjax_sim.core.settings.declared import clients_named as clients_named
-from fedjax_sim.core.settings.declared import filled as filled
-from fedjax_sim.core.settings.declared import fixed as fixed
-from fedjax_sim.core.settings.declared import group as group
-from fedjax_sim.core.settings.declared import redefault as redefault
-from fedjax_sim.core.settings.declared import setting as setting
+from fedjax_sim.core.settings.checks import checked as checked
+from fedjax_sim.core.settings.checks import checked_all as checked_all
+from fedjax_sim.core.settings.declared import Above0 as Above0
+from fedjax_sim.core.settings.declared import AtLeast0 as AtLeast0
+from fedjax_sim.core.settings.declared import AtLeast1 as AtLeast1
+from fedjax_sim.core.settings.declared import Count as Count
+from fedjax_sim.core.settings.declared import Finite as Finite
+from fedjax_sim.core.settings.declared import FloatType as FloatType
+from fedjax_sim.core.settings.declared import Fraction as Fraction
+from fedjax_sim.core.settings.declared import LaneSeed as LaneSeed
+from fedjax_sim.core.settings.declared import Limit as Limit
+from fedjax_sim.core.settings.declared import OneOf as OneOf
+from fedjax_sim.core.settings.declared import Portion as Portion
+from fedjax_sim.core.settings.declared import Probability as Probability
+from fedjax_sim.core.settings.declared import Seed as Seed
+from fedjax_sim.core.settings.declared import Share as Share
+from fedjax_sim.core.settings.declared import Whole as Whole
+from fedjax_sim.core.settings.declared import hints_of as hints_of
+from fedjax_sim.core.settings.declared import kind_of as kind_of
+from fedjax_sim.core.settings.declared import shape as shape
+from fedjax_sim.core.settings.errors import ConfigError as ConfigError
+from fedjax_sim.core.settings.errors import Named as Named
+from fedjax_sim.core.settings.errors import UnknownAttributeError as UnknownAttributeError
+from fedjax_sim.core.settings.errors import check_file as check_file
+from fedjax_sim.core.settings.errors import plain as plain
+from fedjax_sim.core.settings.errors import writing_to as writing_to
 from fedjax_sim.core.settings.names import ASSUMED as ASSUMED
 from fedjax_sim.core.settings.names import Checked as Checked
 from fedjax_sim.core.settings.names import as_default as as_default
@@ -61,6 +77,12 @@ from fedjax_sim.core.settings.names import value_of as value_of
 from fedjax_sim.core.settings.structs import OneOfSeveral as OneOfSeveral
 from fedjax_sim.core.settings.structs import alternatives as alternatives
 from fedjax_sim.core.settings.structs import alternatives_in as alternatives_in
+from fedjax_sim.core.settings.structs import clients_named as clients_named
+from fedjax_sim.core.settings.structs import filled as filled
+from fedjax_sim.core.settings.structs import fixed as fixed
+from fedjax_sim.core.settings.structs import group as group
+from fedjax_sim.core.settings.structs import redefault as redefault
+from fedjax_sim.core.settings.structs import setting as setting
 from fedjax_sim.core.settings.structs import struct as struct
 from fedjax_sim.core.settings.text import Kind as Kind
 from fedjax_sim.core.settings.text import is_same as is_same

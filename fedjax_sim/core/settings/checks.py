@@ -1,20 +1,150 @@
-"""Check the values of settings, one by one and together, before anything is compiled."""
+"""Check arguments of calls and values of settings, before anything is compiled.
+
+`checked` is for the functions and constructors that users call, `checked_all` for all public
+functions of a module. A signature such as
+
+    @checked
+    def flip(labels: Annotated[Array, shape("n")], share: Probability, *, seed: Seed) -> Array:
+
+is then all that a function needs: a call with `share=5` is refused with one sentence. Settings
+structs among the arguments are checked too, see `check`. JAX rebuilds pytrees from leaves of any
+kind, so of those only static fields are checked when they are made.
+"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from fedjax_sim.core.checking.errors import ConfigError
-from fedjax_sim.core.settings import names
-from fedjax_sim.core.settings.names import fields, groups
+from fedjax_sim.core.settings import declared, names
+from fedjax_sim.core.settings.declared import Kind, Lengths
+from fedjax_sim.core.settings.errors import ConfigError
+from fedjax_sim.core.settings.names import ASSUMED, fields, groups
 
-MOST_WHOLE = 2**31 - 1
+TargetT = TypeVar("TargetT", bound=Callable[..., Any])
+MOST_COUNTED = 2**31 - 1
 """Largest whole number of a setting, as the engine counts in 32 bits."""
 Seen = set[tuple[type, str, int]]
 """Values that were checked: class and name of the field, and the object's number."""
+
+
+def checked(target: TargetT) -> TargetT:
+    """Check the arguments of every call against the types that the signature declares.
+
+    Args:
+      target: A function, or a class whose constructor is to be checked.
+
+    Returns:
+      The function, or the same class. Calls raise ConfigError, which names the argument, its value
+      and what is allowed, before anything else happens.
+    """
+    if not isinstance(target, type):
+        return typing.cast(TargetT, _guard(target, target))
+    # A NamedTuple has no __init__. `_make`, by which `_replace` works, passes by its __new__.
+    maker = "__new__" if issubclass(target, tuple) else "__init__"
+    setattr(target, maker, _guard(getattr(target, maker), target))
+    return target
+
+
+def checked_all(module: str) -> None:
+    """Check the arguments of every call of a module's public functions, from here on.
+
+    Args:
+      module: The module's `__name__`. This is called after the last of its functions.
+    """
+    held = vars(sys.modules[module])
+    for name, value in list(held.items()):
+        is_public = inspect.isfunction(value) and not name.startswith("_")
+        if is_public and value.__module__ == module:
+            held[name] = checked(value)
+
+
+def _guard(function: Callable[..., Any], owner: object) -> Callable[..., Any]:
+    """Return a function that checks its arguments and calls `function`."""
+    read = functools.cache(lambda: (inspect.signature(function), _kinds_of(function, owner)))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        signature, by_name = read()
+        try:
+            given = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # Python says which argument is too much.
+        lengths: Lengths = {}
+        # In the order of the declaration, as a limit may be the length of an earlier argument.
+        for name, value in given.items():
+            kind = signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                for place, each in enumerate(value, len(args) - len(value) + 1):
+                    _check_argument(f"argument {place}", each, by_name[name], lengths)
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                for further, each in value.items():
+                    if (allowed := by_name.get(further, by_name.get(name))) is None:
+                        words = f"{function.__qualname__}() got an unexpected keyword argument"
+                        raise TypeError(f"{words} {further!r}")
+                    _check_argument(further, each, allowed, lengths)
+            else:
+                _check_argument(name, value, by_name[name], lengths)
+        return function(*args, **kwargs)
+
+    call.__checked__ = read  # type: ignore[attr-defined]
+    return call
+
+
+def _check_argument(name: str, value: object, kind: Kind, lengths: Lengths) -> None:
+    """Check one argument, and the settings in it."""
+    if kind is declared.OPEN:
+        return
+    if kind is not declared.ANYTHING and not kind.accepts(value, lengths):
+        named = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]|below \w+", kind.words)))
+        known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
+        allowed = kind.words + (f" with {', '.join(known)}" * bool(known))
+        if isinstance(value, int) and abs(value) > declared.MOST_WHOLE:
+            allowed += ", of 64 bits"
+        if isinstance(value, types.ModuleType):  # Such as that of a system in its place.
+            module = value.__name__.rpartition(".")[2]
+            meant = [
+                name
+                for name, held in vars(value).items()
+                if type(held).__module__.startswith("fedjax_sim.") and kind.accepts(held, lengths)
+            ]
+            allowed += f" (did you mean {module}.{meant[0]}?)" if len(meant) == 1 else ""
+        raise ConfigError(name, value, allowed)
+    if hasattr(type(value), ASSUMED):
+        check_known(value)
+
+
+def _kinds_of(function: Callable[..., Any], owner: Any) -> dict[str, Kind]:
+    """Read the kinds of a function's arguments; of a record's class those of its fields."""
+    is_record = owner is not function and (
+        issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
+    )
+    hints = declared.hints_of(owner if is_record else function)
+    is_pytree = dataclasses.is_dataclass(owner) and hasattr(owner, "replace")
+    for field in dataclasses.fields(owner) if is_pytree else ():
+        if field.metadata.get("pytree_node", True):
+            hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
+    parameters = list(inspect.signature(function).parameters)
+    allowed = {
+        name: declared.kind_of(hints[name]) if name in hints else declared.ANYTHING
+        for name in parameters
+    }
+    if owner is not function:
+        allowed[parameters[0]] = declared.OPEN  # An object that is being made is not looked at.
+    for name, hint in hints.items():
+        if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
+            del allowed[name]
+            listed = declared.hints_of(typing.get_args(hint)[0])
+            allowed |= {each: declared.kind_of(of_each) for each, of_each in listed.items()}
+    return allowed
 
 
 def check(hyper: object) -> None:
@@ -123,7 +253,7 @@ def _check_fields(hyper: object, seen: Seen) -> None:
             else:
                 check_kind(field, value)
                 _check_group(field, value, seen)
-    for field in names.fields_of(kind)[2]:
+    for field in names.table_of(kind).fixed:
         value = getattr(hyper, field.name)
         if not _is_same(value, field.default):
             given = getattr(value, "__name__", value)
@@ -145,8 +275,8 @@ def _check_setting(name: str, value: Any, about: Mapping[str, Any]) -> None:
             check(part)
         except ConfigError as error:
             raise error if isinstance(value, tuple) else _inside(name, error) from None
-    if about["parse"] is int and value > MOST_WHOLE:
-        raise ConfigError(name, value, f"{allowed} and at most {MOST_WHOLE}")
+    if about["parse"] is int and value > MOST_COUNTED:
+        raise ConfigError(name, value, f"{allowed} and at most {MOST_COUNTED}")
     if about["pytree_node"]:
         _check_range(name, value, allowed)
 

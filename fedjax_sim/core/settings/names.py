@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import Field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from fedjax_sim.core.checking.errors import ConfigError
+from fedjax_sim.core.settings.errors import ConfigError
 
 HyperT = TypeVar("HyperT")
 Uses = Mapping[str, Collection[object] | Callable[[Any], bool]]
@@ -75,7 +75,7 @@ def fields(hyper_type: type) -> Mapping[str, Field]:
     Args:
       hyper_type: A settings struct's class.
     """
-    return fields_of(hyper_type)[0]
+    return table_of(hyper_type).fields
 
 
 def groups(hyper_type: type) -> tuple[Field, ...]:
@@ -84,14 +84,32 @@ def groups(hyper_type: type) -> tuple[Field, ...]:
     Args:
       hyper_type: A settings struct's class.
     """
-    return fields_of(hyper_type)[1]
+    return table_of(hyper_type).groups
+
+
+class Table(NamedTuple):
+    """The settings of a struct.
+
+    Attributes:
+      fields: Settable fields by full name.
+      groups: Fields that hold groups.
+      fixed: Inherited fields that the struct has fixed to one value.
+      names: Full names by all names, short ones and full ones.
+      conditions: Of dependent settings: the full name, that of another one, the condition on it.
+      simpler_at: Values at which settings make the program simpler, by full name.
+    """
+
+    fields: Mapping[str, Field]
+    groups: tuple[Field, ...]
+    fixed: tuple[Field, ...]
+    names: Mapping[str, str]
+    conditions: tuple[tuple[str, str, Any], ...]
+    simpler_at: Mapping[str, tuple[float, ...]]
 
 
 @functools.lru_cache(maxsize=256)
-def fields_of(
-    hyper_type: type,
-) -> tuple[Mapping[str, Field], tuple[Field, ...], tuple[Field, ...], Mapping[str, str]]:
-    """Find settable fields by full name, groups, fixed fields, and full names by all names.
+def table_of(hyper_type: type) -> Table:
+    """Describe the settings of a struct.
 
     Args:
       hyper_type: A settings struct's class.
@@ -121,8 +139,18 @@ def fields_of(
     known = settable | inside
     ends = [name.rpartition(".")[2] for name in known]
     shorts = {end: name for end, name in zip(ends, known, strict=True) if ends.count(end) == 1}
-    by_name = shorts | {name: name for name in known}
-    return MappingProxyType(known), held, fixed, MappingProxyType(by_name)
+    return Table(
+        MappingProxyType(known),
+        held,
+        fixed,
+        MappingProxyType(shorts | {name: name for name in known}),
+        tuple(
+            (name, f"{name.rpartition('.')[0]}.{other}".lstrip("."), values)
+            for name, field in known.items()
+            for other, values in field.metadata["only_with"].items()
+        ),
+        {name: x for name, field in known.items() if (x := field.metadata["simpler_at"])},
+    )
 
 
 def is_struct(kind: type) -> bool:
@@ -198,24 +226,17 @@ def names_of(hyper_type: type) -> Mapping[str, str]:
     Args:
       hyper_type: A settings struct's class.
     """
-    return fields_of(hyper_type)[3]
+    return table_of(hyper_type).names
 
 
 def known_values(hyper: object) -> Iterator[tuple[str, float]]:
     """Iterate over full names and values of settings that make the program simpler."""
     if dataclasses.is_dataclass(hyper):
         kind: Any = type(hyper)
-        for name, values in _simpler_at(kind).items():
+        for name, values in table_of(kind).simpler_at.items():
             for simple in values:
                 if is_known(value_of(hyper, name), simple):
                     yield name, simple
-
-
-@functools.lru_cache(maxsize=256)
-def _simpler_at(hyper_type: type) -> Mapping[str, tuple[float, ...]]:
-    """Return the values at which settings make the program simpler, by full name."""
-    found = {name: field.metadata.get("simpler_at") for name, field in fields(hyper_type).items()}
-    return MappingProxyType({name: values for name, values in found.items() if values})
 
 
 def is_known(value: object, number: float) -> bool:
@@ -247,7 +268,7 @@ def idle_of(hyper: object) -> dict[str, str]:
     decided = hyper.decided() if hasattr(hyper, "decided") else {}
     found = {name: f"with {what}, where it has no effect" for name, what in decided.items()}
     kind: type = type(hyper)
-    for name, where, values in _conditions(kind):
+    for name, where, values in table_of(kind).conditions:
         value = value_of(hyper, where)
         if callable(values):
             if not values(value):
@@ -256,16 +277,6 @@ def idle_of(hyper: object) -> dict[str, str]:
         elif value not in values:
             found.setdefault(name, f"unless {where} is {' or '.join(map(repr, values))}")
     return found
-
-
-@functools.lru_cache(maxsize=256)
-def _conditions(hyper_type: type) -> tuple[tuple[str, str, Any], ...]:
-    """List dependent settings: their full name, that of the other one, and the condition on it."""
-    return tuple(
-        (name, f"{name.rpartition('.')[0]}.{other}".lstrip("."), values)
-        for name, field in fields(hyper_type).items()
-        for other, values in field.metadata["only_with"].items()
-    )
 
 
 def late_of(hyper: object, num_ticks: int) -> dict[str, tuple[int, str]]:

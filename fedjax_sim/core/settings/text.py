@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fedjax_sim.core.checking.errors import ConfigError, Named
 from fedjax_sim.core.settings.checks import check
+from fedjax_sim.core.settings.errors import ConfigError, Named
 from fedjax_sim.core.settings.names import Checked, fields, full_name
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])

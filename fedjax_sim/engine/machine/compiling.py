@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import jax
 
-from fedjax_sim.core.checking import Count, checked
 from fedjax_sim.core.lifecycle import cache_folder, say
+from fedjax_sim.core.settings import Count, checked
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 

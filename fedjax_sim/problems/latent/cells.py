@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.checking import Count
-from fedjax_sim.core.settings import ConfigError, fixed, setting, struct
+from fedjax_sim.core.settings import ConfigError, Count, fixed, setting, struct
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 

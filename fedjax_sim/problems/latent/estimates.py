@@ -23,9 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import AtLeast0, Whole, checked
 from fedjax_sim.core.lifecycle import InputError, read_arrays, write_arrays
-from fedjax_sim.core.settings import ConfigError, check_file
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Whole, check_file, checked
 from fedjax_sim.core.types import Params
 from fedjax_sim.problems.latent import factor_analysis, gaussian_mixture, mixtures
 from fedjax_sim.problems.latent.estimation import Estimation

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from flax import struct
 
-from fedjax_sim.core.checking import Limit, OneOf, checked, shape
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Limit, OneOf, checked, shape
 from fedjax_sim.core.trees import shapes_of_model
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.partition import Partition

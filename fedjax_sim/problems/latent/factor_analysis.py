@@ -26,7 +26,7 @@ import numpy as np
 from flax import struct
 from jax.scipy.linalg import cho_solve
 
-from fedjax_sim.core.checking import Above0, Count, checked
+from fedjax_sim.core.settings import Above0, Count, checked
 from fedjax_sim.core.types import Array, Key, Leaf
 from fedjax_sim.problems.latent.mixtures import pack, unpack
 

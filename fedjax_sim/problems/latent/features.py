@@ -9,8 +9,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.core.checking import Count, Limit, checked
-from fedjax_sim.core.settings import ConfigError, Named
+from fedjax_sim.core.settings import ConfigError, Count, Limit, Named
 from fedjax_sim.problems.latent.estimation import LatentModel
 from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis
 from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture
@@ -19,7 +18,6 @@ from fedjax_sim.problems.latent.mixtures import BernoulliMixture
 Images = Annotated[np.ndarray, Limit()]
 
 
-@checked
 def principal_components(images: Images, dimensions: Count) -> np.ndarray:
     """Project images on their first principal components.
 
@@ -47,7 +45,6 @@ def principal_components(images: Images, dimensions: Count) -> np.ndarray:
     return PCA(dimensions, svd_solver="full").fit_transform(used / scale)
 
 
-@checked
 def binary(images: Images) -> np.ndarray:
     """Turn images into black and white at the middle of the range of all their values.
 

@@ -53,8 +53,7 @@ import numpy as np
 from flax import struct
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from fedjax_sim.core.checking import AtLeast0, Count, OneOf, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, OneOf, checked
 from fedjax_sim.core.types import Array, Key, Leaf
 from fedjax_sim.problems.latent import mixtures
 from fedjax_sim.problems.latent.mixtures import OfComponents

@@ -43,8 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core.checking import AtLeast0, Count, OneOf, Whole, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, OneOf, Whole, checked
 from fedjax_sim.core.types import Array, Key, Leaf
 from fedjax_sim.problems.client_data import check_range
 

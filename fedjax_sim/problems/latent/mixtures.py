@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core.checking import Above0, Count, checked
+from fedjax_sim.core.settings import Above0, Count, checked
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.problems.client_data import check_range
 

@@ -21,7 +21,7 @@ import chex
 import jax.numpy as jnp
 from flax import struct
 
-from fedjax_sim.core.checking import AtLeast0, checked
+from fedjax_sim.core.settings import AtLeast0, checked
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.problems.client_data import check_range
 

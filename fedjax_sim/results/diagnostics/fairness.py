@@ -20,8 +20,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.core.checking import Count, Limit, Share, checked, shape
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, Limit, Share, checked_all, shape
 from fedjax_sim.core.types import EMPTY, Timeline
 
 Groups = Annotated[np.ndarray, shape("N"), Limit(least=0, is_whole=True)]
@@ -67,7 +66,6 @@ class FairnessReport(NamedTuple):
     share_without: np.ndarray
 
 
-@checked
 def fairness_report(
     timeline: Timeline, num_clients: Count, groups: Groups | None = None, skip: Share = 0.0
 ) -> FairnessReport:
@@ -110,7 +108,6 @@ def fairness_report(
     )
 
 
-@checked
 def influence(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> np.ndarray:
     """Average each client's weight over ticks, where the weights of its slots in a tick add up.
 
@@ -130,7 +127,6 @@ def influence(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> n
     return np.bincount(updates.client, updates.weight, num_clients) / updates.num_ticks
 
 
-@checked
 def influence_per_time(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> np.ndarray:
     """Sum each client's weights per unit of virtual time.
 
@@ -151,7 +147,6 @@ def influence_per_time(timeline: Timeline, num_clients: Count, *, skip: Share = 
     return np.bincount(updates.client, updates.weight, num_clients) / updates.duration
 
 
-@checked
 def update_share(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> np.ndarray:
     """Compute each client's share of all updates received.
 
@@ -170,7 +165,6 @@ def update_share(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -
     return np.bincount(updates.client, minlength=num_clients) / max(len(updates.client), 1)
 
 
-@checked
 def time_to_first(timeline: Timeline, num_clients: Count) -> np.ndarray:
     """Find when each client first changes the server's model, by an update with a weight above 0.
 
@@ -191,7 +185,6 @@ def time_to_first(timeline: Timeline, num_clients: Count) -> np.ndarray:
     return first
 
 
-@checked
 def client_staleness(
     timeline: Timeline, num_clients: Count, *, skip: Share = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -218,7 +211,6 @@ def client_staleness(
     return mean, np.where(count > 0, largest, np.nan)
 
 
-@checked
 def share_without(timeline: Timeline, groups: Groups, *, skip: Share = 0.0) -> np.ndarray:
     """Compute the share of ticks without an update from any client of a group.
 
@@ -241,7 +233,6 @@ def share_without(timeline: Timeline, groups: Groups, *, skip: Share = 0.0) -> n
     return 1 - heard.mean(axis=0)
 
 
-@checked
 def group_sums(values: Values, groups: Groups) -> np.ndarray:
     """Add up the values of each group's clients.
 
@@ -257,7 +248,6 @@ def group_sums(values: Values, groups: Groups) -> np.ndarray:
     return np.bincount(groups, values)
 
 
-@checked
 def jain_index(values: Values) -> float:
     """Compute Jain's index (sum x)^2 / (N sum x^2).
 
@@ -274,7 +264,6 @@ def jain_index(values: Values) -> float:
         return float(np.square(values.sum()) / (values.size * np.square(values).sum()))
 
 
-@checked
 def entropy(values: Values) -> float:
     """Compute the entropy of values taken as shares of their sum.
 
@@ -293,7 +282,6 @@ def entropy(values: Values) -> float:
         return float(entr(values / values.sum()).sum())
 
 
-@checked
 def evenness(values: Values) -> float:
     """Compute the entropy of values relative to its largest value, log N.
 
@@ -309,7 +297,6 @@ def evenness(values: Values) -> float:
     return entropy(values) / np.log(len(values)) if len(values) > 1 else 1.0
 
 
-@checked
 def deviation(influence: Values, target: Values | None = None) -> float:
     """Sum the absolute deviations of the clients' influence from a target (Eq. 3).
 
@@ -330,7 +317,6 @@ def deviation(influence: Values, target: Values | None = None) -> float:
     return float(np.abs(influence - wanted).sum())
 
 
-@checked
 def group_accuracy(
     per_class: Annotated[np.ndarray, shape("... K")],
     label_shares: Annotated[np.ndarray, shape("G K"), Limit(least=0, most=1)],
@@ -443,3 +429,6 @@ def received(timeline: Timeline, skip: Share = 0.0, num_clients: int | None = No
     staleness, num_ticks = skipped + tick - version, len(time) - skipped
     duration = float(time[-1] - (time[skipped - 1] if skipped else 0))
     return Received(tick, client, steps, weight, staleness, num_ticks, duration)
+
+
+checked_all(__name__)

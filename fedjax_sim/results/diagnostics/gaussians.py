@@ -9,8 +9,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import Limit, checked, shape
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Limit, checked, shape
 
 Numbers = npt.NDArray[np.float64]
 

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Count, Limit, Whole, checked, shape
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, Limit, Whole, checked_all, shape
 from fedjax_sim.core.types import Array, Params
 
 BINS = 15
@@ -42,7 +41,6 @@ class Reliability(NamedTuple):
     examples: Array
 
 
-@checked
 def accuracy(probabilities: Probabilities, labels: Labels) -> Array:
     """Compute the accuracy: the share of examples with the right class as the most probable one.
 
@@ -61,7 +59,6 @@ def accuracy(probabilities: Probabilities, labels: Labels) -> Array:
     return jnp.mean(jnp.where(jnp.isnan(probabilities.max(axis=-1)), jnp.nan, is_right))
 
 
-@checked
 def negative_log_likelihood(probabilities: Probabilities, labels: Labels) -> Array:
     """Compute the mean of -log p(right class).
 
@@ -81,7 +78,6 @@ def negative_log_likelihood(probabilities: Probabilities, labels: Labels) -> Arr
     return -jnp.mean(jnp.log(jnp.maximum(right, jnp.finfo(right.dtype).tiny)))
 
 
-@checked
 def brier_score(probabilities: Probabilities, labels: Labels) -> Array:
     """Compute the mean over examples of sum_y (p(y) - 1[y is right])^2.
 
@@ -99,7 +95,6 @@ def brier_score(probabilities: Probabilities, labels: Labels) -> Array:
     return jnp.mean(jnp.sum(jnp.square(probabilities - right), axis=-1))
 
 
-@checked
 def reliability(probabilities: Probabilities, labels: Labels, *, bins: Count = BINS) -> Reliability:
     """Group predictions by confidence, in the bins ((i - 1) / b, i / b] (Guo et al. 2017).
 
@@ -127,7 +122,6 @@ def reliability(probabilities: Probabilities, labels: Labels, *, bins: Count = B
     )
 
 
-@checked
 def expected_calibration_error(
     probabilities: Probabilities, labels: Labels, *, bins: Count = BINS
 ) -> Array:
@@ -149,7 +143,6 @@ def expected_calibration_error(
     return jnp.sum(examples * jnp.abs(right - confidence)) / labels.shape[0]
 
 
-@checked
 def score_predictions(probabilities: Probabilities, labels: Labels) -> dict[str, Array]:
     """Compute all scores of predictions.
 
@@ -202,7 +195,6 @@ class Predictive(NamedTuple):
     probabilities: np.ndarray
 
 
-@checked
 def thin_samples(samples: Params, *, burn_in: Whole = 1, thin: Count = 1) -> Params:
     """Drop the first evaluations of each lane and keep every `thin`-th of the rest.
 
@@ -238,7 +230,6 @@ def check_kept(num: int, burn_in: int, thin: int) -> None:
             raise ConfigError(name, value, allowed)
 
 
-@checked
 def average_predictions(
     problem: Predictor, samples: Params, *, burn_in: Whole = 1, thin: Count = 1
 ) -> Predictive:
@@ -285,3 +276,6 @@ def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], 
         return curves, summed / num
 
     return jax.lax.map(average, samples)
+
+
+checked_all(__name__)

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import Count, Seed, Whole, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, Seed, Whole, checked
 from fedjax_sim.core.types import Array, Params
 from fedjax_sim.results.diagnostics.posterior import BINS, Reliability, check_kept, reliability
 

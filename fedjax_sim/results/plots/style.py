@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import EngFormatter
 
-from fedjax_sim.core.checking import Whole
+from fedjax_sim.core.settings import Whole
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#808080")
 """Okabe and Ito's colours, which colour-blind readers can tell apart."""

@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_sim.core.checking import Count
+from fedjax_sim.core.settings import Count
 from fedjax_sim.core.types import Timeline
 from fedjax_sim.results.diagnostics.fairness import received
 from fedjax_sim.results.plots import style

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients.clipping import finite
 from fedjax_sim.core import settings, streams
-from fedjax_sim.core.checking import Count, Probability, Whole
 from fedjax_sim.core.settings import (
     Checked,
     ConfigError,
@@ -22,6 +21,7 @@ from fedjax_sim.core.settings import (
     setting,
     struct,
 )
+from fedjax_sim.core.settings.declared import Count, Probability, Whole
 from fedjax_sim.core.types import Array, Event, Key, Params
 from fedjax_sim.kernels.rounding import wide_of
 from fedjax_sim.server.attacks import informed, simple

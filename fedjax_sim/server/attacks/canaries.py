@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.core.checking import Above0, Whole
-from fedjax_sim.core.settings import ConfigError, fixed, setting, struct
+from fedjax_sim.core.settings import Above0, ConfigError, Whole, fixed, setting, struct
 from fedjax_sim.core.types import Array, Key, Params, Timeline
 from fedjax_sim.server.attacks.base import Attack, Cohort
 from fedjax_sim.server.privacy import square_root_bands

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.core.checking import AtLeast0, OneOf, Whole
-from fedjax_sim.core.settings import ConfigError, fixed, setting, struct
+from fedjax_sim.core.settings import AtLeast0, ConfigError, OneOf, Whole, fixed, setting, struct
 from fedjax_sim.core.streams import lane_key
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.kernels.rounding import divisor, root, wide_of

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.core.checking import AtLeast0
-from fedjax_sim.core.settings import fixed, setting, struct
+from fedjax_sim.core.settings import AtLeast0, fixed, setting, struct
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.server.attacks.base import Attack, Cohort, in_wide
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.checking import Count, Limit, Whole, shape
 from fedjax_sim.core.settings import ConfigError, fixed, redefault, setting, struct
+from fedjax_sim.core.settings.declared import Count, Limit, Whole, shape
 from fedjax_sim.core.types import Array
 from fedjax_sim.kernels.rounding import Rounding, divisor, powers_around
 from fedjax_sim.server.compression.base import Compressor

@@ -8,8 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.core.checking import checked
-from fedjax_sim.core.settings import Checked, ConfigError, Named, parse_kind, setting, struct
+from fedjax_sim.core.settings import (
+    Checked,
+    ConfigError,
+    Named,
+    parse_kind,
+    setting,
+    struct,
+)
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Event, Key, Params, full_precision_bits
 from fedjax_sim.server.compression import grids, sparse
@@ -22,7 +28,6 @@ COMPRESSORS: Named[type[Compressor]] = Named.of(
 """Every kind of compressor, by name."""
 
 
-@checked
 def parse_compressor(text: str) -> Compressor:
     """Read a compressor from text.
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Count, Portion, Whole, shape
 from fedjax_sim.core.settings import ConfigError, fixed, setting, struct
+from fedjax_sim.core.settings.declared import Count, Portion, Whole, shape
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.kernels.rounding import Rounding, wide_of
 from fedjax_sim.server.compression.base import Compressor

@@ -18,9 +18,8 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core import checking
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Fraction, Limit
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core import settings
+from fedjax_sim.core.settings import Above0, AtLeast0, ConfigError, Count, Fraction, Limit
 
 SELECTIONS = ("uniform", "poisson")
 """Samplings of clients that accountants cover: cohorts of fixed size, and Poisson sampling."""
@@ -28,7 +27,7 @@ ACCOUNTANTS = ("rdp", "pld")
 """Accountants of dp-accounting: of Renyi divergences, and of privacy loss distributions."""
 
 
-@checking.checked
+@settings.checked
 class NoisySteps(NamedTuple):
     """Steps along noisy gradients of mini-batches; neighbours differ in one of the examples.
 
@@ -172,7 +171,7 @@ def check_package(name: str) -> None:
         raise ConfigError("privacy with noise", name, allowed) from None
 
 
-@checking.checked
+@settings.checked
 def epsilon_after(
     rounds: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)],
     mechanism: Accounted,
@@ -210,7 +209,7 @@ def once_each(function: Callable[..., float], numbers: np.ndarray) -> npt.NDArra
     return found[places].reshape(numbers.shape)
 
 
-@checking.checked
+@settings.checked
 def find_noise(
     epsilon: Above0, rounds: Count, mechanism: Accounted, *, tolerance: Above0 = 1e-5
 ) -> float:

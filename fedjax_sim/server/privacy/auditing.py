@@ -15,8 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import Count, Limit, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Count, Limit, checked
 
 PRECISION = 1e-6
 """Epsilon is found up to this."""

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.core import batching, checking, settings, streams
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Limit, Probability, Whole
+from fedjax_sim.core import batching, settings, streams
 from fedjax_sim.core.settings import ConfigError, Kind, Named, fixed, setting, struct
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Limit, Probability, Whole
 from fedjax_sim.core.types import Array, Event, Key, Params
 from fedjax_sim.kernels.rounding import wide_of
 from fedjax_sim.server.privacy.participation import square_root_bands
@@ -280,9 +280,8 @@ def parse_privacy(text: str) -> Privacy:
     return settings.parse_kind("privacy", PRIVACY, text)
 
 
-@checking.checked
 def gaussian_like(
-    key: Key, model: Params, deviation: Annotated[Array | float, checking.shape(""), Limit(least=0)]
+    key: Key, model: Params, deviation: Annotated[Array | float, settings.shape(""), Limit(least=0)]
 ) -> Params:
     """Draw Gaussian noise in the shape of a model.
 
@@ -299,7 +298,6 @@ def gaussian_like(
     return restored(jnp.asarray(deviation, vector.dtype) * noise)
 
 
-@checking.checked
 def next_bound(
     key: Key, privacy: Any, bound: Array, is_short: Array, is_present: Array, cohort: Count
 ) -> Array:

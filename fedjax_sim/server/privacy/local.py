@@ -35,8 +35,8 @@ import numpy.typing as npt
 from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.clients.clipping import clip_sums, clip_updates, finite
-from fedjax_sim.core.checking import Above0, AtLeast0, Limit, checked
-from fedjax_sim.core.settings import Named, fixed, parse_kind, setting, struct
+from fedjax_sim.core.settings import Named, checked, fixed, parse_kind, setting, struct
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Limit
 from fedjax_sim.core.types import Key, Keys, Params
 from fedjax_sim.server.privacy.accounting import check_package, once_each
 from fedjax_sim.server.privacy.kinds import OfNoise, gaussian_like
@@ -257,7 +257,6 @@ def local_epsilon(
     return once_each(privacy.spent, numbers)
 
 
-@checked
 def privatise(keys: Keys, privacy: OwnNoise, updates: Params) -> Params:
     """Clip the updates of clients, and add each client's own noise.
 

@@ -43,8 +43,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import AtLeast0, Count, Fraction, Limit, checked
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Fraction, Limit, checked
 from fedjax_sim.core.types import EMPTY, Timeline
 from fedjax_sim.server.privacy.accounting import check_package, once_each
 
@@ -75,7 +74,6 @@ class Participations(NamedTuple):
         return int(self.separation.min())
 
 
-@checked
 def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
     """Count participations, and find the smallest separations, in O(T S log(T S)).
 
@@ -103,7 +101,6 @@ def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
     return Participations(counts, separation)
 
 
-@checked
 def most_participations(
     timeline: Timeline,
     num_clients: Count,
@@ -150,7 +147,6 @@ def largest_sums(
     return found
 
 
-@checked
 def most_sent(
     timeline: Timeline,
     num_clients: Count,
@@ -206,7 +202,6 @@ def reports_of(timeline: Timeline, num_clients: int) -> tuple[np.ndarray, np.nda
     return ticks, slots, clients[ticks, slots].astype(np.int64)
 
 
-@checked
 def square_root_bands(bands: Count) -> npt.NDArray[np.float64]:
     """Compute the first coefficients of (1 - x)^(-1/2): b_j = b_{j-1} (2 j - 1) / (2 j), b_0 = 1.
 
@@ -222,7 +217,6 @@ def square_root_bands(bands: Count) -> npt.NDArray[np.float64]:
     return np.concatenate([[1.0], np.cumprod((2 * place - 1) / (2 * place))])
 
 
-@checked
 def sensitivities(
     timeline: Timeline,
     num_clients: Count,
@@ -292,7 +286,6 @@ def gaussian_epsilon(
     return once_each(lambda x: get_epsilon_gaussian(float(deviation) / x, float(delta)), changes)
 
 
-@checked
 def separated_sensitivity(
     coefficients: npt.NDArray[np.float64], num_ticks: Count, *, separation: Count, most: Count
 ) -> float:

@@ -15,8 +15,8 @@ import optax
 
 from fedjax_sim.core import settings
 from fedjax_sim.core.batching import weighted_sum
-from fedjax_sim.core.checking import Above0, Count, Limit, Whole
 from fedjax_sim.core.settings import ConfigError, Named, OneOfSeveral, fixed, setting, struct
+from fedjax_sim.core.settings.declared import Above0, Count, Limit, Whole
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.kernels.rounding import divisor, wide_of
 from fedjax_sim.server.compression import Compressor

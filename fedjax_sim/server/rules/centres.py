@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.core.batching import weighted_sum
-from fedjax_sim.core.checking import Above0, Count, Whole
 from fedjax_sim.core.settings import clients_named, filled, fixed, setting, struct
+from fedjax_sim.core.settings.declared import Above0, Count, Whole
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
 from fedjax_sim.server.rules.base import Rule

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Limit
-from fedjax_sim.core.settings import ConfigError, fixed, setting, struct
+from fedjax_sim.core.settings import ConfigError, Limit, fixed, setting, struct
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.kernels.rounding import wide_of
 from fedjax_sim.server.rules import ordering

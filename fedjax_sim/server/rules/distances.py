@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.core.batching import weighted_sum
-from fedjax_sim.core.checking import Whole
-from fedjax_sim.core.settings import fixed, setting, struct
+from fedjax_sim.core.settings import Whole, fixed, setting, struct
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.kernels.rounding import wide_of
 from fedjax_sim.server.rules.base import Rule

@@ -29,8 +29,7 @@ import numpy as np
 from fedjax_sim import timelines
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.core import types
-from fedjax_sim.core.checking import OneOf
-from fedjax_sim.core.settings import ConfigError, is_known, setting, struct
+from fedjax_sim.core.settings import ConfigError, OneOf, is_known, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Plan, Problem, Work
 from fedjax_sim.server import ReportMessages, Reports, Wire, scaled_progress
 from fedjax_sim.server.versions import Versioned, stale_models

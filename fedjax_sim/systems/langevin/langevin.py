@@ -60,9 +60,9 @@ import optax
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, Training, local_steps
 from fedjax_sim.core import batching, settings, streams, types
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Portion, Probability
 from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion, Probability
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty, mean_of
 from fedjax_sim.server.compression import Identity

@@ -38,8 +38,8 @@ from fedjax_sim.clients.mini_batches import BatchGradient
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.core import batching
 from fedjax_sim.core.batching import replicate
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Probability
 from fedjax_sim.core.settings import Checked, is_known, setting, struct
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Probability
 from fedjax_sim.core.types import Array, Event, Facts, Key, Params, Work
 from fedjax_sim.server import mean_of, weighted_sum
 from fedjax_sim.server.compression.base import Compressor, Identity

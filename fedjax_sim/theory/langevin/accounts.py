@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from fedjax_sim.core.checking import AtLeast0, Count, Fraction, checked
 from fedjax_sim.core.schedules import Constant
-from fedjax_sim.core.settings import ConfigError, fields, value_of
+from fedjax_sim.core.settings import ConfigError, checked, fields, value_of
+from fedjax_sim.core.settings.declared import AtLeast0, Count, Fraction
 from fedjax_sim.server.privacy.accounting import NoisySteps, epsilon_after
 from fedjax_sim.theory.langevin.theorem import PrivacySetup, guarantee
 

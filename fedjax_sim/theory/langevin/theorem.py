@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedjax_sim.core import checking
+from fedjax_sim.core import settings
 from fedjax_sim.core.settings import ConfigError
 
 SCHEMES = ("full", "with_replacement", "without_replacement")
@@ -15,7 +15,7 @@ ADVERSARIES = ("outsider", "server")
 """Who attacks: an outsider does not know who took part in a round, the server does."""
 
 
-@checking.checked
+@settings.checked
 class PrivacySetup(NamedTuple):
     """The settings of an FA-LD run and the assumptions on its loss.
 
@@ -40,22 +40,22 @@ class PrivacySetup(NamedTuple):
             to 1. None is 1 / N.
     """
 
-    num_clients: checking.Count
-    num_selected: checking.Whole
-    scheme: Annotated[str, checking.OneOf(SCHEMES)]
-    local_steps: checking.Count
-    num_rounds: checking.Count
-    step_size: checking.Above0
-    temperature: checking.Above0
-    rho: checking.Share
-    batch_fraction: checking.Portion
-    sensitivity: checking.Above0
-    least_weight: checking.Portion
-    delta_step: checking.Fraction
-    delta_round: checking.Share
-    delta_total: checking.Share
-    adversary: Annotated[str, checking.OneOf(ADVERSARIES)] = "server"
-    draw_probability: checking.Probability | None = None
+    num_clients: settings.Count
+    num_selected: settings.Whole
+    scheme: Annotated[str, settings.OneOf(SCHEMES)]
+    local_steps: settings.Count
+    num_rounds: settings.Count
+    step_size: settings.Above0
+    temperature: settings.Above0
+    rho: settings.Share
+    batch_fraction: settings.Portion
+    sensitivity: settings.Above0
+    least_weight: settings.Portion
+    delta_step: settings.Fraction
+    delta_round: settings.Share
+    delta_total: settings.Share
+    adversary: Annotated[str, settings.OneOf(ADVERSARIES)] = "server"
+    draw_probability: settings.Probability | None = None
 
     @property
     def private_noise(self) -> float:
@@ -117,7 +117,7 @@ class Guarantee(NamedTuple):
     delta: float
 
 
-def guarantee(setup: PrivacySetup, *, num_examples: checking.Count | None = None) -> Guarantee:
+def guarantee(setup: PrivacySetup, *, num_examples: settings.Count | None = None) -> Guarantee:
     """Compute the privacy of a run (Theorem 6.1).
 
     Against an outsider, if only some clients take part, this issues an `OutsiderWarning`. If
@@ -166,7 +166,7 @@ def guarantee(setup: PrivacySetup, *, num_examples: checking.Count | None = None
     return Guarantee(*map(float, (*of_round, epsilon_sampled, delta_sampled, epsilon, delta)))
 
 
-def composed(epsilon: checking.Above0, num: checking.Count, slack: checking.AtLeast0) -> float:
+def composed(epsilon: settings.Above0, num: settings.Count, slack: settings.AtLeast0) -> float:
     """Compute the epsilon of several mechanisms by the better of plain and strong composition.
 
     Args:
@@ -184,12 +184,12 @@ def composed(epsilon: checking.Above0, num: checking.Count, slack: checking.AtLe
         return float(epsilon * min(strong, num))
 
 
-def amplified(epsilon: checking.Above0, inclusion: checking.Probability) -> float:
+def amplified(epsilon: settings.Above0, inclusion: settings.Probability) -> float:
     """Compute the epsilon of a mechanism that sees a data point only with some probability.
 
     Args:
         epsilon: epsilon of the mechanism if it always sees the data point, at least 0.
-        inclusion: checking.Probability that it sees the data point, in (0, 1].
+        inclusion: settings.Probability that it sees the data point, in (0, 1].
 
     Returns:
         log(1 + inclusion (e^epsilon - 1)).
@@ -199,7 +199,7 @@ def amplified(epsilon: checking.Above0, inclusion: checking.Probability) -> floa
     return float(np.log1p(inclusion * np.expm1(epsilon)))
 
 
-def softmax_sensitivity(largest_norm: checking.AtLeast0) -> float:
+def softmax_sensitivity(largest_norm: settings.AtLeast0) -> float:
     """Bound Delta_l of softmax (multinomial logistic) regression. Derived.
 
     Args:
@@ -247,7 +247,7 @@ def _delta_of_draws(setup: PrivacySetup, epsilon_round: float) -> float:
 
 
 def largest_rho(
-    setup: PrivacySetup, *, epsilon: checking.Above0, delta: checking.Probability = 1.0
+    setup: PrivacySetup, *, epsilon: settings.Above0, delta: settings.Probability = 1.0
 ) -> float:
     """Find the largest rho at which the guarantee is still within epsilon and delta.
 
@@ -282,4 +282,4 @@ def largest_rho(
     return low
 
 
-checking.checked_all(__name__)
+settings.checked_all(__name__)

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import settings
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, OneOf, checked
-from fedjax_sim.core.settings import Checked, ConfigError, fields, setting, struct
+from fedjax_sim.core.settings import Checked, ConfigError, checked, fields, setting, struct
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, OneOf
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
@@ -169,7 +169,6 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     return schedules.get(hyper.clock.restart, _held_back)(key, hyper, num_ticks)
 
 
-@checked
 def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 

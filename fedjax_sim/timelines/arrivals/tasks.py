@@ -26,8 +26,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, Finite, checked
-from fedjax_sim.core.settings import ConfigError, fields, known_values, redefault, setting, struct
+from fedjax_sim.core.settings import (
+    ConfigError,
+    checked,
+    fields,
+    known_values,
+    redefault,
+    setting,
+    struct,
+)
+from fedjax_sim.core.settings.declared import Above0, Count, Finite
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import EMPTY, Array, HyperT, Key, Settings, Timeline
 from fedjax_sim.timelines.arrivals.queue import Queue, put_rows, take_rows
@@ -276,7 +284,6 @@ class ClientQueues(Clients):
         return super().decided() | given
 
 
-@checked
 def routing_shares(key: Key, hyper: ClientQueues) -> Array:
     """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1.
 
@@ -317,7 +324,6 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
     return Timeline(time, client, steps, before, weight[:, None], holds)
 
 
-@checked
 def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time: if no client were ever idle.
 

@@ -69,9 +69,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import checked
 from fedjax_sim.core.lifecycle import nearest, say
-from fedjax_sim.core.settings import ConfigError, check_file
+from fedjax_sim.core.settings import ConfigError, check_file, checked
 
 Windows = Sequence[tuple[float, float]]
 """Beginnings and ends of one client's windows, in order, in units of virtual time."""

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import Limit, checked, shape
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Limit, checked, shape
 from fedjax_sim.core.types import Array
 from fedjax_sim.timelines.delays import client_table
 

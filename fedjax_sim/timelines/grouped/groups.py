@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import settings
-from fedjax_sim.core.checking import AtLeast0, Count, Limit, OneOf, Whole, checked, unchecked
 from fedjax_sim.core.settings import Checked, ConfigError, fields, fixed, group, setting, struct
+from fedjax_sim.core.settings.declared import AtLeast0, Count, Limit, OneOf, Whole
 from fedjax_sim.core.types import EMPTY, Leaf, Problem, Settings
 from fedjax_sim.timelines.delays.laws import ClientDelays, Clients
 
@@ -343,7 +343,7 @@ class Groups(Clients):
           The constant part c_i and the mean 1 / lambda_i of the exponential part, `f64[M]` each, in
           units of virtual time.
         """
-        law, size = self.iteration, unchecked(delay_sizes)(self)
+        law, size = self.iteration, delay_sizes(self)
         parts = (law.shift_per_client, law.shift), (law.mean_per_client, law.mean)
         return _delays(size, *parts[0], array), _delays(size, *parts[1], array)
 
@@ -474,7 +474,6 @@ class Members(NamedTuple):
         return np.arange(self.clients.shape[1])[None] < self.size[:, None]
 
 
-@checked
 def list_members(groups: Groups) -> Members:
     """List the clients of every group.
 
@@ -502,7 +501,6 @@ def list_members(groups: Groups) -> Members:
     return Members(np.stack(padded).astype(np.int32), size.astype(np.int32))
 
 
-@checked
 def delay_sizes(groups: Groups) -> np.ndarray:
     """Count the clients of each group on which its delays depend.
 
@@ -516,11 +514,10 @@ def delay_sizes(groups: Groups) -> np.ndarray:
     Returns:
       `i32[M]`; with `active_per_group` above 0 at most that number.
     """
-    size, active = unchecked(list_members)(groups).size, groups.grouping.active_per_group
+    size, active = list_members(groups).size, groups.grouping.active_per_group
     return np.minimum(size, active) if active else size
 
 
-@checked
 def paper_delays(
     d: AtLeast0,
     b: AtLeast0,

@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, Limit, OneOf, checked, shape
+from fedjax_sim.core.settings import Above0, Count, Limit, OneOf, checked, shape
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines.cohorts import previous_visits
@@ -219,7 +219,6 @@ def group_work(
     return jax.lax.scan(next_round, start, (numbers, syncs, exchanges))[1]
 
 
-@checked
 def aggregation_weights(
     shares: Annotated[Array, shape("M", "U M"), Limit(least=0)],
     steps: Annotated[Array, shape("U M"), Limit(least=1)],
@@ -301,7 +300,6 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline
     return Timeline(*(leaf.reshape(-1, *leaf.shape[2:])[:num_ticks] for leaf in leaves))
 
 
-@checked
 def group_rounds_within(hyper: Groups, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 
@@ -361,7 +359,6 @@ def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) ->
     )
 
 
-@checked
 def group_arrivals_within(hyper: GroupArrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_sim.core import checking, types
+from fedjax_sim.core import types
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Clock, Event, HyperT, Instant, Key, Live, Received, Sizes
 from fedjax_sim.timelines import presets
@@ -62,7 +62,6 @@ def _frames(
     return types.Timeline(jnp.zeros(num_ticks), clients, steps, tick, weight, holds=tick)
 
 
-@checking.checked
 def replayed(system: types.System, timeline: types.Timeline) -> types.System:
     """Return a live system with the receptions of a schedule, such as one of an earlier run.
 

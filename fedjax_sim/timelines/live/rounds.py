@@ -16,8 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_sim.core import settings, streams, types
-from fedjax_sim.core.checking import Count, checked
-from fedjax_sim.core.settings import ConfigError, fields, struct
+from fedjax_sim.core.settings import ConfigError, Count, checked, fields, struct
 from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices
 from fedjax_sim.timelines.delays.laws import Speeds
@@ -168,7 +167,6 @@ class Shown(NamedTuple, Generic[RoundT, MemoryT, types.StateT, types.InfoT]):
     memory: MemoryT
 
 
-@checked
 def uniform_cohort(hyper: Settings) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, by the law of planned rounds.
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import types
-from fedjax_sim.core.checking import Count, checked
+from fedjax_sim.core.settings import Count, checked
 from fedjax_sim.core.streams import lane_stream, tick_key
 from fedjax_sim.core.targets import is_for_cpu, pick, put, repeat, repeat_while
 from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import settings, streams, types
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Whole, checked
-from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.core.settings import Checked, ConfigError, checked, setting, struct
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Whole
 from fedjax_sim.core.types import EMPTY, Array, Key, Leaf, Problem, Settings, Timeline
 from fedjax_sim.timelines import cohorts, presets
 from fedjax_sim.timelines.cohorts import Draws, previous_visits
@@ -191,7 +191,6 @@ def check_clients(hyper: Settings, *, are_distinct: bool) -> None:
         raise ConfigError("delays.trace", "a client without rows", allowed)
 
 
-@checked
 def rounds_within(hyper: Settings, time: Above0) -> float:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 

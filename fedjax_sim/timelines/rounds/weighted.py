@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Above0, Count, Portion, checked
-from fedjax_sim.core.settings import Checked, ConfigError, group, setting, struct
+from fedjax_sim.core.settings import Checked, ConfigError, checked, group, setting, struct
+from fedjax_sim.core.settings.declared import Above0, Count, Portion
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Key, Settings, Timeline
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement

@@ -15,7 +15,7 @@ from scipy import stats
 import fedjax_sim
 from fedjax_sim import ConfigError, settings, timelines
 from fedjax_sim.cli.commands import main
-from fedjax_sim.core.checking import Above0
+from fedjax_sim.core.settings import Above0
 from fedjax_sim.core.types import Array
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.timelines import LAWS, Law, Speeds
