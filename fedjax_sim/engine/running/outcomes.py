@@ -228,7 +228,7 @@ def _count(
         return found
     _, of_problem = distinct_objects([lane.problem for lane in group])
     firsts, number = distinct_rows(of_hyper, of_problem, row)
-    for i, first in enumerate(firsts.tolist()):
+    for i, first in enumerate(firsts):
         given = group[first].problem, group[first].hyper, timelines[first]
         by_tick = dict(zip(BITS, messages.per_tick(*given) or (), strict=False))
         by_tick |= messages.further(*given)
