@@ -1,13 +1,30 @@
 """Lay out timelines for replay: cut them to their budgets and assign rows of the model store.
 
-The store (`fedjax_sim.engine.planning.store`) holds the old server models from which clients still
-work. Everything here is NumPy on the host, before anything is compiled, but `event_at` and
-`look_up`, by which a compiled program reads what was laid out.
+Everything here is NumPy on the host, before anything is compiled, but `event_at` and `look_up`, by
+which a compiled program reads what was laid out.
 
-Dimension letters: those of `core.types`, `D` schedules, `V` evaluations, `E` ticks between
-two evaluations.
+The store holds the old server models from which clients still work, and is as small as possible. A
+second one is for models that clients hold at an evaluation, for the metric `client_variance`
+(`fedjax_sim.engine.program.replay`). The first by example. Two clients, A and B; each of four ticks
+receives one:
+
+    tick                  0   1   2   3
+    client                A   B   A   A
+    starts from version   0   0   1   3     (tick t makes version t + 1)
+
+Version 0 is in the first row from the start. It is read until tick 1, version 1 at tick 2, version
+3 at tick 3; versions 2 and 4 are never read. Tick 0 makes version 1 while version 0 is still
+needed, so version 1 gets a second row. Tick 1 makes version 2, which goes to a scratch row because
+nobody reads it. Tick 2 makes version 3, which gets the first row, because version 0 is no longer
+needed. Two rows and the scratch row are enough however long the two clients go on like this, and
+every read finds its version.
+
+Dimension letters: those of `core.types`, `D` schedules, `V` evaluations, `E` ticks between two
+evaluations, `R` rows of the second store.
 """
 
+import heapq
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -17,12 +34,6 @@ import numpy as np
 from fedjax_sim.core.clocks import RUNS, Instant, Sizes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Array, Event, Facts, Leaf, Timeline
-from fedjax_sim.engine.planning.store import (
-    HeldVersions,
-    assign_rows_of_all,
-    held_versions,
-    round_up,
-)
 
 SORTED_TOGETHER = 2**22
 """Slots of schedules that are sorted at the same time by their clients."""
@@ -71,6 +82,18 @@ class Ends(NamedTuple):
     def never(cls) -> "Ends":
         """Return that nothing limits a lane."""
         return cls(Instant.at(np.inf), Instant.at(np.inf), jnp.float32(0))
+
+
+class HeldVersions(NamedTuple):
+    """Places of the versions that clients hold.
+
+    Attributes:
+      write: `i32[L, V, E]`, row for the model that each tick makes; the last row is a scratch row.
+      holders: `i32[L, V + 1, R]`, number of clients that hold each row's model at each evaluation.
+    """
+
+    write: Leaf
+    holders: Leaf
 
 
 class Tables(NamedTuple):
@@ -216,8 +239,8 @@ def lay_out(
     # equally many.
     offset = None
     if not _is_steady(clients, steps):
-        offset = _steps_before_of_all(clients, steps, (num, total, num_slots))
-        offset *= is_within[..., None]
+        whole = (np.broadcast_to(leaf, (num, total, num_slots)) for leaf in (clients, steps))
+        offset = steps_before(*whole) * is_within[..., None]
 
     def on_grid(leaf: np.ndarray) -> np.ndarray:
         """Split the tick axis into evaluations and the ticks between them."""
@@ -365,7 +388,7 @@ def _assign_stores(
     if is_newest.all() and has_any.all():
         # Only the next tick reads a version: one row is enough.
         row = np.zeros((num, total + 1), np.int32)
-        return row, np.where(present, 0, round_up(2) - 1), round_up(2)
+        return row, np.where(present, 0, _round_up(2) - 1), _round_up(2)
     present, version = np.broadcast_to(present, shape), np.broadcast_to(version, shape)
     last, read = np.full((num, total + 1), -1), np.empty(shape, np.int32)
     # Some schedules at a time, which bounds the memory.
@@ -376,15 +399,95 @@ def _assign_stores(
         is_own = tick < ends[few][schedule]
         found = version[few][schedule, tick, slot]
         np.maximum.at(last[few], (schedule[is_own], found[is_own]), tick[is_own])
-    row, used = assign_rows_of_all(last)
+    row, used = _assign_rows_of_all(last)
     row[np.arange(total + 1) > ends[:, None]] = 0
     for few in pieces:
         places = version[few].reshape(len(row[few]), -1)
         read[few] = np.take_along_axis(row[few], places, axis=1).reshape(-1, *shape[1:])
-    rows = round_up(int(used.max()))
+    rows = _round_up(int(used.max()))
     # The same scratch row in all schedules, however many rows each of them needs.
     row[row == used[:, None] - 1] = rows - 1
     return row, np.where(present, read, rows - 1), rows
+
+
+def assign_rows(last_read: np.ndarray) -> tuple[np.ndarray, int]:
+    """Assign rows of the store.
+
+    Args:
+      last_read: `i64[T + 1]`, the tick at which each version is read last; -1 if it never is.
+
+    Returns:
+      The row of each version, `i32[T + 1]`, and the number of rows. The last row is a scratch row
+      for versions that nobody reads. A row is free again after its last read, so there are exactly
+      as many rows as versions that are needed at one time.
+    """
+    last = last_read.tolist()
+    last[0] = max(last[0], 0)  # The first version is there from the start.
+    rows, used, free = [-1] * len(last), 0, list[int]()
+    freed: list[list[int]] = [[] for _ in last]
+    for version, end in enumerate(last):
+        # It is written at the end of the tick before it, after that tick's reads.
+        for row in freed[version - 1] if version else ():
+            heapq.heappush(free, row)
+        if end >= version:
+            rows[version] = heapq.heappop(free) if free else used
+            used = max(used, rows[version] + 1)
+            freed[end].append(rows[version])
+    return np.array([used if row < 0 else row for row in rows], "int32"), used + 1
+
+
+def _assign_rows_of_all(last_read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Assign rows of the stores of D schedules: `i32[D, T + 1]`, and their numbers `i64[D]`."""
+    rows, used = zip(*map(assign_rows, last_read), strict=True)
+    return np.stack(rows), np.array(used)
+
+
+def _round_up(rows: int) -> int:
+    """Round rows up to a multiple of 8: sharing one program between sweeps is worth unused rows."""
+    return -(-rows // 8) * 8
+
+
+def held_versions(
+    clients: np.ndarray,
+    holds: np.ndarray,
+    ends: np.ndarray,
+    num_clients: int,
+) -> HeldVersions:
+    """Find out which versions clients hold at each evaluation, and assign rows to them.
+
+    Args:
+      clients: `i32[L, T, S]`, `EMPTY` in empty slots.
+      holds: `i32[L, T, S]`, as in `Timeline`.
+      ends: `i64[L, V + 1]`, ticks before each evaluation.
+      num_clients: Number of clients, N.
+
+    Returns:
+      The rows, with `write` of shape `i32[L, T]`.
+    """
+    num_lanes, total, _ = clients.shape
+    lanes, num_evals = np.arange(num_lanes)[:, None], ends.shape[1]
+    held = np.zeros((num_lanes, num_evals, num_clients), np.int32)
+    for lane, lane_ends in enumerate(ends):
+        for i, (begin, end) in enumerate(itertools.pairwise(lane_ends), start=1):
+            present = clients[lane, begin:end] != EMPTY
+            held[lane, i] = held[lane, i - 1]
+            received = clients[lane, begin:end][present]
+            held[lane, i, received] = holds[lane, begin:end][present]
+    # An evaluation reads after the write of the tick before it: as late as the next tick.
+    last_read = np.full((num_lanes, total + 1), -1)
+    for i in range(num_evals):
+        last_read[lanes, held[:, i]] = ends[:, i : i + 1]
+    rows, used = _assign_rows_of_all(last_read)
+    num_rows = _round_up(int(used.max()))
+    # Ticks after a lane's end, and versions that nobody holds, are written to the scratch row.
+    is_scratch = np.arange(total + 1) > ends[:, -1:]
+    is_scratch |= rows == used[:, None] - 1
+    rows[is_scratch] = num_rows - 1
+    holders = np.zeros((num_lanes, num_evals, num_rows), np.int32)
+    for lane in range(num_lanes):
+        versions_held = rows[lane][held[lane]]
+        holders[lane] = [np.bincount(row, minlength=num_rows) for row in versions_held]
+    return HeldVersions(rows[:, 1:], holders)
 
 
 def _is_steady(clients: np.ndarray, steps: np.ndarray) -> bool:
@@ -393,25 +496,6 @@ def _is_steady(clients: np.ndarray, steps: np.ndarray) -> bool:
         return False
     slots = np.sort(clients[:, 0], axis=-1)
     return bool((slots[:, 1:] > slots[:, :-1]).all())
-
-
-def _steps_before_of_all(
-    clients: np.ndarray, steps: np.ndarray, shape: tuple[int, int, int]
-) -> np.ndarray:
-    """Count the steps that each slot's client delivered before: `i32[D, T, S]`."""
-    clients, steps = np.broadcast_to(clients, shape), np.broadcast_to(steps, shape)
-    slots = np.sort(clients[:, 0], axis=-1)
-    is_empty = clients == EMPTY
-    is_constant = (is_empty | (clients == clients[:, :1])).all()
-    if is_constant and ((slots[:, 1:] > slots[:, :-1]) | (slots[:, 1:] == EMPTY)).all():
-        # The same clients stand in the same slots at all ticks, as in full participation, or nobody
-        # does, as where evaluations are filled up to equal lengths.
-        before = np.cumsum(steps, axis=1, dtype=np.int64) - steps
-        return np.where(is_empty, 0, before).astype(np.int32)
-    # The sort takes about forty bytes for each slot.
-    rows = max(1, SORTED_TOGETHER // max(1, shape[1] * shape[2]))
-    pieces = (slice(first, first + rows) for first in range(0, len(clients), rows))
-    return np.concatenate([steps_before(clients[few], steps[few]) for few in pieces])
 
 
 def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -425,20 +509,24 @@ def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
       `i32[..., T, S]`.
     """
     *_, num_ticks, num_slots = clients.shape
-    flat = clients.reshape(-1, num_ticks * num_slots)
+    flat, steps = (leaf.reshape(-1, num_ticks * num_slots) for leaf in (clients, steps))
     if flat.max(initial=0) < 2**15:  # Numbers of 16 bits are sorted without comparing them.
         flat = flat.astype(np.int16)
-    order = np.argsort(flat, axis=1, kind="stable")
-    sorted_clients = np.take_along_axis(flat, order, axis=1)
-    here = np.take_along_axis(steps.reshape(flat.shape), order, axis=1)
-    before = np.cumsum(here, axis=1, dtype=np.int64) - here
-    is_other = sorted_clients[:, 1:] != sorted_clients[:, :-1]
-    # What all clients sorted earlier delivered, which never falls along the slots.
-    earlier = np.zeros_like(before)
-    earlier[:, 1:][is_other] = before[:, 1:][is_other]
     result = np.empty(flat.shape, np.int32)
-    counted = before - np.maximum.accumulate(earlier, axis=1)
-    np.put_along_axis(result, order, counted.astype(np.int32), axis=1)
+    # The sort takes about forty bytes for each slot.
+    together = max(1, SORTED_TOGETHER // max(1, flat.shape[1]))
+    for first in range(0, len(flat), together):
+        few = slice(first, first + together)
+        order = np.argsort(flat[few], axis=1, kind="stable")
+        sorted_clients = np.take_along_axis(flat[few], order, axis=1)
+        here = np.take_along_axis(steps[few], order, axis=1)
+        before = np.cumsum(here, axis=1, dtype=np.int64) - here
+        is_other = sorted_clients[:, 1:] != sorted_clients[:, :-1]
+        # What all clients sorted earlier delivered, which never falls along the slots.
+        earlier = np.zeros_like(before)
+        earlier[:, 1:][is_other] = before[:, 1:][is_other]
+        counted = before - np.maximum.accumulate(earlier, axis=1)
+        np.put_along_axis(result[few], order, counted.astype(np.int32), axis=1)
     return result.reshape(clients.shape)
 
 
