@@ -43,12 +43,9 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     group, schedule, row = planned.group, planned.schedule, planned.row
     system, extra_facts = planned.program.system, planned.extra_facts
     is_live = planned.program.plan.live is not None
-    infos = {name: value[:, : schedule.shape[1]] for name, value in curves.infos.items()}
-    realised = {
-        name.removeprefix(HAPPENED): infos.pop(name) for name in list(infos) if HAPPENED in name
-    }
+    realised = _realised(planned, curves.infos)
     if is_live:
-        schedule, row = lived_so_far(planned, realised), np.arange(len(group))
+        schedule, row = lived_so_far(planned, curves.infos), np.arange(len(group))
         extra_facts = extra_facts_of(system, [lane.hyper for lane in group], schedule.ticks, row)
         timelines = []
         for i, end in enumerate(schedule.ticks[:, -1].tolist()):
@@ -79,7 +76,11 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     metrics, samples = jax.tree.map(
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
     )
-    infos = {name: value[:, :num_evals] for name, value in infos.items()}
+    infos = {
+        name: value[:, :num_evals]
+        for name, value in curves.infos.items()
+        if not name.startswith(HAPPENED)
+    }
     facts = _facts_of(schedule, row) | _count(planned, schedule, row, timelines)
     facts["collapsed_at"] = _collapsed_at(group, metrics)
     metrics |= _means_of_steps(infos)
@@ -118,9 +119,18 @@ def _means_of_steps(infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def lived_so_far(planned: Planned, realised: Mapping[str, np.ndarray]) -> Schedule:
-    """Make the schedules of live lanes from their events so far, `[L, V, E, ...]` by name."""
-    known: Any = dict(realised)
+def _realised(planned: Planned, infos: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Find the recorded fields of events among counts: `[L, V, E, ...]` by field."""
+    return {
+        name.removeprefix(HAPPENED): value[:, : planned.schedule.shape[1]]
+        for name, value in infos.items()
+        if name.startswith(HAPPENED)
+    }
+
+
+def lived_so_far(planned: Planned, infos: Mapping[str, np.ndarray]) -> Schedule:
+    """Make the schedules of live lanes from the events among their counts so far."""
+    known: Any = _realised(planned, infos)
     known["time"] = Instant(known["time"], known.pop("rest")).to_float64()
     return as_lived(planned.schedule.take(planned.row), **known)
 
