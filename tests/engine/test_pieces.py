@@ -17,6 +17,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
+from fedjax_sim.core import lifecycle
 from fedjax_sim.engine.machine import compiling, memory
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import Schedules, request_timelines
@@ -68,7 +69,7 @@ def schedules_that_fit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]
 
         monkeypatch.setattr(drawing, "BYTES_OF_A_PLANNED_SLOT", 2**30)
         monkeypatch.setattr(drawing, "_check_size", listen)
-        monkeypatch.setattr(drawing, "free_on_host", free_on_host)
+        monkeypatch.setattr(lifecycle, "free_on_host", free_on_host)
 
     return leave
 
