@@ -52,10 +52,10 @@ def replay_schedule(
     if saved is None:
         carries, first = replay.begin()
     else:
-        done, carries, first = saved.done, saved.states, None
+        (done, carries, curves), first = saved, None
         name, ticks = replay.program.system.name, replay.num_evals * per_eval
         say(f"{name} goes on after {done} of {ticks} ticks (lanes: {len(replay.placed.place_of)}).")
-        seen.restore(saved.curves, 1 + done // per_eval)
+        seen.restore(curves, 1 + done // per_eval)
     chunks = _replayed(replay, carries, first, done, seen, checkpoint)
     stops_wait = contextlib.nullcontext() if checkpoint is None else deferring_stops()
     with stops_wait:

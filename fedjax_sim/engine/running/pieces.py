@@ -174,20 +174,20 @@ class Pieces:
             with contextlib.suppress(ConfigError):
                 drawn = planned.timelines, planned.ticks
                 planned = plan(dataclasses.replace(options, layout=placed), drawn=drawn)
-        if saved is not None and saved.has_result():
-            same = planned.decided(planned.on_devices(is_described=True))
-            if (known := saved.finished(same)) is not None:
-                lifecycle.say(f"{system.name} had ended; its result is read (lanes: {len(lanes)}).")
-                part = collect(planned, checkpoint.unpack_curves(known, planned.model), options)
-                if options.watch.trackers:
-                    # Nothing of this is new, so that nothing is shown and nobody is asked.
-                    watch = dataclasses.replace(options.watch, progress=False, on_evaluation=None)
-                    ticks, time = part.facts["ticks"], part.facts["time"]
-                    watcher = Watcher(system.name, planned.group, ticks, time, watch)
-                    stopped_at = part.facts.get("stopped_at")
-                    watcher.track(ticks.shape[1] - 1, part.curves.metrics, stopped_at)
-                return part
-        return Ready(planned, planned.on_devices(), saved)
+        known = saved and saved.finished(
+            lambda: planned.decided(planned.on_devices(is_described=True))
+        )
+        if known is None:
+            return Ready(planned, planned.on_devices(), saved)
+        lifecycle.say(f"{system.name} had ended; its result is read (lanes: {len(lanes)}).")
+        part = collect(planned, checkpoint.unpack_curves(known, planned.model), options)
+        if options.watch.trackers:
+            # Nothing of this is new, so that nothing is shown and nobody is asked.
+            watch = dataclasses.replace(options.watch, progress=False, on_evaluation=None)
+            ticks, time = part.facts["ticks"], part.facts["time"]
+            watcher = Watcher(system.name, planned.group, ticks, time, watch)
+            watcher.track(ticks.shape[1] - 1, part.curves.metrics, part.facts.get("stopped_at"))
+        return part
 
     def _compare(self, ready: Ready) -> tuple[float, float]:
         """Count the bytes that lanes need in a device's memory, and those that they may take."""
