@@ -373,8 +373,14 @@ def choose(
     if layout.client_devices is None and layout.lane_devices is None and not lanes_at_once:
         # Devices that have no lane take slots, if a tick has enough work to share.
         work = cost.operations * family_size * steps.sum(axis=-1).mean()
-        if work >= WORTH_SPLITTING:
-            client_devices = max(1, min(num_devices // lane_devices, num_slots))
+        is_worth = work >= WORTH_SPLITTING
+        client_devices = max(1, min(num_devices // lane_devices, num_slots)) if is_worth else 1
+    packed = bool(layout.packed)
+    if layout.packed is None and layout.slots_at_once is None and platform == "gpu":
+        # The steps that are run if all slots share rows, over those of the longest for all.
+        most = int(steps.max(initial=0)) * steps.shape[0] * num_slots
+        run = float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0))
+        packed = run / max(1, most) <= WORTH_PACKING
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
         lanes_at_once=lanes_at_once,
@@ -383,21 +389,16 @@ def choose(
         family_size=family_size,
         members=members,
         narrow=NARROW if on_cpu else WIDEST,
-        packed=bool(layout.packed),
+        packed=packed,
         devices=devices,
     )
-    if layout.packed is None and layout.slots_at_once is None and platform == "gpu":
-        # The steps that are run if all slots share rows, over those of the longest for all.
-        most = int(steps.max(initial=0)) * steps.shape[0] * steps.shape[-1]
-        packed = float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0)) / max(1, most)
-        placement = placement._replace(packed=packed <= WORTH_PACKING)
-    if not placement.lanes_at_once:
+    if not lanes_at_once:
         return placement
-    if placement.packed:
-        # The slots of all lanes fill the rows better than those of a batch.
-        return placement._replace(lane_batches=min(layout.lane_batches or 1, num_sets))
-    trips = longest.reshape(len(longest), -1)[rows if len(longest) > 1 else rows * 0]
-    batches = layout.lane_batches or _lane_batches(trips, placement)
+    batches = layout.lane_batches or 1
+    # The slots of all lanes fill packed rows better than those of a batch.
+    if layout.lane_batches is None and not packed:
+        trips = longest.reshape(len(longest), -1)[rows if len(longest) > 1 else rows * 0]
+        batches = _lane_batches(trips, placement)
     return placement._replace(lane_batches=min(batches, num_sets))
 
 

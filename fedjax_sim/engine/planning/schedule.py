@@ -25,6 +25,7 @@ evaluations, `R` rows of the second store.
 
 import heapq
 import itertools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -288,22 +289,37 @@ def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarra
     return np.take_along_axis(totals, ends, axis=1)
 
 
-def as_realised(
-    schedule: Schedule, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
-) -> Schedule:
-    """Replace the clients drawn by those who took part, where a step has changed them.
+def as_happened(schedule: Schedule, realised: Mapping[str, np.ndarray]) -> Schedule:
+    """Replace what was drawn by what happened, where a step has changed it or a clock is live.
 
     Args:
-      schedule: The schedules that were drawn.
-      clients: `i32[D, V, E, S]`.
-      steps: `i32[D, V, E, S]`.
-      weight: `f[D, V, E, S]`.
+      schedule: The schedules of all lanes, D; empty ones where clocks are live.
+      realised: By field of an event, `[D, V, E, ...]`: clients, steps and weight. Of live lanes
+        also version, and of each tick its time, `time` and `rest` of an `Instant`, and `ended`,
+        which is `RUNS` at the ticks that happened, the first ones.
+
+    Returns:
+      The schedules. Live ones are cut to their ends, with as many evaluations as the longest has.
     """
     num, num_evals, per_eval = schedule.shape
+    if "ended" in realised:
+        ticks = (realised["ended"] == RUNS).sum(axis=(1, 2))
+        num_evals = max(1, -(-int(ticks.max()) // per_eval))
+        ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
+        time = Instant(realised["time"], realised["rest"]).to_float64().reshape(num, -1)
+        tick = np.arange(num_evals * per_eval, dtype=np.int32).reshape(num_evals, per_eval, 1)
+        schedule = schedule._replace(
+            shape=(num, num_evals, per_eval),
+            stored=schedule.stored._replace(staleness=tick - realised["version"][:, :num_evals]),
+            time=np.take_along_axis(np.pad(time, ((0, 0), (1, 0))), ends, axis=1),
+            ticks=ends,
+        )
     total = num_evals * per_eval
     is_within = (np.arange(total) < schedule.ticks[:, -1:]).reshape(num, num_evals, per_eval, 1)
-    clients = np.where(is_within, clients, EMPTY)
-    steps = np.where(is_within, steps, 0)
+    clients, steps, weight = (
+        realised[name][:, :num_evals] for name in ("clients", "steps", "weight")
+    )
+    clients, steps = np.where(is_within, clients, EMPTY), np.where(is_within, steps, 0)
 
     def counted(values: np.ndarray) -> np.ndarray:
         return _so_far(values.sum(axis=-1).reshape(num, total), schedule.ticks, total)
@@ -313,48 +329,6 @@ def as_realised(
         local_steps=counted(steps),
         messages=counted(clients != EMPTY),
     )
-
-
-def as_lived(
-    schedule: Schedule,
-    clients: np.ndarray,
-    steps: np.ndarray,
-    weight: np.ndarray,
-    *,
-    version: np.ndarray,
-    time: np.ndarray,
-    ended: np.ndarray,
-) -> Schedule:
-    """Replace empty schedules by the events of live lanes, cut to their ends.
-
-    Args:
-      schedule: Those of all lanes, D.
-      clients: `i32[D, V, E, S]`.
-      steps: `i32[D, V, E, S]`.
-      weight: `f[D, V, E, S]`.
-      version: `i32[D, V, E, S]`.
-      time: `f64[D, V, E]`, of the ticks that happened.
-      ended: `i32[D, V, E]`, `RUNS` at these, which are the first ones.
-
-    Returns:
-      The schedules, with as many evaluations as the longest has.
-    """
-    num, _, per_eval = schedule.shape
-    ticks = (ended == RUNS).sum(axis=(1, 2))
-    num_evals = max(1, -(-int(ticks.max()) // per_eval))
-    shape = num, num_evals, per_eval
-    ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
-    times = np.concatenate([np.zeros((num, 1)), time.reshape(num, -1)], axis=1)
-    known, tick = slice(num_evals), np.arange(num_evals * per_eval, dtype=np.int32)
-    lived = schedule._replace(
-        shape=shape,
-        stored=schedule.stored._replace(
-            staleness=tick.reshape(num_evals, per_eval, 1) - version[:, known]
-        ),
-        time=np.take_along_axis(times, ends, axis=1),
-        ticks=ends,
-    )
-    return as_realised(lived, *(leaf[:, known] for leaf in (clients, steps, weight)))
 
 
 def without_repetition(leaf: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import System, Ticks, Timeline
 from fedjax_sim.engine.planning import budgets
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
-from fedjax_sim.engine.planning.schedule import Schedule, as_lived, as_realised
+from fedjax_sim.engine.planning.schedule import Schedule, as_happened
 from fedjax_sim.engine.program.prepare import Planned, extra_facts_of
 from fedjax_sim.engine.request import Options
 from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
@@ -44,8 +44,10 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     system, extra_facts = planned.program.system, planned.extra_facts
     is_live = planned.program.plan.live is not None
     realised = _realised(planned, curves.infos)
+    if realised:
+        # Where steps changed who took part, the schedule becomes the one that happened.
+        schedule, row = happened_so_far(planned, curves.infos), np.arange(len(group))
     if is_live:
-        schedule, row = lived_so_far(planned, curves.infos), np.arange(len(group))
         extra_facts = extra_facts_of(system, [lane.hyper for lane in group], schedule.ticks, row)
         timelines = []
         for i, end in enumerate(schedule.ticks[:, -1].tolist()):
@@ -59,10 +61,8 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
         cut = [
             Timeline(*(leaf[i, :end] for leaf in planned.timelines)) for i, end in enumerate(ends)
         ]
-        timelines = [cut[i] for i in row.tolist()]
-        # Where steps changed who took part, the schedule becomes the one that happened.
+        timelines = [cut[i] for i in planned.row.tolist()]
         if realised:
-            schedule, row = as_realised(schedule.take(row), **realised), np.arange(len(group))
             timelines = [
                 timeline._replace(**_happened(realised, i, len(timeline.time)))
                 for i, timeline in enumerate(timelines)
@@ -128,11 +128,9 @@ def _realised(planned: Planned, infos: Mapping[str, np.ndarray]) -> dict[str, np
     }
 
 
-def lived_so_far(planned: Planned, infos: Mapping[str, np.ndarray]) -> Schedule:
-    """Make the schedules of live lanes from the events among their counts so far."""
-    known: Any = _realised(planned, infos)
-    known["time"] = Instant(known["time"], known.pop("rest")).to_float64()
-    return as_lived(planned.schedule.take(planned.row), **known)
+def happened_so_far(planned: Planned, infos: Mapping[str, np.ndarray]) -> Schedule:
+    """Make the schedule of each lane from the events among the counts so far."""
+    return as_happened(planned.schedule.take(planned.row), _realised(planned, infos))
 
 
 def _happened(realised: Mapping[str, np.ndarray], lane: int, end: int) -> dict[str, np.ndarray]:

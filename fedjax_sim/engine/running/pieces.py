@@ -37,7 +37,7 @@ from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.engine.running.chunks import Evaluations, replay_schedule
-from fedjax_sim.engine.running.outcomes import collect, lived_so_far
+from fedjax_sim.engine.running.outcomes import collect, happened_so_far
 from fedjax_sim.engine.watching import Watcher
 from fedjax_sim.results import store
 from fedjax_sim.results.curves import Returned
@@ -272,8 +272,8 @@ def replay_group(ready: Ready) -> Returned:
 
         def report(done: int, seen: Evaluations) -> np.ndarray:
             if plan.live is not None:
-                lived = lived_so_far(planned, seen.kinds["info"])
-                watch.know(lived.ticks, lived.time)
+                happened = happened_so_far(planned, seen.kinds["info"])
+                watch.know(happened.ticks, happened.time)
             return watch.update(done, seen.kinds["metric"], seen.stopped_at)
 
         with watch.display:
