@@ -197,8 +197,7 @@ def lay_out(
     Raises:
       ConfigError: If the local steps of a tick do not fit in 32 bits.
     """
-    # The grid: V evaluations after equal numbers of ticks, the last of which may be
-    # padding.
+    # The grid: V evaluations after equal numbers of ticks, the last of which may be padding.
     num, longest = len(ticks), max(longest, int(ticks.max()))
     per_eval = per_eval or -(-longest // min(num_evals, longest))
     num_evals = -(-longest // per_eval)
@@ -207,56 +206,45 @@ def lay_out(
     is_within = np.arange(total) < ticks[:, None]
     is_whole = bool(is_within.all())
     num_slots = timelines.clients.shape[2]
+    shape = num, total, num_slots
 
     def cut(leaf: np.ndarray, fill: int) -> np.ndarray:
         """Keep the ticks of each timeline and fill up to the last evaluation: `[D, total, S]`."""
         if is_whole:
             return without_repetition(leaf[:, :total])
         known = min(total, leaf.shape[1])
-        result = np.full((num, total, num_slots), fill, leaf.dtype)
+        result = np.full(shape, fill, leaf.dtype)
         np.copyto(result[:, :known], leaf[:, :known], where=is_within[:, :known, None])
         return result
 
     # Slots: what is in them, how old, and nothing where they are empty.
     clients = cut(timelines.clients, EMPTY)
     present = clients != EMPTY
-    is_filled = bool(present.all())
     numbers = np.arange(total, dtype=np.int32)[:, None]
     steps, weight = cut(timelines.steps, 0), cut(timelines.weight, 0)
-    staleness = without_repetition(numbers - timelines.version[:, :total]) if is_whole else None
-    if staleness is None:
-        staleness = numbers - cut(timelines.version, 0)
-    if not is_filled:
+    staleness = numbers - cut(timelines.version, 0)
+    if is_whole:
+        staleness = without_repetition(staleness)
+    if not present.all():
         steps, weight = np.where(present, steps, 0), np.where(present, weight, 0)
-    # Rows of the store: where each slot reads its old model, and where each tick writes its
-    # own.
-    row, read, rows = _assign_stores(
-        numbers - staleness, present, ends[:, -1], (num, total, num_slots)
-    )
+    # Rows of the store: where each slot reads its old model, and where each tick writes its own.
+    row, read, rows = _assign_stores(numbers - staleness, present, ends[:, -1], shape)
     if not is_whole:
         # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
         read = np.where(is_within[..., None], read, rows - 1)
-    # Steps that each client did before, which number its random draws; none if all do
-    # equally many.
+    write = np.where(is_within, row[:, 1:], rows - 1)
+    # Steps that each client did before, which number its random draws; none if all do equally many.
     offset = None
     if not _is_steady(clients, steps):
-        whole = (np.broadcast_to(leaf, (num, total, num_slots)) for leaf in (clients, steps))
-        offset = steps_before(*whole) * is_within[..., None]
+        offset = steps_before(np.broadcast_to(clients, shape), np.broadcast_to(steps, shape))
 
     def on_grid(leaf: np.ndarray) -> np.ndarray:
         """Split the tick axis into evaluations and the ticks between them."""
         axes = (num_evals, per_eval) if leaf.shape[1] == total else (1, 1)
         return leaf.reshape(leaf.shape[0], *axes, *leaf.shape[2:])
 
-    stored = Ticks(
-        clients=on_grid(clients),
-        steps=on_grid(steps),
-        staleness=on_grid(staleness),
-        weight=on_grid(weight),
-        offset=None if offset is None else on_grid(offset),
-        read=on_grid(read.astype(np.int32)),
-        write=on_grid(np.where(is_within, row[:, 1:], rows - 1).astype(np.int32)),
-    )
+    places = read.astype(np.int32), write.astype(np.int32)
+    stored = jax.tree.map(on_grid, Ticks(clients, steps, staleness, weight, offset, *places))
     most_steps = int(stored.steps.max(initial=0))
     if num_slots * most_steps >= 2**31:
         allowed = f"fewer: of the {num_slots} slots of a tick, 2^31 or more would be counted"
@@ -264,10 +252,9 @@ def lay_out(
     # Versions that clients hold at evaluations, for the variance of their models.
     held = None
     if client_variance:
-        whole = np.broadcast_to(clients, (num, total, num_slots))
+        whole = np.broadcast_to(clients, shape)
         held = held_versions(whole, timelines.holds, ends, num_clients)
         held = held._replace(write=held.write.reshape(num, num_evals, per_eval))
-
     times = np.concatenate([np.zeros((num, 1)), timelines.time], axis=1)
     return Schedule(
         stored=stored,
