@@ -36,9 +36,6 @@ from fedjax_sim.core.clocks import RUNS, Instant, Sizes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Array, Event, Facts, Leaf, Timeline
 
-SORTED_TOGETHER = 2**22
-"""Slots of schedules that are sorted at the same time by their clients."""
-
 
 class Ticks(NamedTuple):
     """The arrays on a device from which the event of a tick is built.
@@ -276,7 +273,7 @@ def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarra
     return np.take_along_axis(totals, ends, axis=1)
 
 
-def as_happened(schedule: Schedule, realised: Mapping[str, np.ndarray]) -> Schedule:
+def as_happened(schedule: Schedule, realised: Mapping[str, Leaf]) -> Schedule:
     """Replace what was drawn by what happened, where a step has changed it or a clock is live.
 
     Args:
@@ -343,7 +340,7 @@ def _assign_stores(
       T or 1, S]`; and the number of rows, the same for all schedules, of which the last is a
       scratch row in all.
     """
-    num, total, num_slots = shape
+    num, total, _ = shape
     is_newest = (version == np.arange(total)[:, None]) | ~present
     has_any = present.any(axis=2) | (np.arange(total) >= ends[:, None])
     if is_newest.all() and has_any.all():
@@ -351,20 +348,14 @@ def _assign_stores(
         row = np.zeros((num, total + 1), np.int32)
         return row, np.where(present, 0, _round_up(2) - 1), _round_up(2)
     present, version = np.broadcast_to(present, shape), np.broadcast_to(version, shape)
-    last, read = np.full((num, total + 1), -1), np.empty(shape, np.int32)
-    # Some schedules at a time, which bounds the memory.
-    step = max(1, SORTED_TOGETHER // max(1, total * num_slots))
-    pieces = [slice(first, first + step) for first in range(0, num, step)]
-    for few in pieces:
-        schedule, tick, slot = np.nonzero(present[few])
-        is_own = tick < ends[few][schedule]
-        found = version[few][schedule, tick, slot]
-        np.maximum.at(last[few], (schedule[is_own], found[is_own]), tick[is_own])
+    last = np.full((num, total + 1), -1)
+    # One schedule at a time, which bounds the memory.
+    for i, end in enumerate(ends):
+        tick, slot = np.nonzero(present[i, :end])
+        np.maximum.at(last[i], version[i][tick, slot], tick)
     row, used = _assign_rows_of_all(last)
     row[np.arange(total + 1) > ends[:, None]] = 0
-    for few in pieces:
-        places = version[few].reshape(len(row[few]), -1)
-        read[few] = np.take_along_axis(row[few], places, axis=1).reshape(-1, *shape[1:])
+    read = np.stack([own[versions] for own, versions in zip(row, version, strict=True)])
     rows = _round_up(int(used.max()))
     # The same scratch row in all schedules, however many rows each of them needs.
     row[row == used[:, None] - 1] = rows - 1
@@ -474,20 +465,14 @@ def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
     if flat.max(initial=0) < 2**15:  # Numbers of 16 bits are sorted without comparing them.
         flat = flat.astype(np.int16)
     result = np.empty(flat.shape, np.int32)
-    # The sort takes about forty bytes for each slot.
-    together = max(1, SORTED_TOGETHER // max(1, flat.shape[1]))
-    for first in range(0, len(flat), together):
-        few = slice(first, first + together)
-        order = np.argsort(flat[few], axis=1, kind="stable")
-        sorted_clients = np.take_along_axis(flat[few], order, axis=1)
-        here = np.take_along_axis(steps[few], order, axis=1)
-        before = np.cumsum(here, axis=1, dtype=np.int64) - here
-        is_other = sorted_clients[:, 1:] != sorted_clients[:, :-1]
-        # What all clients sorted earlier delivered, which never falls along the slots.
-        earlier = np.zeros_like(before)
-        earlier[:, 1:][is_other] = before[:, 1:][is_other]
-        counted = before - np.maximum.accumulate(earlier, axis=1)
-        np.put_along_axis(result[few], order, counted.astype(np.int32), axis=1)
+    # One schedule at a time, because the sort takes about forty bytes for each slot.
+    for own, numbers, delivered in zip(result, flat, steps, strict=True):
+        order = np.argsort(numbers, kind="stable")
+        here, client = delivered[order], numbers[order]
+        before = np.cumsum(here, dtype=np.int64) - here
+        is_first = np.diff(client, prepend=client[:1] - 1) != 0
+        # Less what all clients sorted earlier delivered, which never falls along the slots.
+        own[order] = before - np.maximum.accumulate(np.where(is_first, before, 0))
     return result.reshape(clients.shape)
 
 
