@@ -183,19 +183,13 @@ def _listed(value: Any) -> Sequence[Any]:
 
 def _of_one_lane(layout: types.Layout) -> types.Layout:
     """Check that a layout leaves lanes and devices alone, and fix these."""
-    for name, only in (
-        ("lanes_at_once", False),
-        ("lane_devices", 1),
-        ("client_devices", 1),
-        ("lane_batches", None),
-        ("max_lanes", None),
-        ("evals_per_chunk", None),
-    ):
-        value = getattr(layout, name)
-        if value is not None and value != only:
+    fixed = {"lanes_at_once": False, "lane_devices": 1, "client_devices": 1}
+    for name in (*fixed, "lane_batches", "max_lanes", "evals_per_chunk"):
+        value, only = getattr(layout, name), fixed.get(name)
+        if value not in (None, only):
             allowed = f"{only} or None where one program is bound; map over it with jax.vmap"
             raise ConfigError(f"layout.{name}", value, allowed)
-    return layout._replace(lanes_at_once=False, lane_devices=1, client_devices=1)
+    return layout._replace(**fixed)
 
 
 def _joined(
@@ -250,24 +244,17 @@ def _bounds_of(
     # A timeline of the caller's own has read nothing.
     reads = read_timeline(system, hyper).reads if is_drawn else [False] * len(names)
     places = read_timeline(system, hyper).places if system.weigh else reads
-    frozen, weighing = [], []
-    for name, is_read, is_placed in zip(names, reads, places, strict=True):
-        if name in completed_from or (is_read and is_placed):
-            frozen.append(name)
-        elif is_read:
-            weighing.append(name)
+    kinds = list(zip(names, reads, places, strict=True))
+    frozen = [name for name, *is_used in kinds if name in completed_from or all(is_used)]
+    weighing = [name for name, is_read, _ in kinds if is_read and name not in frozen]
     static = Static(
-        system,
-        plan,
         facts,
-        num_ticks,
-        tuple(frozen),
         tuple(weighing),
-        known=planned.lanes.hyper.known,
-        machine=program.machine,
-        differentiable=differentiable,
-        structure=typed_structure((group[0].problem, hypers[0])),
-        code=program.code,
+        planned.lanes.hyper.known,
+        program.machine,
+        differentiable,
+        typed_structure((group[0].problem, hypers[0])),
+        program.code,
     )
     found = []
     for i in np.argsort([lane.place for lane in group]):
@@ -278,12 +265,12 @@ def _bounds_of(
             time[:end] = planned.timelines.time[row, :end]
         ticks = schedule.take(np.array([row])).stored
         until = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), schedule.until)
-        given = hypers[i], learning_key(lane.seed), lane.start, ticks, time, until
-        bound: Bound = Bound(lane.problem, *given, static)
+        known = hypers[i], learning_key(lane.seed), lane.start, ticks, time, until
+        bound: Bound = Bound(lane.problem, *known, system, plan, num_ticks, tuple(frozen), static)
         if weighing and not bound.is_weighed:
             # The clock is not the one whose weights the system computes.
             read = tuple(name for name in names if name in {*frozen, *weighing})
-            other = static._replace(frozen=read, weighing=())
-            bound = dataclasses.replace(bound, _static=other)
+            other = static._replace(weighing=())
+            bound = dataclasses.replace(bound, frozen=read, _static=other)
         found.append(bound)
     return found

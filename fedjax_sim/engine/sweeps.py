@@ -20,7 +20,7 @@ from fedjax_sim.core.lifecycle import say
 from fedjax_sim.core.settings import ConfigError, fields, is_traced, names_of, value_of
 from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
-from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.engine.planning.lanes import groups_of
 from fedjax_sim.engine.request import Checkpoints, Options, Precision, ProblemT, RunOptions
 from fedjax_sim.engine.running.pieces import Pieces, locked
 from fedjax_sim.engine.shares import Listed, Part, Sharing, check_num_parts
@@ -162,22 +162,17 @@ def sweep(
     whole = request.list_lanes(system, problem, hyper, grid, options)
     if start is not None:
         whole = request.give_starts(whole, start)
-    run = partial(_run, system, whole, grid, options)
+    listed = Listed(system, whole, options, grid)
     if lanes is None or isinstance(lanes, Collection):
-        return run(lanes)
-    return lanes.run(Listed(system, whole, options), run)
+        return _run(listed, lanes)
+    return lanes.run(listed, partial(_run, listed))
 
 
-def _run(
-    system: types.System[types.HyperT, types.StateT, types.InfoT],
-    whole: list[Lane],
-    grid: Grid,
-    options: Options,
-    numbers: Collection[int] | None,
-) -> Run[types.HyperT]:
+def _run(listed: Listed, numbers: Collection[int] | None) -> Run[Any]:
     """Run lanes by number, or all, and label their results."""
     keep_by_default()
     began = time.perf_counter()
+    system, whole, options, grid = listed
     places = None if numbers is None else sorted({int(place) for place in numbers})
     chosen = set(range(len(whole)) if places is None else places)
     hypers = [lane.hyper for lane in whole if lane.place in chosen]
@@ -189,10 +184,8 @@ def _run(
         for lanes in groups:
             if group := [lane for lane in lanes if lane.place in chosen]:
                 parts += Pieces(system, group, lanes, options).run(len(parts))
-    if places is None:
-        curves = label_curves(parts, grid, system.name)
-    else:
-        curves = label_lanes(parts, grid, system.name, places)
+    named = parts, grid, system.name
+    curves = label_curves(*named) if places is None else label_lanes(*named, places)
     curves = metric_names.describe_metrics(curves, [lane.problem for lane in whole])
     curves.attrs |= {
         "seconds_compile": meter.seconds,
@@ -204,9 +197,8 @@ def _run(
         [(part.curves.models, part.curves.samples) for part in parts], order, curves.sizes["eval"]
     )
     timelines = [timeline for part in parts for timeline in part.timelines]
-    run = Run(curves, models, [timelines[i] for i in order], hypers, samples)
     warn_of_lanes(curves)
-    return run
+    return Run(curves, models, [timelines[i] for i in order], hypers, samples)
 
 
 def _say_what_compiles(system: types.System, grid: Grid, hypers: Sequence[types.Settings]) -> None:

@@ -73,7 +73,7 @@ def plan_or_load(
             drawn = planned.timelines, planned.ticks
             planned = plan(dataclasses.replace(options, layout=placed), drawn=drawn)
     if saved is not None and saved.has_result():
-        same = planned.decided(planned.on_devices(is_described=True))
+        same = planned.decided(planned.on_devices())
         if (known := saved.finished(same)) is not None:
             lifecycle.say(f"{system.name} had ended; its result is read (lanes: {len(group)}).")
             part = collect(planned, checkpoint.unpack_curves(known, planned.model), options)

@@ -235,7 +235,7 @@ def _name_large_stores(ready: Ready, least: float) -> None:
         f"{staleness.max()} versions old, for each of {num} lanes"
     )
     store = num * (size_of_state(schedule.rows) - size_of_state(1))
-    held = count_bytes(ready.replay.described().carries().versions)
+    held = count_bytes(ready.replay.carries().versions)
     sentences = {
         f"the store of old server models takes {write_bytes(store)}: {schedule.rows} models "
         f"of {write_bytes(of_model)} {cause}; clients of more equal speed, a larger buffer, "
