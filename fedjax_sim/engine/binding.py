@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import types
+from fedjax_sim.core import trees, types
 from fedjax_sim.core.checking import LaneSeed, checked
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.trees import typed_structure
 from fedjax_sim.core.types import HyperT, InfoT, StateT
 from fedjax_sim.engine import Run, contract, request
 from fedjax_sim.engine.planning.drawing import read_timeline
@@ -131,7 +130,8 @@ def bind_together(
     Raises:
       ConfigError: If an input is not allowed, or the programs would not be the same.
     """
-    timelines = None if isinstance(budget, types.Ticks | types.Time | types.Energy) else budget
+    is_limit = isinstance(budget, types.Ticks | types.Time | types.Energy)
+    timelines = None if is_limit else budget
     if timelines is not None and system.live is not None:
         allowed = f"Ticks, Time or Energy for {system.name}, whose clock is live; or use replayed"
         raise ConfigError("budget", "a schedule", allowed)
@@ -142,10 +142,8 @@ def bind_together(
         if len(values) not in (1, num):
             raise ConfigError(f"number of {name}", len(values), f"1 or {num}, as of the others")
     # Nothing is drawn for schedules of the caller's own.
-    drawn_for = (
-        budget if isinstance(budget, types.Ticks | types.Time | types.Energy) else types.Ticks(1)
-    )
-    options = Options(drawn_for, num_evals=1, layout=_of_one_lane(layout), precision=precision)
+    limit: Any = budget if is_limit else types.Ticks(1)
+    options = Options(limit, num_evals=1, layout=_of_one_lane(layout), precision=precision)
     lanes: list[Lane] = []
     completed_from: set[str] = set()
     for i in range(num):
@@ -167,11 +165,7 @@ def bind_together(
         drawn, row = _joined(system, lists["timelines"], num, num_clients), np.arange(num)
     planned = plan_group(system, lanes, options, drawn=drawn, row=row)
     return _bounds_of(
-        system,
-        planned,
-        completed_from,
-        is_drawn=timelines is None,
-        differentiable=differentiable,
+        system, planned, completed_from, is_drawn=timelines is None, differentiable=differentiable
     )
 
 
@@ -253,7 +247,7 @@ def _bounds_of(
         planned.lanes.hyper.known,
         program.machine,
         differentiable,
-        typed_structure((group[0].problem, hypers[0])),
+        trees.typed_structure((group[0].problem, hypers[0])),
         program.code,
     )
     found = []

@@ -4,8 +4,6 @@ Dimension letters: those of `fedjax_sim.core.types`; `V` evaluations.
 """
 
 import dataclasses
-import inspect
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -61,9 +59,11 @@ def simulate(
     Raises:
       ConfigError: Before any training, if an input is not allowed.
     """
-    run: Run[types.HyperT] = inspect.unwrap(sweep)(
-        system, problem, hyper, seeds=[seed], budget=budget, checkpoints=checkpoints, **options
-    )
+    start = options.pop("start", None)
+    given: Any = {"watch": Watch(), "checkpoints": checkpoints, **options}
+    asked, grid = Options(budget, **given), request.grid_of([seed], None)
+    lanes = request.list_lanes(system, problem, hyper, grid, asked, start)
+    run: Run[types.HyperT] = _run(Listed(system, lanes, asked, grid))
     models, samples = jax.tree.map(lambda leaf: leaf[0], (run.models, run.samples))
     return dataclasses.replace(run, curves=run.curves.isel(seed=0), models=models, samples=samples)
 
@@ -154,25 +154,22 @@ def sweep(
     """
     options = Options(budget, num_evals, layout, keep, watch, checkpoints, precision)
     grid = request.grid_of(seeds, settings)
-    num_lanes = math.prod(grid.shape)
+    whole = request.list_lanes(system, problem, hyper, grid, options, start)
+    asked, num_lanes = Listed(system, whole, options, grid), len(whole)
     if isinstance(lanes, Collection) and (len(lanes) == 0 or max(lanes) >= num_lanes):
         raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
     if isinstance(lanes, Part):
         check_num_parts(lanes.num_parts, num_lanes)
-    whole = request.list_lanes(system, problem, hyper, grid, options)
-    if start is not None:
-        whole = request.give_starts(whole, start)
-    listed = Listed(system, whole, options, grid)
     if lanes is None or isinstance(lanes, Collection):
-        return _run(listed, lanes)
-    return lanes.run(listed, partial(_run, listed))
+        return _run(asked, lanes)
+    return lanes.run(asked, partial(_run, asked))
 
 
-def _run(listed: Listed, numbers: Collection[int] | None) -> Run[Any]:
+def _run(asked: Listed, numbers: Collection[int] | None = None) -> Run[Any]:
     """Run lanes by number, or all, and label their results."""
     keep_by_default()
     began = time.perf_counter()
-    system, whole, options, grid = listed
+    system, whole, options, grid = asked
     places = None if numbers is None else sorted({int(place) for place in numbers})
     chosen = set(range(len(whole)) if places is None else places)
     hypers = [lane.hyper for lane in whole if lane.place in chosen]

@@ -14,10 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.core import trees, types
-from fedjax_sim.core.events import check_fixed
+from fedjax_sim.core import events, trees, types
 from fedjax_sim.core.settings import ConfigError, check, fields, value_of
-from fedjax_sim.core.trees import TypedStructure
 from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.machine.compiling import RunsOnce
@@ -47,7 +45,7 @@ class Static(NamedTuple):
     known: tuple[tuple[str, float], ...]
     machine: Machine
     differentiable: bool
-    structure: TypedStructure
+    structure: trees.TypedStructure
     code: int
 
 
@@ -256,7 +254,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             if changed & {*static.weighing}:
                 ticks = self._weighed(found)
             if changed:
-                self._check(hyper, ticks, changed)
+                self._check(hyper, ticks)
                 self._check_live(found, changed)
         problem = self.problem if problem is None else problem
         is_alike = trees.typed_structure((problem, found)) == self._static.structure
@@ -282,7 +280,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """
         return self.replace(hyper=dataclasses.replace(self.hyper, **settings))
 
-    def _check(self, hyper: HyperT, ticks: Ticks, changed: set[str]) -> None:
+    def _check(self, hyper: HyperT, ticks: Ticks) -> None:
         """Check new settings, and the messages of a schedule, where no value is traced.
 
         Those that are not changed may have no effect: some were arrays of a preset's values.
@@ -524,7 +522,7 @@ def _step_of(lane: BoundLane) -> Callable[[StateT, types.Event], tuple[StateT, A
         return lane.step
 
     def repeatable(state: StateT, event: types.Event) -> tuple[StateT, Any]:
-        check_fixed(event.facts)
+        events.check_fixed(event.facts)
         return lane.step(state, event)
 
     return jax.checkpoint(repeatable)

@@ -190,10 +190,7 @@ class BoundLane:
         # they are computed: last bits would.
         state = jax.lax.optimization_barrier(self.learnt(state))
         model = jax.lax.optimization_barrier(self.algorithm.model(state))
-        found = [
-            contract.read_metrics(self.problem.evaluate(model)),
-            self.algorithm.metrics(state),
-        ]
+        found = [contract.read_metrics(self.problem.evaluate(model)), self.algorithm.metrics(state)]
         taken = {*settings.names_of(self.system.Hyper), *further}
         check_metrics([pair for each in found for pair in each.items()], taken)
         return model, trees.in_32_bits({**found[0], **found[1]})
@@ -339,10 +336,7 @@ class LiveLane(BoundLane):
             steps = jnp.where(goes_on, steps, event.steps)
         else:
             is_there &= goes_on
-            clients, steps = (
-                jnp.where(is_there, clients, EMPTY),
-                jnp.where(is_there, steps, 0),
-            )
+            clients, steps = (jnp.where(is_there, clients, EMPTY), jnp.where(is_there, steps, 0))
         is_there |= skips
         # The local steps that each slot's client delivered before.
         offset = state.delivered[jnp.maximum(clients, 0)]

@@ -185,13 +185,9 @@ class PlacedLanes:
     def _of_devices(self, tables: TreeT) -> TreeT:
         """Give each device its rows, and all devices arrays that are equal in all schedules."""
 
-        def give(leaf: np.ndarray) -> Any:
-            if leaf.shape[0] == 1:
-                return leaf
-            if self.is_described:
-                return jax.ShapeDtypeStruct((len(self._rows), *leaf.shape[1:]), leaf.dtype)
+        def give(leaf: np.ndarray) -> np.ndarray:
             is_in_order = np.array_equal(self._rows, np.arange(len(leaf)))
-            return leaf if is_in_order else leaf[self._rows]
+            return leaf if leaf.shape[0] == 1 or is_in_order else leaf[self._rows]
 
         leaves, structure = jax.tree.flatten(tables)
         given = list(map(give, leaves))

@@ -20,10 +20,8 @@ from jax.extend.core import ClosedJaxpr
 
 from fedjax_sim.core import lifecycle, trees, types
 from fedjax_sim.core.settings import ConfigError, alternatives_in
-from fedjax_sim.engine.machine import processes
-from fedjax_sim.engine.machine.user_code import number_of_code, together
-from fedjax_sim.engine.planning import budgets, lanes, schedule, step_cost
-from fedjax_sim.engine.planning.drawing import Schedules
+from fedjax_sim.engine.machine import processes, user_code
+from fedjax_sim.engine.planning import budgets, drawing, lanes, schedule, step_cost
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.placement import choose
 from fedjax_sim.engine.program.opened import Machine, rows_of, sizes_of
@@ -80,7 +78,7 @@ class Planned:
     def draw(self, drawn: tuple[types.Timeline, np.ndarray] | None, row: np.ndarray | None) -> None:
         """Draw the timelines, once for lanes that share one, and check messages and settings."""
         if row is None:
-            schedules = Schedules.of(self.system, self.group, self.budget)
+            schedules = drawing.Schedules.of(self.system, self.group, self.budget)
             drawn = drawn or schedules.request()
             # Lanes of one schedule stand together, also if they form no families.
             order = np.argsort(schedules.row, kind="stable")
@@ -118,7 +116,7 @@ class Planned:
         self.num_examples = self.system.hints.step_examples(self.group[0].hyper)
         has_loss = self.system.fit.learns is not types.LatentProblem
         trace = partial(_trace_problem, problem, self.num_examples, has_loss=has_loss)
-        self.code = number_of_code(trace, problem, facts=self.num_examples, may_rest=True)
+        self.code = user_code.number_of_code(trace, problem, facts=self.num_examples, may_rest=True)
         self.model = step_cost.describe_model(problem, self.code)
         self.cost = step_cost.measure_step(
             problem, self.model, self.num_examples, has_loss=has_loss, code=self.code
@@ -194,12 +192,10 @@ class Planned:
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves((self.lanes, laid_out.stored))]
         # A timeline's code is numbered apart from that of steps.
         used = self.system._replace(timeline=cast(Any, None)), self.group[0].hyper
-        code = number_of_code(
-            lambda: self._replay().traced(),
-            *used,
-            facts=(self.program, *shapes),
+        code = user_code.number_of_code(
+            lambda: self._replay().traced(), *used, facts=(self.program, *shapes)
         )
-        self.program = self.program._replace(code=together(self.code, code))
+        self.program = self.program._replace(code=user_code.together(self.code, code))
 
     def _facts(self, *, is_padded: bool) -> types.Facts:
         """Collect the facts of the events that hold at every tick.

@@ -21,7 +21,6 @@ import functools
 import importlib
 from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from inspect import unwrap
 from typing import Any, NamedTuple
 
@@ -31,23 +30,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
-from fedjax_sim.core import events, targets, trees, types
-from fedjax_sim.core.batching import LANE_AXIS, ResultT, map_families, map_lanes
+from fedjax_sim.core import batching, events, targets, trees, types
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import compiling, memory, processes
-from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
-from fedjax_sim.engine.planning.schedule import Tables, event_at, look_up
-from fedjax_sim.engine.program.opened import (
-    LANES,
-    BoundLane,
-    Machine,
-    learn_if,
-    learning_key,
-    take_if,
-    zeros_of,
-)
+from fedjax_sim.engine.planning.schedule import event_at, look_up
+from fedjax_sim.engine.program import opened
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.results.metric_names import scalars_of
 
@@ -94,7 +83,7 @@ class Program(NamedTuple):
     chunk: tuple[int, int]
     keep_models: bool = False
     block: int = 0
-    machine: Machine = Machine()
+    machine: opened.Machine = opened.Machine()
     can_stop: bool = False
     held_rows: int = 0
     code: int = 0
@@ -276,146 +265,53 @@ class Replay:
         return processes.hash_programs(self._begin_lowered, self.lowered, final)
 
 
-def _over_lanes(run: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """Make a program of all lanes.
-
-    Args:
-      run: `run(program, lane, row, tables, *varying)` of one lane; `row` is the number of its
-        schedule.
-
-    Returns:
-      `run_all(program, lanes, tables, *varying)`, from the static arguments; L lanes; arrays that
-      all lanes of a device read, leaves `[D, ...]`, or `[1, ...]` or `[]` if they are the same for
-      all devices; and leaves `[L, ...]`.
-    """
-
-    def run_all(program: Program, lanes: Lanes, tables: Any, *varying: Any) -> ResultT:
-        placement = program.placement
-
-        def on_device(lanes: Lanes, tables: Any, varying: tuple) -> ResultT:
-            def lane(inputs: tuple) -> ResultT:
-                (seed, row, problem), (hyper, varying) = inputs
-                opened = LANES[program.system.live is not None](
-                    program.system,
-                    lanes.problem.of_lane(problem),
-                    lanes.hyper.of_lane(hyper),
-                    learning_key(seed),
-                    program.plan,
-                )
-                return run(program, opened, row, tables, *varying)
-
-            at_once, batches = placement.lanes_at_once, placement.lane_batches
-            map_over = partial(map_lanes, at_once=at_once, batches=batches)
-            shared, size = (lanes.seed, lanes.row, lanes.problem.varying), placement.family_size
-            varying = lanes.hyper.varying, varying
-            if size == 1:
-                return map_over(lane, (shared, varying))
-            return map_families(lane, shared, varying, size=size, map_over=map_over)
-
-        split, whole = PartitionSpec("lanes"), PartitionSpec()
-        stacked = (
-            each.replace(varying=split, shared=whole) for each in (lanes.hyper, lanes.problem)
-        )
-        of_tables = jax.tree.map(
-            lambda leaf: split if leaf.ndim and leaf.shape[0] > 1 else whole, tables
-        )
-        specs = Lanes(split, split, *stacked), of_tables, split
-        with program.machine.tracing():
-            return jax.shard_map(
-                on_device,
-                mesh=placement.mesh,
-                in_specs=specs,
-                out_specs=split,
-                check_vma=False,
-            )(lanes, tables, varying)
-
-    run_all.__name__ = run.__name__
-    return run_all
-
-
-@partial(RunsOnce, static_argnums=0, keep_unused=True)
-@_over_lanes
-def _begin(
-    program: Program,
-    lane: BoundLane,
-    row: types.Array,
-    _: None,
-    start: types.Params | None,
-) -> tuple[Carry, Observed]:
-    """Compute the initial carry and the first evaluation.
-
-    Args:
-      start: The model to start from; None to draw it.
-    """
-    carry, holders = Carry(lane.init(start), ()), None
-    if program.held_rows:
-        # All clients hold the initial model.
-        holders = jnp.zeros(program.held_rows, "int32").at[0].set(lane.num_clients)
-        if lane.algorithm.client_models is None:
-            store = first_store(lane.received(carry.state), program.held_rows)
-            carry = carry._replace(versions=store)
-    return carry, _observe(program, lane, carry, holders)
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=3, keep_unused=True)
-@_over_lanes
-def _advance(
-    program: Program,
-    lane: BoundLane,
-    row: types.Array,
-    given: tuple[Tables, types.Array],
-    carry: Carry,
-    runs: types.Array | None,
-) -> tuple[Carry, Evaluated]:
-    """Replay a chunk.
-
-    Args:
-      given: The schedules, and `i32[1, 3]`: the number of the chunk's first evaluation and, of a
-        stretch of ticks, its first tick and the tick after its last, counted from the evaluation
-        before it.
-      carry: What the lane carries.
-      runs: `bool[]`, whether the lane is not stopped; None if it cannot be.
-    """
-    chunk = _Chunk(program, lane, row, *given)
-    return chunk.replay(carry) if runs is None else take_if(runs, chunk.replay, carry)
-
-
-@partial(jax.jit, static_argnums=0)
-@_over_lanes
-def _final_models(
-    program: Program, lane: BoundLane, row: types.Array, _: None, carry: Carry
-) -> types.Params:
-    return lane.algorithm.model(lane.learnt(carry.state))
-
-
 @dataclasses.dataclass(eq=False)
-class _Chunk:
-    """A chunk of one lane, within a trace.
+class _ReplayedLane:
+    """A lane within the trace of a program.
 
     Attributes:
       program: The static arguments.
       lane: The lane.
       row: `i32[]`, the number of its schedule.
-      tables: The schedules.
-      place: As in `_advance`.
+      tables: The schedules, where a chunk is replayed.
+      place: `i32[1, 3]`: the number of the chunk's first evaluation and, of a stretch of ticks, its
+        first tick and the tick after its last, counted from the evaluation before it.
       num_ticks: `i32[]`, ticks of the lane; None if those that pad it do nothing.
     """
 
     program: Program
-    lane: BoundLane
+    lane: opened.BoundLane
     row: types.Array
-    tables: Tables
-    place: types.Array
-
+    tables: Any = None
+    place: Any = None
     num_ticks: types.Array | None = None
 
     def __post_init__(self) -> None:
         """Look up the ticks of the lane, unless its step does nothing at those that pad it."""
-        if self.tables.num_ticks is not None and not self.lane.rests:
+        if self.tables and self.tables.num_ticks is not None and not self.lane.rests:
             self.num_ticks = look_up(self.tables.num_ticks, (self.row,))
 
+    def begin(self, start: types.Params | None) -> tuple[Carry, Observed]:
+        """Compute the initial carry and the first evaluation, from a model or a drawn one."""
+        carry, rows, holders = Carry(self.lane.init(start), ()), self.program.held_rows, None
+        if rows:
+            # All clients hold the initial model.
+            holders = jnp.zeros(rows, "int32").at[0].set(self.lane.num_clients)
+            if self.lane.algorithm.client_models is None:
+                store = first_store(self.lane.received(carry.state), rows)
+                carry = carry._replace(versions=store)
+        return carry, self.observe(carry, holders)
+
+    def final_model(self, carry: Carry) -> types.Params:
+        """Return the model of the last state."""
+        return self.lane.algorithm.model(self.lane.learnt(carry.state))
+
+    def advance(self, carry: Carry, runs: types.Array | None) -> tuple[Carry, Evaluated]:
+        """Replay a chunk. runs: `bool[]`, whether the lane goes on; None if none is stopped."""
+        return self.replay(carry) if runs is None else opened.take_if(runs, self.replay, carry)
+
     def replay(self, carry: Carry) -> tuple[Carry, Evaluated]:
-        """Replay it."""
+        """Replay a chunk of a lane that goes on."""
         (num_evals, per_eval), size = self.program.chunk, self.program.block
         if self.tables.until is not None:
             # Limits belong to the schedule: states begin without them.
@@ -425,11 +321,14 @@ class _Chunk:
             return jax.lax.scan(self.evaluation, carry, jnp.arange(num_evals, dtype="int32"))
         # The bounds are no part of the program, so stretches of all lengths share one.
         first, (_, begin, end) = jnp.int32(0), self.place[0]
-        nothing, totals = zeros_of(lambda carry: self.evaluation(carry, first)[1], carry)
+        nothing, totals = opened.zeros_of(lambda carry: self.evaluation(carry, first)[1], carry)
         both = jax.lax.fori_loop(begin // size, end // size, self.block, (carry, totals))
         carry, totals = both
         observed = jax.lax.cond(
-            end == per_eval, lambda carry: self.observe(carry, first), lambda _: nothing, carry
+            end == per_eval,
+            lambda carry: self.observe(carry, self.holders(first)),
+            lambda _: nothing,
+            carry,
         )
         return carry, jax.tree.map(lambda leaf: leaf[None], (observed, totals))
 
@@ -438,7 +337,8 @@ class _Chunk:
         carry, (counts, realised) = self.take_ticks(carry, number, 0, self.program.chunk[1])
         means = "", "client_"  # names of the metrics that sums of measures become
         names = [name.replace(events.MEASURED, each) for name in counts for each in means]
-        return carry, (self.observe(carry, number, names), {**_summed(counts), **realised})
+        observed = self.observe(carry, self.holders(number), names)
+        return carry, (observed, {**_summed(counts), **realised})
 
     def block(self, i: types.Array, both: tuple[Carry, Any]) -> tuple[Carry, Totals]:
         """Take a block of ticks, with counts that add up until the evaluation."""
@@ -474,7 +374,7 @@ class _Chunk:
         # ends, those of some, where the states of the others are selected.
         before = (self.place[0, 0] + number) * self.program.chunk[1] + begin
         left = jnp.clip(self.num_ticks - before, 0, length)
-        shortest, longest = jax.lax.pmin(left, LANE_AXIS), jax.lax.pmax(left, LANE_AXIS)
+        shortest, longest = (of(left, batching.LANE_AXIS) for of in (jax.lax.pmin, jax.lax.pmax))
 
         def take(
             i: types.Array, both: tuple[Carry, Counted], **of_all: bool
@@ -484,7 +384,9 @@ class _Chunk:
 
         found = jax.eval_shape(lambda: self.tick(carry, ((number, begin + 0), None))[1])
         found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
-        both = jax.lax.fori_loop(0, shortest, partial(take, is_of_all=True), (carry, found))
+        both = jax.lax.fori_loop(
+            0, shortest, functools.partial(take, is_of_all=True), (carry, found)
+        )
         return jax.lax.fori_loop(shortest, longest, take, both)
 
     @jax.named_scope("tick")
@@ -507,7 +409,7 @@ class _Chunk:
         if self.num_ticks is None or is_of_all:
             state, info = lane.step(carry.state, event, ahead)
         else:  # Ticks that pad a lane change nothing and count nothing.
-            state, info = learn_if(number < self.num_ticks, lane.step, carry.state, event)
+            state, info = opened.learn_if(number < self.num_ticks, lane.step, carry.state, event)
         counts, realised = _counts_of(info, event, lane.problem.counts.shape[0])
         realised |= lane.realised(state, info)
         versions = carry.versions
@@ -519,11 +421,94 @@ class _Chunk:
             versions = write_version(versions, written, lane.received(state))
         return Carry(state, versions), (counts, realised)
 
-    def observe(self, carry: Carry, number: types.Array, counted: Collection[str] = ()) -> Observed:
-        """Compute an evaluation's metrics, see `_observe`. number: that of the evaluation."""
+    def holders(self, number: types.Array) -> types.Array | None:
+        """Count the clients that hold each version at an evaluation, by its number: `i32[H]`."""
         held = self.tables.held
-        holders = None if held is None else look_up(held.holders, (self.row, number))
-        return _observe(self.program, self.lane, carry, holders, counted)
+        return None if held is None else look_up(held.holders, (self.row, number))
+
+    @jax.named_scope("evaluation")
+    def observe(
+        self, carry: Carry, holders: types.Array | None, counted: Collection[str] = ()
+    ) -> Observed:
+        """Compute an evaluation's metrics; also return the model if models are kept, else None.
+
+        Args:
+          holders: Clients that hold each version, if `client_variance` is measured.
+          counted: Names of the algorithm's `Info`.
+        """
+        lane = self.lane
+        model, metrics = lane.evaluate(carry.state, counted)
+        if holders is not None:
+            models = carry.versions
+            if lane.algorithm.client_models is not None:
+                models, holders = lane.algorithm.client_models(lane.learnt(carry.state))
+            metrics["client_variance"] = client_variance(models, holders, model)
+        numbers = [*jax.tree.leaves(model), *scalars_of(metrics)]
+        metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
+        return metrics, model if self.program.keep_models else None
+
+
+def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[..., batching.ResultT]:
+    """Make a program of all lanes.
+
+    Args:
+      name: Its name.
+      run: `run(lane, *varying)` of one lane.
+
+    Returns:
+      `run_all(program, lanes, tables, *varying)`, from the static arguments; L lanes; arrays that
+      all lanes of a device read, leaves `[D, ...]`, or `[1, ...]` if they are the same for all
+      devices, which are the `tables` of a lane; and leaves `[L, ...]`.
+    """
+
+    def run_all(program: Program, lanes: Lanes, tables: Any, *varying: Any) -> batching.ResultT:
+        placement = program.placement
+
+        def on_device(lanes: Lanes, tables: Any, varying: tuple) -> batching.ResultT:
+            def lane(inputs: tuple) -> batching.ResultT:
+                (seed, row, problem), (hyper, varying) = inputs
+                found = opened.LANES[program.system.live is not None](
+                    program.system,
+                    lanes.problem.of_lane(problem),
+                    lanes.hyper.of_lane(hyper),
+                    opened.learning_key(seed),
+                    program.plan,
+                )
+                return run(_ReplayedLane(program, found, row, *(tables or ())), *varying)
+
+            at_once, batches = placement.lanes_at_once, placement.lane_batches
+            map_over = functools.partial(batching.map_lanes, at_once=at_once, batches=batches)
+            shared, size = (lanes.seed, lanes.row, lanes.problem.varying), placement.family_size
+            varying = lanes.hyper.varying, varying
+            if size == 1:
+                return map_over(lane, (shared, varying))
+            return batching.map_families(lane, shared, varying, size=size, map_over=map_over)
+
+        split, whole = PartitionSpec("lanes"), PartitionSpec()
+        stacked = (
+            each.replace(varying=split, shared=whole) for each in (lanes.hyper, lanes.problem)
+        )
+        of_tables = jax.tree.map(lambda leaf: split if leaf.shape[0] > 1 else whole, tables)
+        specs = Lanes(split, split, *stacked), of_tables, split
+        with program.machine.tracing():
+            return jax.shard_map(
+                on_device, mesh=placement.mesh, in_specs=specs, out_specs=split, check_vma=False
+            )(lanes, tables, varying)
+
+    run_all.__name__ = name
+    return run_all
+
+
+_begin = compiling.RunsOnce(
+    _over_lanes("_begin", _ReplayedLane.begin), static_argnums=0, keep_unused=True
+)
+_advance = jax.jit(
+    _over_lanes("_advance", _ReplayedLane.advance),
+    static_argnums=0,
+    donate_argnums=3,
+    keep_unused=True,
+)
+_final_models = jax.jit(_over_lanes("_final_models", _ReplayedLane.final_model), static_argnums=0)
 
 
 def _counts_of(info: types.Work, event: types.Event, num_clients: int) -> Counted:
@@ -560,30 +545,6 @@ def _summed(counts: dict[str, types.Array]) -> Totals:
         else:
             sums[name] = count.sum(axis=0)
     return sums
-
-
-@jax.named_scope("evaluation")
-def _observe(
-    program: Program,
-    lane: BoundLane,
-    carry: Carry,
-    holders: types.Array | None,
-    counted: Collection[str] = (),
-) -> Observed:
-    """Compute an evaluation's metrics; also return the model if models are kept, else None.
-
-    counted: names of the algorithm's `Info`.
-    """
-    algorithm = lane.algorithm
-    model, metrics = lane.evaluate(carry.state, counted)
-    if holders is not None:
-        models = carry.versions
-        if algorithm.client_models is not None:
-            models, holders = algorithm.client_models(lane.learnt(carry.state))
-        metrics["client_variance"] = client_variance(models, holders, model)
-    numbers = [*jax.tree.leaves(model), *scalars_of(metrics)]
-    metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
-    return metrics, model if program.keep_models else None
 
 
 def first_store(model: types.Params, rows: int) -> types.Params:
