@@ -183,7 +183,7 @@ def _of_one_lane(layout: types.Layout) -> types.Layout:
         if value not in (None, only):
             allowed = f"{only} or None where one program is bound; map over it with jax.vmap"
             raise ConfigError(f"layout.{name}", value, allowed)
-    return layout._replace(**fixed)
+    return layout._replace(lanes_at_once=False, lane_devices=1, client_devices=1)
 
 
 def _joined(

@@ -165,7 +165,7 @@ def sweep(
     return lanes.run(asked, partial(_run, asked))
 
 
-def _run(asked: Listed, numbers: Collection[int] | None = None) -> Run[Any]:
+def _run(asked: Listed, numbers: Collection[int] | None = None) -> Run:
     """Run lanes by number, or all, and label their results."""
     keep_by_default()
     began = time.perf_counter()

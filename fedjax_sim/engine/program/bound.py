@@ -278,7 +278,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Raises:
           ConfigError: If there is no such setting, or as in `replace`.
         """
-        return self.replace(hyper=dataclasses.replace(self.hyper, **settings))
+        hyper: Any = self.hyper
+        return self.replace(hyper=dataclasses.replace(hyper, **settings))
 
     def _check(self, hyper: HyperT, ticks: Ticks) -> None:
         """Check new settings, and the messages of a schedule, where no value is traced.

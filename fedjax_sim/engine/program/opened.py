@@ -377,7 +377,7 @@ class LiveLane(BoundLane):
         )
         return after, info
 
-    def realised(self, state: LiveState, info: types.Work) -> dict[str, Array]:
+    def realised(self, state: LiveState, info: Any) -> dict[str, Array]:
         """Name further facts of a tick than its clients: times are infinite if nothing happened."""
         goes_on = state.ended == RUNS
         return {
@@ -531,10 +531,10 @@ def take_if(
 
 def learn_if(
     goes_on: Array,
-    learn: Callable[[StateT, types.Event], tuple[StateT, Any]],
+    learn: Callable[[StateT, types.Event], tuple[StateT, TreeT]],
     state: StateT,
     event: types.Event,
-) -> tuple[StateT, Any]:
+) -> tuple[StateT, TreeT]:
     """Take the algorithm's step if a lane goes on, `bool[]`; see `take_if`."""
 
     def step(state: StateT) -> tuple[StateT, Any]:

@@ -165,7 +165,7 @@ class Replay:
         begin: int = 0,
         end: int = 0,
         is_running: np.ndarray | None = None,
-    ) -> tuple[Any, ...]:
+    ) -> tuple:
         """Collect the inputs of a chunk, see `_advance`."""
         (num_evals, per_eval), runs = self.program.chunk, None
         number, before = begin // per_eval, begin // per_eval * per_eval
@@ -238,7 +238,8 @@ class Replay:
     def traced(self) -> tuple[ClosedJaxpr, Any]:
         """Trace the programs, whatever JAX has traced before, and describe their results."""
 
-        def results(lanes: Lanes, starts: Any, given: Any, runs: Any) -> tuple:
+        def results(lanes: Lanes, *inputs: Any) -> tuple:
+            starts, given, runs = inputs
             carries, begun = unwrap(_begin.well)(self.program, lanes, None, starts)
             after, further = unwrap(_advance)(self.program, lanes, given, carries, runs)
             return begun, further, unwrap(_final_models)(self.program, lanes, None, after)
@@ -393,7 +394,7 @@ class _ReplayedLane:
     def tick(
         self,
         carry: Carry,
-        inputs: tuple[tuple[types.Array, types.Array], Any],
+        inputs: tuple[tuple[types.Array, Any], Any],
         *,
         is_of_all: bool = False,
     ) -> tuple[Carry, Counted]:
@@ -461,10 +462,12 @@ def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[...
       devices, which are the `tables` of a lane; and leaves `[L, ...]`.
     """
 
-    def run_all(program: Program, lanes: Lanes, tables: Any, *varying: Any) -> batching.ResultT:
+    def run_all(
+        program: Program, lanes: Lanes, tables: tuple | None, *varying: object
+    ) -> batching.ResultT:
         placement = program.placement
 
-        def on_device(lanes: Lanes, tables: Any, varying: tuple) -> batching.ResultT:
+        def on_device(lanes: Lanes, tables: tuple | None, varying: tuple) -> batching.ResultT:
             def lane(inputs: tuple) -> batching.ResultT:
                 (seed, row, problem), (hyper, varying) = inputs
                 found = opened.LANES[program.system.live is not None](
