@@ -79,7 +79,7 @@ class Keep:
       models: Whether the model of every evaluation is kept in host memory (a sampler's samples).
       client_variance: Whether `client_variance` is measured, the sum of squared distances of the
         models that clients hold to the server's. Every server version that a client holds at a
-        later evaluation then stays in memory, see `fedjax_sim.engine.planning.store`.
+        later evaluation then stays in memory, see `fedjax_sim.engine.planning.schedule`.
     """
 
     models: bool = False

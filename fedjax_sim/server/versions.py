@@ -2,7 +2,7 @@
 
 Asynchronous systems carry it as their state: clients that report now started from models that the
 server made some ticks ago. The engine works out from the schedule how many rows are needed and
-which row each version has (`fedjax_sim.engine.planning.store`).
+which row each version has (`fedjax_sim.engine.planning.schedule`).
 """
 
 from typing import Any, NamedTuple

@@ -14,7 +14,7 @@ from benchmarks.timing import in_turns, wall
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine.planning import placement, step_cost
+from fedjax_sim.engine.planning import placement
 from fedjax_sim.models import MLP, LeNet, LogisticRegression, resnet20
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import Classification, make_classifications
@@ -211,8 +211,7 @@ def bench_layout(turns: int) -> dict[str, Any]:
         size = 32 if name == "ResNet-20" else 28
         # Few test images: every device that takes slots evaluates the model once.
         (problem,) = image_problems(0, size=size, examples=6000, test_examples=10, network=network)
-        model = jax.eval_shape(problem.init, jax.random.key(0))
-        cost = step_cost.measure_step(problem, model, batch)
+        _, cost = placement.measure_step(problem, batch)
         # One to three seconds of arithmetic: setting a call up takes a few percent of that.
         trips = int(np.clip(1e11 / cost.operations, 20, 200_000))
         steps = min(20, trips // 20)

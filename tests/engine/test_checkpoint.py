@@ -37,7 +37,7 @@ from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.program import prepare
 from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
-from fedjax_sim.engine.running import groups
+from fedjax_sim.engine.running import pieces
 from fedjax_sim.engine.running.chunks import _Pace
 from fedjax_sim.results.records import text_of
 from fedjax_sim.results.trackers import CSV
@@ -155,7 +155,7 @@ def test_a_finished_run_is_neither_drawn_nor_run_again(
     whole = run(checkpoints=fedjax_sim.Checkpoints(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(drawing, "request_timelines", refuse)
-        patch.setattr(groups, "replay_schedule", refuse)
+        patch.setattr(pieces, "replay_schedule", refuse)
         assert capsys.readouterr().err == ""
         again = run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))
         said = "fedjax-sim: quafl had ended; its result is read (lanes: 3).\n"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_sim.core.types import EMPTY
-from fedjax_sim.engine.planning.store import held_versions
+from fedjax_sim.engine.planning.schedule import held_versions
 from fedjax_sim.engine.program.replay import client_variance, first_store, write_version
 
 RANDOM = np.random.default_rng(0)

@@ -17,11 +17,12 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
+from fedjax_sim.core import lifecycle
 from fedjax_sim.engine.machine import compiling, memory
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import Schedules, request_timelines
 from fedjax_sim.engine.program import replay
-from fedjax_sim.engine.running import chunks, groups, pieces
+from fedjax_sim.engine.running import chunks, pieces
 from tests.conftest import Regression
 from tests.engine.limited_sweep import Bowl
 
@@ -68,7 +69,7 @@ def schedules_that_fit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]
 
         monkeypatch.setattr(drawing, "BYTES_OF_A_PLANNED_SLOT", 2**30)
         monkeypatch.setattr(drawing, "_check_size", listen)
-        monkeypatch.setattr(drawing, "free_on_host", free_on_host)
+        monkeypatch.setattr(lifecycle, "free_on_host", free_on_host)
 
     return leave
 
@@ -98,13 +99,13 @@ def whole(sweep: Sweep, needed: list[int]) -> fedjax_sim.Run:
 def lanes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a growing list: the lanes of every piece that begins to run."""
     numbers: list[int] = []
-    replay_group = groups.replay_group
+    replay_group = pieces.replay_group
 
     def listen(ready: Any) -> Any:
         numbers.append(len(ready.planned.group))
         return replay_group(ready)
 
-    monkeypatch.setattr(groups, "replay_group", listen)
+    monkeypatch.setattr(pieces, "replay_group", listen)
     return numbers
 
 
@@ -216,14 +217,14 @@ def test_running_out_of_memory_halves_the_lanes(
     """
     fast, slow = whole.curves.ticks.max(["seed", "eval"]).values
     assert -(-slow // OPTIONS["num_evals"]) < -(-fast // OPTIONS["num_evals"])
-    replay_group = groups.replay_group
+    replay_group = pieces.replay_group
 
     def run_few(ready: Any) -> Any:
         if len(ready.planned.group) > 4:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
         return replay_group(ready)
 
-    monkeypatch.setattr(groups, "replay_group", run_few)
+    monkeypatch.setattr(pieces, "replay_group", run_few)
     assert_equal(sweep(), whole)
     assert lanes_run == [4, 4]
     assert capsys.readouterr().err == (
@@ -258,7 +259,7 @@ def test_a_lane_that_does_not_fit_is_one_sentence(
     def run_none(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(groups, "replay_group", run_none)
+    monkeypatch.setattr(pieces, "replay_group", run_none)
     with pytest.raises(ConfigError, match=r"^memory is .*enough for one lane of fedbuff: .*\.$"):
         sweep(settings=None, seeds=1)
 
@@ -269,7 +270,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(
     def fail(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
-    monkeypatch.setattr(groups, "replay_group", fail)
+    monkeypatch.setattr(pieces, "replay_group", fail)
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         sweep()
 
@@ -285,7 +286,7 @@ def test_a_resumed_run_has_the_pieces_it_had(
 
     The first piece has ended and does not run again.
     """
-    replay_group = groups.replay_group
+    replay_group = pieces.replay_group
 
     def run_one(ready: Any) -> Any:
         if ready.planned.options.folder.name == "part_1":
@@ -294,7 +295,7 @@ def test_a_resumed_run_has_the_pieces_it_had(
 
     stepwise = OPTIONS["layout"]._replace(evals_per_chunk=5)
     with monkeypatch.context() as patch:
-        patch.setattr(groups, "replay_group", run_one)
+        patch.setattr(pieces, "replay_group", run_one)
         with pytest.raises(KeyboardInterrupt):
             sweep(
                 checkpoints=fedjax_sim.Checkpoints(tmp_path), layout=stepwise._replace(max_lanes=4)
@@ -411,13 +412,13 @@ def test_data_that_no_program_reads_hide_no_other_need(
 
 def test_cores_read_one_copy_of_an_array(small: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of one that belongs to NumPy, which is copied once."""
-    system, replays, replay_group = fedjax_sim.SYSTEMS["fedavg"], [], groups.replay_group
+    system, replays, replay_group = fedjax_sim.SYSTEMS["fedavg"], [], pieces.replay_group
 
     def listen(ready: Any) -> Any:
         replays.append(ready.replay)
         return replay_group(ready)
 
-    monkeypatch.setattr(groups, "replay_group", listen)
+    monkeypatch.setattr(pieces, "replay_group", listen)
     for inputs in (jnp.asarray(INPUTS), INPUTS.copy()):
         problem = Large(jnp.full(7, 2, "int32"), inputs, inputs)
         layout = Layout(1, False, 4, 1)

@@ -11,8 +11,7 @@ import pytest
 
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.core.events import PackedRows
-from fedjax_sim.engine.planning.placement import Placement, check_layout, choose
-from fedjax_sim.engine.planning.step_cost import StepCost
+from fedjax_sim.engine.planning.placement import Placement, StepCost, check_layout, choose
 
 
 def test_lanes_are_dealt_by_their_work() -> None:

@@ -20,7 +20,7 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim.core.clocks import Instant
 from fedjax_sim.engine.machine import compiling, memory, processes
-from fedjax_sim.engine.planning import step_cost
+from fedjax_sim.engine.planning import placement
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.timelines.delays.trace import Trace
 
@@ -80,8 +80,7 @@ def afresh(run: Callable[[], fedjax_sim.Run]) -> fedjax_sim.Run:
     """Run with nothing known from earlier calls."""
     jax.clear_caches()
     compiling.forget_known()
-    for cached in (step_cost._model_of, step_cost._products_of_loss):
-        cached.cache_clear()
+    placement._traced.cache_clear()
     return run()
 
 
@@ -114,7 +113,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("compile", "carries"):
         listen(Replay, name)
     listen(memory, "measure_programs")
-    listen(step_cost, "_count_products")
+    listen(placement, "_count_products")
     return names
 
 

@@ -16,12 +16,11 @@ from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.core.types import EMPTY, Ticks, Time
 from fedjax_sim.engine.planning.budgets import lengthen, ticks_in_budget
 from fedjax_sim.engine.planning.schedule import (
-    _steps_before_of_all,
+    assign_rows,
     lay_out,
     pad_evaluations,
     steps_before,
 )
-from fedjax_sim.engine.planning.store import MANY, assign_rows, assign_rows_of_all
 from tests.engine.laid_out import events_of
 
 NAN, INF = np.nan, np.inf
@@ -221,21 +220,6 @@ def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_possible(
     assert rows - 1 == max(alive, 1)
 
 
-@pytest.mark.parametrize("num", [1, MANY, 3 * MANY])
-def test_rows_of_many_schedules_are_those_of_each(num: int) -> None:
-    random = np.random.default_rng(num)
-    for num_ticks in (0, 1, 7, 60):
-        shape = num, num_ticks + 1
-        reach = random.integers(-1, 30, shape) * random.integers(0, 2, shape)
-        last_read = np.minimum(np.arange(num_ticks + 1) + reach, num_ticks)
-        last_read[random.random(shape) < 0.2] = -1
-        rows, used = assign_rows_of_all(last_read)
-        for i, last in enumerate(last_read):
-            row, num_rows = assign_rows(last)
-            np.testing.assert_array_equal(rows[i], row)
-            assert used[i] == num_rows
-
-
 def test_steps_delivered_before() -> None:
     """If a client has two slots in a tick, the second comes after the first."""
     clients = np.array([[0, 1, 0], [1, EMPTY, 2], [0, 2, 1]])
@@ -354,7 +338,7 @@ def test_the_store_of_work_is_small_however_long_models_are_held() -> None:
 
 
 def test_the_example_of_the_docstring() -> None:
-    """The table in `fedjax_sim.engine.planning.store` needs two rows and the scratch row."""
+    """The table in `fedjax_sim.engine.planning.schedule` needs two rows and the scratch row."""
     row, rows = assign_rows(np.array([1, 2, -1, 3, -1]))
     assert rows == 3
     assert row.tolist() == [0, 1, 2, 0, 2]
@@ -399,11 +383,11 @@ def test_steps_before_each_slot_where_all_ticks_have_the_same_clients(
     clients = np.where(np.isin(np.arange(20), [1, 19])[:, None], EMPTY, clients)
     steps = np.where(clients == EMPTY, 0, steps)
     expected = [steps_before(*lane) for lane in zip(clients, steps, strict=True)]
-    np.testing.assert_array_equal(_steps_before_of_all(clients, steps, steps.shape), expected)
+    np.testing.assert_array_equal(steps_before(clients, steps), expected)
 
 
 def test_a_slot_that_is_filled_later_is_no_other_clients_slot() -> None:
     clients = np.array([[[0, EMPTY], [0, 1], [EMPTY, 0]]])
     steps = np.array([[[3, 0], [4, 5], [0, 6]]])
-    found = _steps_before_of_all(clients, steps, steps.shape)
+    found = steps_before(clients, steps)
     assert found.tolist() == [[[0, 0], [3, 0], [0, 7]]]

@@ -11,7 +11,7 @@ from jax import lax
 
 from fedjax_sim import models, problems
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine.planning import step_cost
+from fedjax_sim.engine.planning import placement
 from fedjax_sim.partition import iid
 
 
@@ -30,17 +30,23 @@ def problem_of(network: Any, side: int, channels: int) -> problems.Classificatio
 
 def counted(problem: Any, batch_size: int) -> float:
     """Estimate the operations of a step of `batch_size` examples."""
-    model = jax.eval_shape(problem.init, jax.random.key(0))
-    return step_cost.measure_step(problem, model, batch_size).operations
+    return placement.measure_step(problem, batch_size)[1].operations
+
+
+@struct.dataclass
+class Lossless:
+    """A problem with a model of three numbers."""
+
+    def init(self, key: Any) -> Any:
+        return jnp.zeros(3)
 
 
 def test_a_perceptron_takes_six_for_each_weight_and_example() -> None:
     problem = problem_of(models.MLP((5,), 10), side=4, channels=1)
     parameters = 16 * 5 + 5 + 5 * 10 + 10
     assert counted(problem, 7) == 6 * parameters * 7
-    model = jax.eval_shape(lambda: jnp.zeros(3))
-    without_loss = step_cost.measure_step(object(), model, 7, has_loss=False)
-    assert without_loss == step_cost.StepCost(operations=6 * 3 * 7, bytes=2 * 4 * 3)
+    _, without_loss = placement.measure_step(Lossless(), 7, has_loss=False)
+    assert without_loss == placement.StepCost(operations=6 * 3 * 7, bytes=2 * 4 * 3)
 
 
 @pytest.mark.parametrize(

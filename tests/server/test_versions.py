@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import Event, Plan
-from fedjax_sim.engine.planning.store import assign_rows
+from fedjax_sim.engine.planning.schedule import assign_rows
 from fedjax_sim.server.versions import first_version, next_version, stale_models
 
 # Ticks receive two slots each; tick t makes version t + 1.

@@ -9,6 +9,7 @@ each call, and the number of what it was traced to is a static argument of the c
 import contextlib
 import dataclasses
 import functools
+import gc
 import hashlib
 import itertools
 import os
@@ -42,6 +43,10 @@ FIXED = tuple(
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+HOLDERS = (
+    *(tuple, list, set, frozenset, dict, MethodType, functools.partial),
+    *(property, staticmethod, classmethod),
+)
 OWN = f"{__name__.partition('.')[0]}."
 MOST_NUMBERED = 512
 """Programs that keep their numbers; one that is seen again later gets a new number."""
@@ -279,11 +284,7 @@ def _replaced(kind: type) -> list[Any]:
 
 def _inside_function(function: FunctionType) -> Iterator[Any]:
     """Iterate over a function's closed-over values, its defaults, and the function it decorates."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # Not assigned yet.
-            continue
+    yield from gc.get_referents(*(function.__closure__ or ()))
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     yield from vars(function).values()
@@ -311,19 +312,8 @@ def _named_in(function: FunctionType) -> Iterator[Any]:
 def _inside(value: Any) -> Iterator[Any]:
     """Iterate over parts of a value. No code of its class is run, such as `__getattr__`."""
     kind = type(value)
-    for each in (tuple, list, set, frozenset):
-        if issubclass(kind, each):
-            yield from each.__iter__(value)
-    if issubclass(kind, dict):
-        yield from dict.values(value)
-    elif kind is MethodType:
-        yield from (value.__func__, value.__self__)
-    elif issubclass(kind, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif issubclass(kind, property):
-        yield from (value.fget, value.fset)
-    elif issubclass(kind, staticmethod | classmethod):
-        yield value.__func__
+    if issubclass(kind, HOLDERS):
+        yield from gc.get_referents(value)
     with contextlib.suppress(AttributeError):
         yield from object.__getattribute__(value, "__dict__").values()
     for member in _slots_of(kind):  # type: ignore[arg-type]

@@ -2,6 +2,5 @@
 
 `drawing` draws the schedules of `lanes`, as long as `budgets` of time or energy ask for;
 `schedule` cuts them to that and lays them out, with rows of a `store` for old server models;
-`placement` decides what runs together and on which device, by what a local step costs
-(`step_cost`).
+`placement` decides what runs together and on which device, by the cost of a local step.
 """

@@ -249,7 +249,7 @@ def meters_of(system: System, group: Sequence[Lane], row: np.ndarray, budget: En
         if words:
             raise ConfigError("energy_budget", budget.energy_budget, words)
     lanes: list[list[Lane]] = [[] for _ in range(row.max() + 1)]
-    for i in distinct_rows(of_hyper, row)[0].tolist():
+    for i in distinct_rows(of_hyper, row)[0]:
         lanes[row[i]].append(group[i])
     return [partial(_energy_of, system, budget, each) for each in lanes]
 

@@ -16,31 +16,19 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, Var, jaxpr_as_fun
 
+from fedjax_sim.core import lifecycle
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import tracing_for
 from fedjax_sim.core.trees import TypedStructure, typed_structure
 from fedjax_sim.core.types import Array, Budget, Energy, HyperT, Key, System, Timeline
+from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.machine.compiling import RunsOnce
-from fedjax_sim.engine.machine.memory import (
-    SHARE,
-    DoesNotFitError,
-    OutOfMemoryError,
-    free_on_host,
-    is_out_of_memory,
-)
 from fedjax_sim.engine.machine.processes import hash_programs
 from fedjax_sim.engine.machine.user_code import number_of_code, number_of_program
-from fedjax_sim.engine.planning import budgets
+from fedjax_sim.engine.planning import budgets, lanes
 from fedjax_sim.engine.planning.budgets import Meters
-from fedjax_sim.engine.planning.lanes import (
-    Known,
-    Lane,
-    Stacked,
-    distinct_schedules,
-    known_in_all,
-    stack_settings,
-)
+from fedjax_sim.engine.planning.lanes import Known, Lane, Stacked, known_in_all
 from fedjax_sim.timelines import checks
 
 BYTES_OF_A_SLOT = 520
@@ -135,9 +123,9 @@ def request_timelines(
             draw, budget, first=first, overshoot=system.overshoot, meters=meters
         )
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not is_out_of_memory(error):
+        if not memory.is_out_of_memory(error):
             raise
-        raise OutOfMemoryError(*asked.named, _few_enough(system)) from None
+        raise memory.OutOfMemoryError(*asked.named, _few_enough(system)) from None
 
 
 def _few_enough(system: System) -> str:
@@ -160,8 +148,8 @@ def _check_size(system: System, hypers: Sequence[HyperT], budget: Budget, ticks:
         )
         raise ConfigError(*budget.named, allowed)
     needed = BYTES_OF_A_PLANNED_SLOT * ticks * slots * num
-    if needed > DRAWN_TOGETHER and needed > SHARE * free_on_host():
-        raise DoesNotFitError(*budget.named, _few_enough(system))
+    if needed > DRAWN_TOGETHER and needed > memory.SHARE * lifecycle.free_on_host():
+        raise memory.DoesNotFitError(*budget.named, _few_enough(system))
 
 
 class Schedules(NamedTuple):
@@ -193,11 +181,9 @@ class Schedules(NamedTuple):
         Raises:
           ConfigError: If the budget is one of energy, and a lane's energy is not known.
         """
-        firsts, row = list(range(len(group))), np.arange(len(group))
-        if len({lane.seed for lane in group}) < len(group):
-            known = known_in_all([lane.hyper for lane in group])
-            reads = read_timeline(system, group[0].hyper, known).reads
-            firsts, row = distinct_schedules(group, reads)
+        known = known_in_all([lane.hyper for lane in group])
+        reads = read_timeline(system, group[0].hyper, known).reads
+        firsts, row = lanes.distinct_schedules(group, reads)
         seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
         meters: Meters = None
         if isinstance(budget, Energy):
@@ -213,7 +199,7 @@ class Schedules(NamedTuple):
         """Count their ticks, `i64[D]`, and keep none: they are halved until they fit."""
         try:
             return self.request()[1]
-        except OutOfMemoryError:
+        except memory.OutOfMemoryError:
             if len(self.seeds) == 1:
                 raise
         half = len(self.seeds) // 2
@@ -240,12 +226,18 @@ def draw_timelines(
       takes the memory of one. Drawing and laying out takes about 40 bytes for each schedule, tick
       and slot, and `DRAWN_TOGETHER`.
     """
-    all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
+    all_seeds, settings = np.asarray(seeds, "int32"), lanes.stack_settings(hypers)
     read = partial(read_timeline, system, hypers[0], settings.known)
     reads, _, slots, code, _ = read()
     if code:  # A user's code may depend on their number.
         code = read(num_ticks).code
-    asked = _identity_of(system, all_seeds, settings, num_ticks, code)
+    asked = (
+        *(system.timeline, settings.structure, settings.known, num_ticks, code, *_switches()),
+        *(
+            None if leaf is None else (leaf.shape, leaf.tobytes())
+            for leaf in (all_seeds, *settings.varying, *settings.shared)
+        ),
+    )
     if (known := _drawn.get(asked)) is not None:
         return known
     # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
@@ -288,18 +280,6 @@ def draw_timelines(
 
 
 _drawn: dict[tuple, Timeline] = {}
-
-
-def _identity_of(
-    system: System, seeds: np.ndarray, settings: Stacked, num_ticks: int, code: int
-) -> tuple:
-    """Return everything that timelines depend on."""
-    leaves = [
-        None if leaf is None else (leaf.shape, leaf.tobytes())
-        for leaf in (seeds, *settings.varying, *settings.shared)
-    ]
-    parts = system.timeline, settings.structure, settings.known, num_ticks, code, *leaves
-    return *parts, *_switches()
 
 
 def _switches() -> Iterator[Any]:
@@ -454,7 +434,7 @@ def read_timeline(
     given, short = (system.timeline, typed_structure(hyper), shapes, known), num_ticks or 2
     trace = partial(_program_of, *given, short)
     code = number_of_code(trace, system.timeline, hyper, facts=short)
-    return _trace(*given, short if code else num_ticks or LEAST[1], code)
+    return _facts_of(code, *given, short if code else num_ticks or LEAST[1])
 
 
 def _program_of(
@@ -478,15 +458,8 @@ def _program_of(
 
 
 @functools.lru_cache(maxsize=256)
-def _trace(
-    timeline: Draw,
-    structure: TypedStructure,
-    shapes: tuple[tuple, ...],
-    known: Known,
-    num_ticks: int,
-    code: int,
-) -> TimelineFacts:
-    closed, drawn = _program_of(timeline, structure, shapes, known, num_ticks)
+def _facts_of(code: int, *given: Any) -> TimelineFacts:
+    closed, drawn = _program_of(*given)
     checks.check_form(drawn)
     program = closed.jaxpr
 

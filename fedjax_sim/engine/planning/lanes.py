@@ -9,7 +9,8 @@ Dimension letters: `L` lanes.
 """
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import compress
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,45 +55,64 @@ def groups_of(lanes: list[Lane]) -> list[list[Lane]]:
         shapes = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in kinds)
         return typed_structure(lane.hyper), typed_structure(lane.problem), shapes
 
-    # By settings and problem, because thousands of seeds may share both.
-    group_of: dict[tuple[int, int], list[Lane]] = {}
-    groups: dict[Hashable, list[Lane]] = {}
-    for lane in lanes:
-        both = id(lane.hyper), id(lane.problem)
-        if both not in group_of:
-            group_of[both] = groups.setdefault(static_part(lane), [])
-        group_of[both].append(lane)
-    return list(groups.values())
+    # Thousands of seeds may share settings and problem.
+    firsts, number = distinct((id(lane.hyper), id(lane.problem)) for lane in lanes)
+    kinds, group_of = distinct(static_part(lanes[i]) for i in firsts)
+    groups: list[list[Lane]] = [[] for _ in kinds]
+    for lane, group in zip(lanes, group_of[number].tolist(), strict=True):
+        groups[group].append(lane)
+    return groups
+
+
+def distinct(keys: Iterable[Hashable]) -> tuple[list[int], np.ndarray]:
+    """Find the lanes that differ.
+
+    Args:
+      keys: Of L lanes: what must be equal in those that are taken for one.
+
+    Returns:
+      The first lane of each key, in order, and for each lane the number of its key, `i64[L]`.
+    """
+    first: dict[Hashable, int] = {}
+    of_lane = [first.setdefault(key, i) for i, key in enumerate(keys)]
+    firsts = list(first.values())  # They rise.
+    return firsts, np.searchsorted(firsts, of_lane)
+
+
+def distinct_objects(each: Sequence[ObjectT]) -> tuple[list[ObjectT], np.ndarray]:
+    """Leave out repetitions of an object; thousands of seeds often share settings and problem.
+
+    Args:
+      each: An object for each of L lanes.
+
+    Returns:
+      The different objects, in order, and for each lane the number of its object, `i64[L]`.
+    """
+    firsts, number = distinct(map(id, each))
+    return [each[i] for i in firsts], number
+
+
+def distinct_rows(*numbers: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """Find the lanes that differ in some numbers, `i64[L]` each; as `distinct`."""
+    return distinct(zip(*(each.tolist() for each in numbers), strict=True))
 
 
 def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[int], np.ndarray]:
-    """Find out which lanes have the same schedule: those with equal seeds and equal settings.
+    """Find the lanes of different seeds, or of settings that differ in what the timeline reads.
 
     Args:
       group: L lanes.
       reads: Which leaves of the settings the timeline reads.
 
     Returns:
-      The first lane of each schedule, and for each lane the number of its schedule, `i64[L]`.
+      As `distinct`.
     """
-    # Thousands of seeds may share one settings object.
-    values: dict[int, bytes] = {}
-    for lane in group:
-        if id(lane.hyper) not in values:
-            read = [
-                np.asarray(leaf, float).tobytes()
-                for leaf, is_read in zip(jax.tree.leaves(lane.hyper), reads, strict=True)
-                if is_read
-            ]
-            values[id(lane.hyper)] = b"".join(read)
-    number: dict[tuple[int, bytes], int] = {}
-    firsts: list[int] = []
-    row = []
-    for i, lane in enumerate(group):
-        row.append(number.setdefault((lane.seed, values[id(lane.hyper)]), len(firsts)))
-        if row[-1] == len(firsts):
-            firsts.append(i)
-    return firsts, np.array(row, np.int64)
+    hypers, number = distinct_objects([lane.hyper for lane in group])
+    read = [
+        tuple(np.asarray(leaf, float).tobytes() for leaf in compress(jax.tree.leaves(each), reads))
+        for each in hypers
+    ]
+    return distinct((lane.seed, read[i]) for lane, i in zip(group, number.tolist(), strict=True))
 
 
 def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
@@ -106,50 +126,13 @@ def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
       An order of the lanes, `i64[L]`, in which the members of a family are adjacent, and the size
       of the families: 1 if they are not all of one size.
     """
-    if row.max() + 1 == len(group):
+    _, of_problem = distinct_objects([lane.problem for lane in group])
+    # Lanes of one schedule have one seed.
+    family = distinct_rows(of_problem, row)[1]
+    sizes = np.bincount(family)
+    if (sizes != sizes[0]).any() or sizes[0] == 1:
         return np.arange(len(group)), 1
-    families: dict[tuple[int, int, int], list[int]] = {}
-    for i, lane in enumerate(group):
-        families.setdefault((lane.seed, id(lane.problem), int(row[i])), []).append(i)
-    sizes = {len(members) for members in families.values()}
-    if sizes == {1} or len(sizes) > 1:
-        return np.arange(len(group)), 1
-    return np.array(list(families.values())).ravel(), sizes.pop()
-
-
-def distinct_objects(each: Sequence[ObjectT]) -> tuple[list[ObjectT], np.ndarray]:
-    """Leave out repetitions of an object; thousands of seeds often share settings and problem.
-
-    Args:
-      each: An object for each of L lanes.
-
-    Returns:
-      The different objects, in order, and for each lane the number of its object, `i64[L]`.
-    """
-    ids = list(map(id, each))
-    if len(set(ids)) == 1:
-        return [each[0]], np.zeros(len(ids), np.int64)
-    place = dict(zip(dict.fromkeys(ids), range(len(ids)), strict=False))
-    rows = np.array([place[key] for key in ids], np.int64)
-    firsts = dict(zip(reversed(ids), reversed(each), strict=True))
-    return [firsts[key] for key in place], rows
-
-
-def distinct_rows(*numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the lanes that differ in some numbers.
-
-    Args:
-      numbers: From 0, `i64[L]` each.
-
-    Returns:
-      For each combination of numbers the first lane that has it, and for each lane the number of
-      its combination, `i64[L]`.
-    """
-    code = np.zeros(len(numbers[0]), np.int64)
-    for each in numbers:
-        code = code * (1 + each.max()) + each
-    _, firsts, number = np.unique(code, return_index=True, return_inverse=True)
-    return firsts, number
+    return np.argsort(family, kind="stable"), int(sizes[0])
 
 
 @jax.tree_util.register_dataclass

@@ -4,19 +4,22 @@ A batched layout (`vmap`) is wide and pads every slot to the longest of its batc
 runs slots one after another, each with its own trip count, and each lane on one core.
 
 The thresholds below were measured on 2 CPU cores by `scripts/benchmark.py layout` and
-`scripts/benchmark.py sweep`; "operations" are those of one local step, see
-`fedjax_sim.engine.planning.step_cost`.
+`scripts/benchmark.py sweep`; "operations" are those of one local step, see `measure_step`.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr
 
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import PRECISIONS, Layout, PackedRows
-from fedjax_sim.engine.planning.step_cost import StepCost
+from fedjax_sim.core.trees import TypedStructure, programs_within, typed_structure
+from fedjax_sim.core.types import PRECISIONS, AnyProblem, Layout, PackedRows, Params
+from fedjax_sim.engine import contract
 
 TINY = 1e4
 """Operations below which a CPU batches lanes.
@@ -94,6 +97,106 @@ DEVICES = "layout devices (lane_devices x client_devices)"
 
 MOST_PADDED = 1.5
 """Trips run over trips needed, beyond which batched lanes are split into batches."""
+
+
+class StepCost(NamedTuple):
+    """Cost of one local step of one slot.
+
+    Attributes:
+      operations: Arithmetic operations.
+      bytes: Weights and gradients.
+    """
+
+    operations: float
+    bytes: int
+
+
+def measure_step(
+    problem: AnyProblem, num_examples: int, *, has_loss: bool = True, code: int = 0
+) -> tuple[Params, StepCost]:
+    """Describe the models that a problem draws, and estimate the cost of one local step.
+
+    The operations are three times those of the matrix products and convolutions in the loss of the
+    step's examples, and at least six for each parameter and example. Problems of expectation
+    maximisation have no loss, and get the latter.
+
+    Args:
+      num_examples: Examples of the step.
+      has_loss: Whether the problem has a loss.
+      code: Number of the problem's code, see `number_of_code`.
+
+    Returns:
+      Shapes and dtypes of a model, which are checked, and the cost.
+
+    Raises:
+      ConfigError: If the model cannot be learnt, or the loss is no number.
+    """
+    given = tuple(map(jax.typeof, jax.tree.leaves(problem)))
+    is_wide = jax.dtypes.result_type(float) == "float64"
+    structure = typed_structure(problem)
+    model, products = _traced(structure, given, num_examples, has_loss, code, is_wide)
+    leaves = jax.tree.leaves(model)
+    operations = max(6.0 * sum(leaf.size for leaf in leaves) * num_examples, 3.0 * products)
+    return model, StepCost(operations, 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+
+
+@functools.lru_cache(maxsize=256)
+def _traced(
+    structure: TypedStructure,
+    leaves: tuple,
+    num_examples: int,
+    has_loss: bool,
+    code: int,
+    is_wide: bool,
+) -> tuple[Params, float]:
+    """Check the model and the loss, once for problems of equal shapes, and count its products."""
+    problem = structure.unflatten(
+        [jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type) for each in leaves]
+    )
+
+    def init(problem: AnyProblem) -> Params:
+        model = problem.init(jax.random.key(0))
+        contract.check_model(problem, model)  # Outside of the trace, Python's numbers are arrays.
+        return model
+
+    model = jax.eval_shape(init, problem)
+    if not has_loss:
+        return model, 0.0
+    client = jax.ShapeDtypeStruct((), jnp.int32)
+    examples = jax.ShapeDtypeStruct((num_examples,), jnp.int32)
+    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given, jax.random.key(0)))(
+        problem, model, client, examples
+    )
+    contract.check_loss(program.out_avals)
+    return model, _count_products(program.jaxpr)
+
+
+def _count_products(program: Jaxpr) -> float:
+    """Count the operations of matrix products and convolutions in a jaxpr.
+
+    The body of a `scan` counts once per iteration, of other loops once; of a `cond` the largest
+    branch counts.
+    """
+    total = 0.0
+    for equation in program.eqns:
+        name, shaped = equation.primitive.name, jax.core.ShapedArray
+        if name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, out = equation.invars[0].aval, equation.outvars[0].aval
+            assert isinstance(left, shaped) and isinstance(out, shaped)
+            total += 2.0 * out.size * math.prod(left.shape[axis] for axis in contracted)
+        elif name == "conv_general_dilated":
+            kernel, out = equation.invars[1].aval, equation.outvars[0].aval
+            assert isinstance(kernel, shaped) and isinstance(out, shaped)
+            features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+            total += 2.0 * out.size * kernel.size / features
+        else:
+            counts = [_count_products(inner) for inner in programs_within(equation)]
+            if name == "cond":
+                total += max(counts, default=0)
+            else:
+                total += sum(counts) * (equation.params["length"] if name == "scan" else 1)
+    return total
 
 
 class Placement(NamedTuple):
@@ -249,8 +352,11 @@ def choose(
     family_size = 1
     if layout.lanes_at_once is None:
         devices_per_family = for_lanes * members / num_lanes
+        # So that every device has work, and on a CPU no batch is too large.
         operations = cost.operations if on_cpu else 0.0
-        family_size = _family_size(members, devices_per_family, operations)
+        if operations <= LARGEST_IN_FAMILY:
+            batches = max(1.0, devices_per_family, members * operations / LARGEST_FAMILY)
+            family_size = -(-members // math.ceil(batches))
     num_sets = num_lanes // members * -(-members // family_size)
     lane_devices = layout.lane_devices or min(for_lanes, num_sets)
     # Batching pads: a CPU should batch only where that saves more than the padded steps cost.
@@ -267,8 +373,14 @@ def choose(
     if layout.client_devices is None and layout.lane_devices is None and not lanes_at_once:
         # Devices that have no lane take slots, if a tick has enough work to share.
         work = cost.operations * family_size * steps.sum(axis=-1).mean()
-        if work >= WORTH_SPLITTING:
-            client_devices = max(1, min(num_devices // lane_devices, num_slots))
+        is_worth = work >= WORTH_SPLITTING
+        client_devices = max(1, min(num_devices // lane_devices, num_slots)) if is_worth else 1
+    packed = bool(layout.packed)
+    if layout.packed is None and layout.slots_at_once is None and platform == "gpu":
+        # The steps that are run if all slots share rows, over those of the longest for all.
+        most = int(steps.max(initial=0)) * steps.shape[0] * num_slots
+        run = float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0))
+        packed = run / max(1, most) <= WORTH_PACKING
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
         lanes_at_once=lanes_at_once,
@@ -277,18 +389,16 @@ def choose(
         family_size=family_size,
         members=members,
         narrow=NARROW if on_cpu else WIDEST,
-        packed=bool(layout.packed),
+        packed=packed,
         devices=devices,
     )
-    if layout.packed is None and layout.slots_at_once is None and platform == "gpu":
-        placement = placement._replace(packed=_packed_share(steps) <= WORTH_PACKING)
-    if not placement.lanes_at_once:
+    if not lanes_at_once:
         return placement
-    if placement.packed:
-        # The slots of all lanes fill the rows better than those of a batch.
-        return placement._replace(lane_batches=min(layout.lane_batches or 1, num_sets))
-    trips = longest.reshape(len(longest), -1)[rows if len(longest) > 1 else rows * 0]
-    batches = layout.lane_batches or _lane_batches(trips, placement)
+    batches = layout.lane_batches or 1
+    # The slots of all lanes fill packed rows better than those of a batch.
+    if layout.lane_batches is None and not packed:
+        trips = longest.reshape(len(longest), -1)[rows if len(longest) > 1 else rows * 0]
+        batches = _lane_batches(trips, placement)
     return placement._replace(lane_batches=min(batches, num_sets))
 
 
@@ -318,20 +428,6 @@ def _over_processes(layout: Layout, num_lanes: int, num_devices: int) -> Layout:
     return layout._replace(lane_devices=lane_devices, client_devices=client_devices)
 
 
-def _family_size(members: int, devices: float, operations: float) -> int:
-    """Choose how many members of a family to batch, so that every device has work.
-
-    Args:
-      members: Lanes of the family.
-      devices: Devices per family.
-      operations: Of one local step; 0 if batches cannot be too large.
-    """
-    if operations > LARGEST_IN_FAMILY:
-        return 1
-    batches = max(1.0, devices, members * operations / LARGEST_FAMILY)
-    return -(-members // math.ceil(batches))
-
-
 def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
     """Choose how many batches to sort lanes into.
 
@@ -350,16 +446,6 @@ def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
             break
         batches *= 2
     return batches
-
-
-def _packed_share(steps: np.ndarray) -> float:
-    """Estimate the steps that are run if all slots share rows, over those of the longest for all.
-
-    Args:
-      steps: `i32[D, ..., S]`, as in `choose`.
-    """
-    most = int(steps.max(initial=0)) * steps.shape[0] * steps.shape[-1]
-    return float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0)) / max(1, most)
 
 
 def _batching_gain(cost: StepCost, batched: int) -> float:

@@ -1,13 +1,31 @@
 """Lay out timelines for replay: cut them to their budgets and assign rows of the model store.
 
-The store (`fedjax_sim.engine.planning.store`) holds the old server models from which clients still
-work. Everything here is NumPy on the host, before anything is compiled, but `event_at` and
-`look_up`, by which a compiled program reads what was laid out.
+Everything here is NumPy on the host, before anything is compiled, but `event_at` and `look_up`, by
+which a compiled program reads what was laid out.
 
-Dimension letters: those of `core.types`, `D` schedules, `V` evaluations, `E` ticks between
-two evaluations.
+The store holds the old server models from which clients still work, and is as small as possible. A
+second one is for models that clients hold at an evaluation, for the metric `client_variance`
+(`fedjax_sim.engine.program.replay`). The first by example. Two clients, A and B; each of four ticks
+receives one:
+
+    tick                  0   1   2   3
+    client                A   B   A   A
+    starts from version   0   0   1   3     (tick t makes version t + 1)
+
+Version 0 is in the first row from the start. It is read until tick 1, version 1 at tick 2, version
+3 at tick 3; versions 2 and 4 are never read. Tick 0 makes version 1 while version 0 is still
+needed, so version 1 gets a second row. Tick 1 makes version 2, which goes to a scratch row because
+nobody reads it. Tick 2 makes version 3, which gets the first row, because version 0 is no longer
+needed. Two rows and the scratch row are enough however long the two clients go on like this, and
+every read finds its version.
+
+Dimension letters: those of `core.types`, `D` schedules, `V` evaluations, `E` ticks between two
+evaluations, `R` rows of the second store.
 """
 
+import heapq
+import itertools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -17,15 +35,6 @@ import numpy as np
 from fedjax_sim.core.clocks import RUNS, Instant, Sizes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Array, Event, Facts, Leaf, Timeline
-from fedjax_sim.engine.planning.store import (
-    HeldVersions,
-    assign_rows_of_all,
-    held_versions,
-    round_up,
-)
-
-SORTED_TOGETHER = 2**22
-"""Slots of schedules that are sorted at the same time by their clients."""
 
 
 class Ticks(NamedTuple):
@@ -71,6 +80,18 @@ class Ends(NamedTuple):
     def never(cls) -> "Ends":
         """Return that nothing limits a lane."""
         return cls(Instant.at(np.inf), Instant.at(np.inf), jnp.float32(0))
+
+
+class HeldVersions(NamedTuple):
+    """Places of the versions that clients hold.
+
+    Attributes:
+      write: `i32[L, V, E]`, row for the model that each tick makes; the last row is a scratch row.
+      holders: `i32[L, V + 1, R]`, number of clients that hold each row's model at each evaluation.
+    """
+
+    write: Leaf
+    holders: Leaf
 
 
 class Tables(NamedTuple):
@@ -173,8 +194,7 @@ def lay_out(
     Raises:
       ConfigError: If the local steps of a tick do not fit in 32 bits.
     """
-    # The grid: V evaluations after equal numbers of ticks, the last of which may be
-    # padding.
+    # The grid: V evaluations after equal numbers of ticks, the last of which may be padding.
     num, longest = len(ticks), max(longest, int(ticks.max()))
     per_eval = per_eval or -(-longest // min(num_evals, longest))
     num_evals = -(-longest // per_eval)
@@ -183,56 +203,45 @@ def lay_out(
     is_within = np.arange(total) < ticks[:, None]
     is_whole = bool(is_within.all())
     num_slots = timelines.clients.shape[2]
+    shape = num, total, num_slots
 
     def cut(leaf: np.ndarray, fill: int) -> np.ndarray:
         """Keep the ticks of each timeline and fill up to the last evaluation: `[D, total, S]`."""
         if is_whole:
             return without_repetition(leaf[:, :total])
         known = min(total, leaf.shape[1])
-        result = np.full((num, total, num_slots), fill, leaf.dtype)
+        result = np.full(shape, fill, leaf.dtype)
         np.copyto(result[:, :known], leaf[:, :known], where=is_within[:, :known, None])
         return result
 
     # Slots: what is in them, how old, and nothing where they are empty.
     clients = cut(timelines.clients, EMPTY)
     present = clients != EMPTY
-    is_filled = bool(present.all())
     numbers = np.arange(total, dtype=np.int32)[:, None]
     steps, weight = cut(timelines.steps, 0), cut(timelines.weight, 0)
-    staleness = without_repetition(numbers - timelines.version[:, :total]) if is_whole else None
-    if staleness is None:
-        staleness = numbers - cut(timelines.version, 0)
-    if not is_filled:
+    staleness = numbers - cut(timelines.version, 0)
+    if is_whole:
+        staleness = without_repetition(staleness)
+    if not present.all():
         steps, weight = np.where(present, steps, 0), np.where(present, weight, 0)
-    # Rows of the store: where each slot reads its old model, and where each tick writes its
-    # own.
-    row, read, rows = _assign_stores(
-        numbers - staleness, present, ends[:, -1], (num, total, num_slots)
-    )
+    # Rows of the store: where each slot reads its old model, and where each tick writes its own.
+    row, read, rows = _assign_stores(numbers - staleness, present, ends[:, -1], shape)
     if not is_whole:
         # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
         read = np.where(is_within[..., None], read, rows - 1)
-    # Steps that each client did before, which number its random draws; none if all do
-    # equally many.
+    write = np.where(is_within, row[:, 1:], rows - 1)
+    # Steps that each client did before, which number its random draws; none if all do equally many.
     offset = None
     if not _is_steady(clients, steps):
-        offset = _steps_before_of_all(clients, steps, (num, total, num_slots))
-        offset *= is_within[..., None]
+        offset = steps_before(np.broadcast_to(clients, shape), np.broadcast_to(steps, shape))
 
     def on_grid(leaf: np.ndarray) -> np.ndarray:
         """Split the tick axis into evaluations and the ticks between them."""
         axes = (num_evals, per_eval) if leaf.shape[1] == total else (1, 1)
         return leaf.reshape(leaf.shape[0], *axes, *leaf.shape[2:])
 
-    stored = Ticks(
-        clients=on_grid(clients),
-        steps=on_grid(steps),
-        staleness=on_grid(staleness),
-        weight=on_grid(weight),
-        offset=None if offset is None else on_grid(offset),
-        read=on_grid(read.astype(np.int32)),
-        write=on_grid(np.where(is_within, row[:, 1:], rows - 1).astype(np.int32)),
-    )
+    places = read.astype(np.int32), write.astype(np.int32)
+    stored = jax.tree.map(on_grid, Ticks(clients, steps, staleness, weight, offset, *places))
     most_steps = int(stored.steps.max(initial=0))
     if num_slots * most_steps >= 2**31:
         allowed = f"fewer: of the {num_slots} slots of a tick, 2^31 or more would be counted"
@@ -240,10 +249,9 @@ def lay_out(
     # Versions that clients hold at evaluations, for the variance of their models.
     held = None
     if client_variance:
-        whole = np.broadcast_to(clients, (num, total, num_slots))
+        whole = np.broadcast_to(clients, shape)
         held = held_versions(whole, timelines.holds, ends, num_clients)
         held = held._replace(write=held.write.reshape(num, num_evals, per_eval))
-
     times = np.concatenate([np.zeros((num, 1)), timelines.time], axis=1)
     return Schedule(
         stored=stored,
@@ -265,22 +273,37 @@ def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarra
     return np.take_along_axis(totals, ends, axis=1)
 
 
-def as_realised(
-    schedule: Schedule, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
-) -> Schedule:
-    """Replace the clients drawn by those who took part, where a step has changed them.
+def as_happened(schedule: Schedule, realised: Mapping[str, Leaf]) -> Schedule:
+    """Replace what was drawn by what happened, where a step has changed it or a clock is live.
 
     Args:
-      schedule: The schedules that were drawn.
-      clients: `i32[D, V, E, S]`.
-      steps: `i32[D, V, E, S]`.
-      weight: `f[D, V, E, S]`.
+      schedule: The schedules of all lanes, D; empty ones where clocks are live.
+      realised: By field of an event, `[D, V, E, ...]`: clients, steps and weight. Of live lanes
+        also version, and of each tick its time, `time` and `rest` of an `Instant`, and `ended`,
+        which is `RUNS` at the ticks that happened, the first ones.
+
+    Returns:
+      The schedules. Live ones are cut to their ends, with as many evaluations as the longest has.
     """
     num, num_evals, per_eval = schedule.shape
+    if "ended" in realised:
+        ticks = (realised["ended"] == RUNS).sum(axis=(1, 2))
+        num_evals = max(1, -(-int(ticks.max()) // per_eval))
+        ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
+        time = Instant(realised["time"], realised["rest"]).to_float64().reshape(num, -1)
+        tick = np.arange(num_evals * per_eval, dtype=np.int32).reshape(num_evals, per_eval, 1)
+        schedule = schedule._replace(
+            shape=(num, num_evals, per_eval),
+            stored=schedule.stored._replace(staleness=tick - realised["version"][:, :num_evals]),
+            time=np.take_along_axis(np.pad(time, ((0, 0), (1, 0))), ends, axis=1),
+            ticks=ends,
+        )
     total = num_evals * per_eval
     is_within = (np.arange(total) < schedule.ticks[:, -1:]).reshape(num, num_evals, per_eval, 1)
-    clients = np.where(is_within, clients, EMPTY)
-    steps = np.where(is_within, steps, 0)
+    clients, steps, weight = (
+        realised[name][:, :num_evals] for name in ("clients", "steps", "weight")
+    )
+    clients, steps = np.where(is_within, clients, EMPTY), np.where(is_within, steps, 0)
 
     def counted(values: np.ndarray) -> np.ndarray:
         return _so_far(values.sum(axis=-1).reshape(num, total), schedule.ticks, total)
@@ -290,48 +313,6 @@ def as_realised(
         local_steps=counted(steps),
         messages=counted(clients != EMPTY),
     )
-
-
-def as_lived(
-    schedule: Schedule,
-    clients: np.ndarray,
-    steps: np.ndarray,
-    weight: np.ndarray,
-    *,
-    version: np.ndarray,
-    time: np.ndarray,
-    ended: np.ndarray,
-) -> Schedule:
-    """Replace empty schedules by the events of live lanes, cut to their ends.
-
-    Args:
-      schedule: Those of all lanes, D.
-      clients: `i32[D, V, E, S]`.
-      steps: `i32[D, V, E, S]`.
-      weight: `f[D, V, E, S]`.
-      version: `i32[D, V, E, S]`.
-      time: `f64[D, V, E]`, of the ticks that happened.
-      ended: `i32[D, V, E]`, `RUNS` at these, which are the first ones.
-
-    Returns:
-      The schedules, with as many evaluations as the longest has.
-    """
-    num, _, per_eval = schedule.shape
-    ticks = (ended == RUNS).sum(axis=(1, 2))
-    num_evals = max(1, -(-int(ticks.max()) // per_eval))
-    shape = num, num_evals, per_eval
-    ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
-    times = np.concatenate([np.zeros((num, 1)), time.reshape(num, -1)], axis=1)
-    known, tick = slice(num_evals), np.arange(num_evals * per_eval, dtype=np.int32)
-    lived = schedule._replace(
-        shape=shape,
-        stored=schedule.stored._replace(
-            staleness=tick.reshape(num_evals, per_eval, 1) - version[:, known]
-        ),
-        time=np.take_along_axis(times, ends, axis=1),
-        ticks=ends,
-    )
-    return as_realised(lived, *(leaf[:, known] for leaf in (clients, steps, weight)))
 
 
 def without_repetition(leaf: np.ndarray) -> np.ndarray:
@@ -359,32 +340,106 @@ def _assign_stores(
       T or 1, S]`; and the number of rows, the same for all schedules, of which the last is a
       scratch row in all.
     """
-    num, total, num_slots = shape
+    num, total, _ = shape
     is_newest = (version == np.arange(total)[:, None]) | ~present
     has_any = present.any(axis=2) | (np.arange(total) >= ends[:, None])
     if is_newest.all() and has_any.all():
         # Only the next tick reads a version: one row is enough.
         row = np.zeros((num, total + 1), np.int32)
-        return row, np.where(present, 0, round_up(2) - 1), round_up(2)
+        return row, np.where(present, 0, _round_up(2) - 1), _round_up(2)
     present, version = np.broadcast_to(present, shape), np.broadcast_to(version, shape)
-    last, read = np.full((num, total + 1), -1), np.empty(shape, np.int32)
-    # Some schedules at a time, which bounds the memory.
-    step = max(1, SORTED_TOGETHER // max(1, total * num_slots))
-    pieces = [slice(first, first + step) for first in range(0, num, step)]
-    for few in pieces:
-        schedule, tick, slot = np.nonzero(present[few])
-        is_own = tick < ends[few][schedule]
-        found = version[few][schedule, tick, slot]
-        np.maximum.at(last[few], (schedule[is_own], found[is_own]), tick[is_own])
-    row, used = assign_rows_of_all(last)
+    last = np.full((num, total + 1), -1)
+    # One schedule at a time, which bounds the memory.
+    for i, end in enumerate(ends):
+        tick, slot = np.nonzero(present[i, :end])
+        np.maximum.at(last[i], version[i][tick, slot], tick)
+    row, used = _assign_rows_of_all(last)
     row[np.arange(total + 1) > ends[:, None]] = 0
-    for few in pieces:
-        places = version[few].reshape(len(row[few]), -1)
-        read[few] = np.take_along_axis(row[few], places, axis=1).reshape(-1, *shape[1:])
-    rows = round_up(int(used.max()))
+    read = np.stack([own[versions] for own, versions in zip(row, version, strict=True)])
+    rows = _round_up(int(used.max()))
     # The same scratch row in all schedules, however many rows each of them needs.
     row[row == used[:, None] - 1] = rows - 1
     return row, np.where(present, read, rows - 1), rows
+
+
+def assign_rows(last_read: np.ndarray) -> tuple[np.ndarray, int]:
+    """Assign rows of the store.
+
+    Args:
+      last_read: `i64[T + 1]`, the tick at which each version is read last; -1 if it never is.
+
+    Returns:
+      The row of each version, `i32[T + 1]`, and the number of rows. The last row is a scratch row
+      for versions that nobody reads. A row is free again after its last read, so there are exactly
+      as many rows as versions that are needed at one time.
+    """
+    last = last_read.tolist()
+    last[0] = max(last[0], 0)  # The first version is there from the start.
+    rows, used, free = [-1] * len(last), 0, list[int]()
+    freed: list[list[int]] = [[] for _ in last]
+    for version, end in enumerate(last):
+        # It is written at the end of the tick before it, after that tick's reads.
+        for row in freed[version - 1] if version else ():
+            heapq.heappush(free, row)
+        if end >= version:
+            rows[version] = heapq.heappop(free) if free else used
+            used = max(used, rows[version] + 1)
+            freed[end].append(rows[version])
+    return np.array([used if row < 0 else row for row in rows], "int32"), used + 1
+
+
+def _assign_rows_of_all(last_read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Assign rows of the stores of D schedules: `i32[D, T + 1]`, and their numbers `i64[D]`."""
+    rows, used = zip(*map(assign_rows, last_read), strict=True)
+    return np.stack(rows), np.array(used)
+
+
+def _round_up(rows: int) -> int:
+    """Round rows up to a multiple of 8: sharing one program between sweeps is worth unused rows."""
+    return -(-rows // 8) * 8
+
+
+def held_versions(
+    clients: np.ndarray,
+    holds: np.ndarray,
+    ends: np.ndarray,
+    num_clients: int,
+) -> HeldVersions:
+    """Find out which versions clients hold at each evaluation, and assign rows to them.
+
+    Args:
+      clients: `i32[L, T, S]`, `EMPTY` in empty slots.
+      holds: `i32[L, T, S]`, as in `Timeline`.
+      ends: `i64[L, V + 1]`, ticks before each evaluation.
+      num_clients: Number of clients, N.
+
+    Returns:
+      The rows, with `write` of shape `i32[L, T]`.
+    """
+    num_lanes, total, _ = clients.shape
+    lanes, num_evals = np.arange(num_lanes)[:, None], ends.shape[1]
+    held = np.zeros((num_lanes, num_evals, num_clients), np.int32)
+    for lane, lane_ends in enumerate(ends):
+        for i, (begin, end) in enumerate(itertools.pairwise(lane_ends), start=1):
+            present = clients[lane, begin:end] != EMPTY
+            held[lane, i] = held[lane, i - 1]
+            received = clients[lane, begin:end][present]
+            held[lane, i, received] = holds[lane, begin:end][present]
+    # An evaluation reads after the write of the tick before it: as late as the next tick.
+    last_read = np.full((num_lanes, total + 1), -1)
+    for i in range(num_evals):
+        last_read[lanes, held[:, i]] = ends[:, i : i + 1]
+    rows, used = _assign_rows_of_all(last_read)
+    num_rows = _round_up(int(used.max()))
+    # Ticks after a lane's end, and versions that nobody holds, are written to the scratch row.
+    is_scratch = np.arange(total + 1) > ends[:, -1:]
+    is_scratch |= rows == used[:, None] - 1
+    rows[is_scratch] = num_rows - 1
+    holders = np.zeros((num_lanes, num_evals, num_rows), np.int32)
+    for lane in range(num_lanes):
+        versions_held = rows[lane][held[lane]]
+        holders[lane] = [np.bincount(row, minlength=num_rows) for row in versions_held]
+    return HeldVersions(rows[:, 1:], holders)
 
 
 def _is_steady(clients: np.ndarray, steps: np.ndarray) -> bool:
@@ -393,25 +448,6 @@ def _is_steady(clients: np.ndarray, steps: np.ndarray) -> bool:
         return False
     slots = np.sort(clients[:, 0], axis=-1)
     return bool((slots[:, 1:] > slots[:, :-1]).all())
-
-
-def _steps_before_of_all(
-    clients: np.ndarray, steps: np.ndarray, shape: tuple[int, int, int]
-) -> np.ndarray:
-    """Count the steps that each slot's client delivered before: `i32[D, T, S]`."""
-    clients, steps = np.broadcast_to(clients, shape), np.broadcast_to(steps, shape)
-    slots = np.sort(clients[:, 0], axis=-1)
-    is_empty = clients == EMPTY
-    is_constant = (is_empty | (clients == clients[:, :1])).all()
-    if is_constant and ((slots[:, 1:] > slots[:, :-1]) | (slots[:, 1:] == EMPTY)).all():
-        # The same clients stand in the same slots at all ticks, as in full participation, or nobody
-        # does, as where evaluations are filled up to equal lengths.
-        before = np.cumsum(steps, axis=1, dtype=np.int64) - steps
-        return np.where(is_empty, 0, before).astype(np.int32)
-    # The sort takes about forty bytes for each slot.
-    rows = max(1, SORTED_TOGETHER // max(1, shape[1] * shape[2]))
-    pieces = (slice(first, first + rows) for first in range(0, len(clients), rows))
-    return np.concatenate([steps_before(clients[few], steps[few]) for few in pieces])
 
 
 def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -425,20 +461,18 @@ def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
       `i32[..., T, S]`.
     """
     *_, num_ticks, num_slots = clients.shape
-    flat = clients.reshape(-1, num_ticks * num_slots)
+    flat, steps = (leaf.reshape(-1, num_ticks * num_slots) for leaf in (clients, steps))
     if flat.max(initial=0) < 2**15:  # Numbers of 16 bits are sorted without comparing them.
         flat = flat.astype(np.int16)
-    order = np.argsort(flat, axis=1, kind="stable")
-    sorted_clients = np.take_along_axis(flat, order, axis=1)
-    here = np.take_along_axis(steps.reshape(flat.shape), order, axis=1)
-    before = np.cumsum(here, axis=1, dtype=np.int64) - here
-    is_other = sorted_clients[:, 1:] != sorted_clients[:, :-1]
-    # What all clients sorted earlier delivered, which never falls along the slots.
-    earlier = np.zeros_like(before)
-    earlier[:, 1:][is_other] = before[:, 1:][is_other]
     result = np.empty(flat.shape, np.int32)
-    counted = before - np.maximum.accumulate(earlier, axis=1)
-    np.put_along_axis(result, order, counted.astype(np.int32), axis=1)
+    # One schedule at a time, because the sort takes about forty bytes for each slot.
+    for own, numbers, delivered in zip(result, flat, steps, strict=True):
+        order = np.argsort(numbers, kind="stable")
+        here, client = delivered[order], numbers[order]
+        before = np.cumsum(here, dtype=np.int64) - here
+        is_first = np.diff(client, prepend=client[:1] - 1) != 0
+        # Less what all clients sorted earlier delivered, which never falls along the slots.
+        own[order] = before - np.maximum.accumulate(np.where(is_first, before, 0))
     return result.reshape(clients.shape)
 
 

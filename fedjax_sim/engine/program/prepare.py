@@ -21,9 +21,9 @@ from jax.extend.core import ClosedJaxpr
 from fedjax_sim.core import lifecycle, trees, types
 from fedjax_sim.core.settings import ConfigError, alternatives_in
 from fedjax_sim.engine.machine import processes, user_code
-from fedjax_sim.engine.planning import budgets, drawing, lanes, schedule, step_cost
+from fedjax_sim.engine.planning import budgets, drawing, lanes, schedule
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
-from fedjax_sim.engine.planning.placement import choose
+from fedjax_sim.engine.planning.placement import choose, measure_step
 from fedjax_sim.engine.program.opened import Machine, rows_of, sizes_of
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.engine.program.replay import Program, Replay
@@ -117,9 +117,8 @@ class Planned:
         has_loss = self.system.fit.learns is not types.LatentProblem
         trace = partial(_trace_problem, problem, self.num_examples, has_loss=has_loss)
         self.code = user_code.number_of_code(trace, problem, facts=self.num_examples, may_rest=True)
-        self.model = step_cost.describe_model(problem, self.code)
-        self.cost = step_cost.measure_step(
-            problem, self.model, self.num_examples, has_loss=has_loss, code=self.code
+        self.model, self.cost = measure_step(
+            problem, self.num_examples, has_loss=has_loss, code=self.code
         )
         stored = self.schedule.stored
         weight = stored.weight.astype(lanes.precision_of(self.model))

@@ -25,9 +25,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,18 +80,9 @@ SHOWN = (
 """Entries that are shown with both values where a resumed run differs."""
 
 
-class Saved(NamedTuple):
-    """A state that was read.
-
-    Attributes:
-      done: Ticks done.
-      states: What lanes carry, on the devices.
-      curves: Curves so far by kind and name, `[L, V + 1, ...]` or `[L, V]`.
-    """
-
-    done: int
-    states: Carry
-    curves: dict[str, Arrays]
+Saved = tuple[int, Carry, dict[str, Arrays]]
+"""A state that was read: ticks done, what lanes carry on the devices, and the curves so far by kind
+and name, `[L, V + 1, ...]` or `[L, V]`."""
 
 
 def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, object]:
@@ -165,23 +156,22 @@ class Checkpoint:
         self._identity, self._has_drawn = "", False
         self._every, self._last, self._lasted = kept.every, time.monotonic(), 0.0
 
-    def has_result(self) -> bool:
-        """Tell whether the folder has the result of a finished group, perhaps of another run."""
-        return self._resume and bool(files_in(self._folder, "result"))
-
-    def finished(self, planned: Mapping[str, object]) -> Arrays | None:
-        """Read the result of the group's replay, if it is finished.
+    def finished(self, planned: Callable[[], Mapping[str, object]]) -> Arrays | None:
+        """Read the result of the group's replay, if the folder has one of this run.
 
         Args:
-          planned: As in `open`.
+          planned: Collects what `open` gets.
 
         Returns:
-          The arrays given to `finish`; None if they are damaged.
+          The arrays given to `finish`; None if there are none, or they are damaged.
 
         Raises:
           ConfigError: If the folder belongs to another run.
         """
-        return next((arrays for _, arrays in self._sound("result", self._identify(planned))), None)
+        if not (self._resume and files_in(self._folder, "result")):
+            return None
+        found = self._sound("result", self._identify(planned()))
+        return next((arrays for _, arrays in found), None)
 
     def drawn(self) -> tuple[Timeline, np.ndarray] | None:
         """Read the timelines that `open` got, leaves `[D, T, ...]`, and their ticks, if any."""
@@ -271,7 +261,7 @@ class Checkpoint:
         for done, arrays in self._sound("state", self._identity):
             carried = store.unpack(store.part(arrays, "state"), states)
             placed = jax.tree.map(_placed, carried, states)
-            return Saved(done, placed, {kind: store.part(arrays, kind) for kind in KINDS})
+            return done, placed, {kind: store.part(arrays, kind) for kind in KINDS}
         if self._resume and files_in(self._folder, "state"):
             raise InputError(
                 f"no checkpoint in {self._folder} is undamaged: remove the folder to start anew."
@@ -353,28 +343,28 @@ class Checkpoint:
         theirs, ours = old.get("versions", {}), self._versions
         new = {**new, "versions": ours}
         versions = [name for name in ours if theirs.get(name) != ours[name]]
-        is_accepted = self._any_jax and versions and {*versions} <= {*records.JAX}
-        apart_from = ("versions", *TEXTS) if is_accepted else ()
-        changed = sorted(
-            name for name in {*old, *new} - {*apart_from} if old.get(name) != new.get(name)
-        )
+        is_jax = {*versions} <= {*records.JAX}
+        changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
+        if self._any_jax and versions and is_jax:
+            changed -= {"versions", *TEXTS}
         if not changed:
             return
-        asked = [name for name in changed if name in {*self._asked} - {TIMELINE}]
-        if {*asked} - {"versions"}:
+        asked = changed & {*self._asked} - {TIMELINE}
+        if asked - {"versions"}:
             # What the caller asks for decides everything else, such as programs and placements.
             changed = asked
         elif "placement" in changed:
             # Programs and the order of lanes follow from it.
-            changed = [name for name in changed if name not in ("program", "schedule")]
+            changed -= {"program", "schedule"}
+        further = []
         if "versions" in changed:
             pairs = (f"{name} {theirs.get(name, 'unknown')}, not {ours[name]}" for name in versions)
-            words = f"versions ({'; '.join(pairs)})"
-            if {*versions} <= {*records.JAX}:
-                words += ', of which resume="any_jax" (--any-jax) accepts any'
+            accepted = ', of which resume="any_jax" (--any-jax) accepts any' if is_jax else ""
+            further = [f"versions ({'; '.join(pairs)}){accepted}"]
             # Other versions may write the same program in another way.
-            changed = [name for name in changed if name not in ("versions", *TEXTS)] + [words]
-        words = ", ".join(_told(name, old.get(name), new.get(name)) for name in changed)
+            changed -= {"versions", *TEXTS}
+        named = [_told(name, old.get(name), new.get(name)) for name in sorted(changed)]
+        words = ", ".join(named + further)
         allowed = (
             f"of the same configuration as this run, which differs in {words}, or removed to start "
             "anew"
@@ -397,13 +387,13 @@ def _told(name: str, theirs: Any, ours: Any) -> str:
         pairs = [("", theirs, ours)]
     else:
         return name
-    texts = [f"{each}{_shortened(a)} there, {_shortened(b)} here" for each, a, b in pairs]
+
+    def shortened(value: object) -> str:
+        text = str(value)
+        return text if len(text) <= 60 else f"{text[:56]} ..."
+
+    texts = [f"{each}{shortened(a)} there, {shortened(b)} here" for each, a, b in pairs]
     return f"{name} ({'; '.join(texts)})"
-
-
-def _shortened(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
 def _digest_of(content: object) -> str:

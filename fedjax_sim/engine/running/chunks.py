@@ -11,8 +11,7 @@ Dimension letters: those of `fedjax_sim.core.types`; `V` evaluations, `C` evalua
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -22,15 +21,11 @@ import numpy as np
 from fedjax_sim.core import clocks
 from fedjax_sim.core.events import HAPPENED
 from fedjax_sim.core.lifecycle import Stopped, asked_to_stop, deferring_stops, say
-from fedjax_sim.core.types import Array, Params
+from fedjax_sim.core.types import Params
 from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.program.replay import Carry, Limbs, Observed, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.results.curves import NEVER, Curves
-
-Returned = Observed | tuple[Observed, dict[str, Array | Limbs]]
-"""The evaluation of the beginning, or the evaluations and counts of a chunk."""
-
 
 Report = Callable[[int, "Evaluations"], np.ndarray]
 """From the number of evaluations done, and their values, to the lanes that stop now, `bool[L]`."""
@@ -57,14 +52,14 @@ def replay_schedule(
     if saved is None:
         carries, first = replay.begin()
     else:
-        done, carries, first = saved.done, saved.states, None
+        (done, carries, curves), first = saved, None
         name, ticks = replay.program.system.name, replay.num_evals * per_eval
         say(f"{name} goes on after {done} of {ticks} ticks (lanes: {len(replay.placed.place_of)}).")
-        seen.restore(saved.curves, 1 + done // per_eval)
+        seen.restore(curves, 1 + done // per_eval)
     chunks = _replayed(replay, carries, first, done, seen, checkpoint)
     stops_wait = contextlib.nullcontext() if checkpoint is None else deferring_stops()
-    with stops_wait, contextlib.closing(chunks):
-        for begin, done, returned, carries, *_ in chunks:
+    with stops_wait:
+        for begin, done, returned, carries, _ in chunks:
             if done == 0:
                 seen.put(jax.tree.map(lambda leaf: leaf[:, None], returned), 0)
                 continue
@@ -96,10 +91,10 @@ class _Chunk(NamedTuple):
     Attributes:
       begin: Ticks before it.
       end: Ticks after it; 0 for the beginning, which has none.
-      returned: What the program returned, on the devices until the chunk is done.
+      returned: The evaluation of the beginning, or the evaluations and counts of a chunk, on the
+        devices until they are fetched.
       carries: The state after it; None if the next chunk has taken it.
       sent: When it was sent.
-      ready: Will be when it was done.
     """
 
     begin: int
@@ -107,7 +102,6 @@ class _Chunk(NamedTuple):
     returned: Any
     carries: Any
     sent: float
-    ready: Future[float]
 
 
 def _replayed(
@@ -117,7 +111,7 @@ def _replayed(
     done: int,
     seen: "Evaluations",
     checkpoint: Checkpoint | None,
-) -> Generator[_Chunk]:
+) -> Iterator[_Chunk]:
     """Send chunk after chunk to the devices, and yield each with its results on the host.
 
     The next chunk is sent before the results of one are fetched, so that the devices need not wait
@@ -133,64 +127,53 @@ def _replayed(
     """
     # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
     decides = replay.program.can_stop or replay.program.plan.live is not None
-    (num_evals, per_eval), block = replay.program.chunk, replay.program.block
-    pace = _Pace(replay, 1 if decides else 2) if block else None
+    num_evals, per_eval = replay.program.chunk
+    pace = _Pace(replay, 1 if decides else 2) if replay.program.block else None
     whole = replay.num_evals * per_eval
     waiting: deque[_Chunk] = deque()
-    # When the last chunk was done, and how long it took.
+    if first is not None:
+        waiting.append(_Chunk(0, 0, first, carries, time.monotonic()))
+    # When the last chunk was fetched, and how long it took.
     last_ready, lasted = 0.0, 0.0
-    with ThreadPoolExecutor(1) as worker:
 
-        def send(begin: int, end: int, returned: Returned, sent: float) -> None:
-            # The host may come for the results much later than they are there.
-            ready = worker.submit(_when_ready, returned)
-            waiting.append(_Chunk(begin, end, returned, carries, sent, ready))
+    def fetch_oldest() -> _Chunk:
+        nonlocal last_ready, lasted
+        chunk = waiting.popleft()
+        returned = processes.fetch(chunk.returned)
+        began, last_ready = max(chunk.sent, last_ready), time.monotonic()
+        if chunk.end > 0:
+            lasted = last_ready - began
+            if pace is not None:
+                pace.note(chunk.begin, chunk.end, lasted)
+        return chunk._replace(returned=returned)
 
-        def fetch_oldest() -> _Chunk:
-            nonlocal last_ready, lasted
-            chunk = waiting.popleft()
-            began, last_ready = max(chunk.sent, last_ready), chunk.ready.result()
-            if chunk.end > 0:
-                lasted = last_ready - began
-                if pace is not None:
-                    pace.note(chunk.begin, chunk.end, lasted)
-            return chunk._replace(returned=processes.fetch(chunk.returned))
+    def may_overtake() -> bool:
+        """Tell whether a chunk may be sent although one is waiting."""
+        if decides or len(waiting) > 1 or asked_to_stop():
+            return False
+        kept = () if checkpoint is None else carries
+        tables = replay.placed.schedule.between(0, num_evals)
+        return memory.fits_ahead(memory.count_bytes((waiting[-1].returned, kept, tables)))
 
-        def may_overtake() -> bool:
-            """Tell whether a chunk may be sent although one is waiting."""
-            if decides or len(waiting) > 1 or asked_to_stop():
-                return False
-            kept = () if checkpoint is None else carries
-            tables = replay.placed.schedule.between(0, replay.program.chunk[0])
-            return memory.fits_ahead(memory.count_bytes((waiting[-1].returned, kept, tables)))
-
-        if first is not None:
-            send(0, 0, first, time.monotonic())
-        while waiting or (done < whole and seen.is_running.any()):
-            while done < whole and (not waiting or may_overtake()):
-                begin, sent = done, time.monotonic()
-                done = done + num_evals * per_eval if pace is None else pace.end_after(done)
-                try:
-                    if waiting and checkpoint is not None:
-                        # It is saved once the chunk is done, if that is due then.
-                        is_saved = checkpoint.is_due(within=lasted)
-                        kept = jax.tree.map(jnp.copy, carries) if is_saved else None
-                        waiting[-1] = waiting[-1]._replace(carries=kept)
-                    carries, returned = replay.advance(carries, begin, done, seen.is_running)
-                except Exception:
-                    # Programs that call the host on a CPU run, and may fail, while they are sent.
-                    # What was done before them is kept.
-                    if waiting:
-                        yield fetch_oldest()
-                    raise
-                send(begin, done, returned, sent)
-            yield fetch_oldest()
-
-
-def _when_ready(returned: Returned) -> float:
-    """Wait for arrays, and return the time."""
-    jax.block_until_ready(returned)
-    return time.monotonic()
+    while waiting or (done < whole and seen.is_running.any()):
+        while done < whole and (not waiting or may_overtake()):
+            begin, sent = done, time.monotonic()
+            done = done + num_evals * per_eval if pace is None else pace.end_after(done)
+            try:
+                if waiting and checkpoint is not None:
+                    # It is saved once the chunk is done, if that is due then.
+                    is_saved = checkpoint.is_due(within=lasted)
+                    kept = jax.tree.map(jnp.copy, carries) if is_saved else None
+                    waiting[-1] = waiting[-1]._replace(carries=kept)
+                carries, returned = replay.advance(carries, begin, done, seen.is_running)
+            except Exception:
+                # Programs that call the host on a CPU run, and may fail, while they are sent.
+                # What was done before them is kept.
+                if waiting:
+                    yield fetch_oldest()
+                raise
+            waiting.append(_Chunk(begin, done, returned, carries, sent))
+        yield fetch_oldest()
 
 
 class _Pace:

@@ -18,7 +18,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import System, Ticks, Timeline
 from fedjax_sim.engine.planning import budgets
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
-from fedjax_sim.engine.planning.schedule import Schedule, as_lived, as_realised
+from fedjax_sim.engine.planning.schedule import Schedule, as_happened
 from fedjax_sim.engine.program.prepare import Planned, extra_facts_of
 from fedjax_sim.engine.request import Options
 from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
@@ -43,12 +43,11 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     group, schedule, row = planned.group, planned.schedule, planned.row
     system, extra_facts = planned.program.system, planned.extra_facts
     is_live = planned.program.plan.live is not None
-    infos = {name: value[:, : schedule.shape[1]] for name, value in curves.infos.items()}
-    realised = {
-        name.removeprefix(HAPPENED): infos.pop(name) for name in list(infos) if HAPPENED in name
-    }
+    realised = _realised(planned, curves.infos)
+    if realised:
+        # Where steps changed who took part, the schedule becomes the one that happened.
+        schedule, row = happened_so_far(planned, curves.infos), np.arange(len(group))
     if is_live:
-        schedule, row = lived_so_far(planned, realised), np.arange(len(group))
         extra_facts = extra_facts_of(system, [lane.hyper for lane in group], schedule.ticks, row)
         timelines = []
         for i, end in enumerate(schedule.ticks[:, -1].tolist()):
@@ -62,10 +61,8 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
         cut = [
             Timeline(*(leaf[i, :end] for leaf in planned.timelines)) for i, end in enumerate(ends)
         ]
-        timelines = [cut[i] for i in row.tolist()]
-        # Where steps changed who took part, the schedule becomes the one that happened.
+        timelines = [cut[i] for i in planned.row.tolist()]
         if realised:
-            schedule, row = as_realised(schedule.take(row), **realised), np.arange(len(group))
             timelines = [
                 timeline._replace(**_happened(realised, i, len(timeline.time)))
                 for i, timeline in enumerate(timelines)
@@ -79,7 +76,11 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     metrics, samples = jax.tree.map(
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
     )
-    infos = {name: value[:, :num_evals] for name, value in infos.items()}
+    infos = {
+        name: value[:, :num_evals]
+        for name, value in curves.infos.items()
+        if not name.startswith(HAPPENED)
+    }
     facts = _facts_of(schedule, row) | _count(planned, schedule, row, timelines)
     facts["collapsed_at"] = _collapsed_at(group, metrics)
     metrics |= _means_of_steps(infos)
@@ -118,11 +119,18 @@ def _means_of_steps(infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def lived_so_far(planned: Planned, realised: Mapping[str, np.ndarray]) -> Schedule:
-    """Make the schedules of live lanes from their events so far, `[L, V, E, ...]` by name."""
-    known: Any = dict(realised)
-    known["time"] = Instant(known["time"], known.pop("rest")).to_float64()
-    return as_lived(planned.schedule.take(planned.row), **known)
+def _realised(planned: Planned, infos: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Find the recorded fields of events among counts: `[L, V, E, ...]` by field."""
+    return {
+        name.removeprefix(HAPPENED): value[:, : planned.schedule.shape[1]]
+        for name, value in infos.items()
+        if name.startswith(HAPPENED)
+    }
+
+
+def happened_so_far(planned: Planned, infos: Mapping[str, np.ndarray]) -> Schedule:
+    """Make the schedule of each lane from the events among the counts so far."""
+    return as_happened(planned.schedule.take(planned.row), _realised(planned, infos))
 
 
 def _happened(realised: Mapping[str, np.ndarray], lane: int, end: int) -> dict[str, np.ndarray]:
@@ -228,7 +236,7 @@ def _count(
         return found
     _, of_problem = distinct_objects([lane.problem for lane in group])
     firsts, number = distinct_rows(of_hyper, of_problem, row)
-    for i, first in enumerate(firsts.tolist()):
+    for i, first in enumerate(firsts):
         given = group[first].problem, group[first].hyper, timelines[first]
         by_tick = dict(zip(BITS, messages.per_tick(*given) or (), strict=False))
         by_tick |= messages.further(*given)

@@ -6,32 +6,55 @@ compiled program asks for more than a device has, or where memory runs out all t
 the results of the whole: they are evaluated after the same ticks, and with a pinned layout a lane's
 bits do not depend on which others run.
 
+A piece is planned, or its checkpoint is found; it is replayed, and its results are collected.
+
 Dimension letters: those of `fedjax_sim.core.types`; `D` schedules.
 """
 
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import FolderLock, write_bytes
-from fedjax_sim.core.settings import writing_to
-from fedjax_sim.core.types import EMPTY, AnyProblem, HyperT, System, Ticks
+from fedjax_sim.core.settings import ConfigError, writing_to
+from fedjax_sim.core.types import EMPTY, AnyProblem, HyperT, Layout, System, Ticks
 from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.machine.memory import DoesNotFitError, OutOfMemoryError, count_bytes
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane
+from fedjax_sim.engine.program.prepare import Planned, plan_group
+from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming import checkpoint
-from fedjax_sim.engine.running import groups
-from fedjax_sim.engine.running.groups import Ready
+from fedjax_sim.engine.resuming.checkpoint import Checkpoint
+from fedjax_sim.engine.running.chunks import Evaluations, replay_schedule
+from fedjax_sim.engine.running.outcomes import collect, happened_so_far
+from fedjax_sim.engine.watching import Watcher
+from fedjax_sim.results import store
 from fedjax_sim.results.curves import Returned
+
+
+class Ready(NamedTuple):
+    """A piece that is planned and not finished.
+
+    Attributes:
+      planned: Its lanes.
+      replay: Their program, before anything is on the devices.
+      saved: Their checkpoints, which are not open yet; None if none are written.
+    """
+
+    planned: Planned
+    replay: Replay
+    saved: Checkpoint | None = None
 
 
 class Pieces:
@@ -69,29 +92,33 @@ class Pieces:
         """
         parts: list[Returned] = []
         rest, size = self._group, self._options.layout.max_lanes or len(self._group)
+        saved = self._options.checkpoints
         while rest:
             self._number = number + len(parts)
-            size = min(self._lanes_of_earlier_run() or size, len(rest))
+            is_resumed = saved is not None and saved.resume
+            earlier = checkpoint.count_lanes(self._folder) if is_resumed else None
+            size = min(earlier or size, len(rest))
             if size < len(rest) and not parts:
-                rest = self._by_schedule()
-            part: Returned | None = None
+                # Lanes of one schedule are planned together.
+                row = Schedules.of(self._system, self._group, self._options.budget).row
+                rest = [self._group[i] for i in np.argsort(row, kind="stable").tolist()]
             try:
-                part = self._run_together(rest[:size])
+                parts.append(self._run_together(rest[:size]))
+                rest = rest[size:]
+                continue
             except (MemoryError, jax.errors.JaxRuntimeError) as error:
                 if not memory.is_out_of_memory(error):
                     raise
                 is_estimated = isinstance(error, DoesNotFitError)
-                if not self._may_halve(size, is_estimated=is_estimated):
+                # Processes agree on estimates alone.
+                is_common = is_estimated or jax.process_count() == 1
+                if size == 1 or not is_common or self._has_states():
                     is_told = isinstance(error, OutOfMemoryError)
                     raise (error if is_told else self._refusal(size)) from None
-            if part is not None:
-                parts.append(part)
-                rest = rest[size:]
-                continue
             # Without the error nothing holds the arrays of the failed attempt.
             gc.collect()
-            if self._options.checkpoints is not None:
-                checkpoint.remove_checkpoints(self._folder())
+            if saved is not None:
+                checkpoint.remove_checkpoints(self._folder)
             half = -(-size // 2)  # Rounded up: pieces of equal size share one program.
             if not is_estimated:
                 self._has_run_out = True
@@ -102,11 +129,6 @@ class Pieces:
             size = half
         return parts
 
-    def _by_schedule(self) -> list[Lane]:
-        """Order the lanes so that those of one schedule are planned together."""
-        row = Schedules.of(self._system, self._group, self._options.budget).row
-        return [self._group[i] for i in np.argsort(row, kind="stable").tolist()]
-
     def _run_together(self, lanes: list[Lane]) -> Returned:
         """Run lanes in one piece.
 
@@ -114,12 +136,7 @@ class Pieces:
           DoesNotFitError: If their schedules, their states or their compiled program ask for more
             memory than is free.
         """
-        num, saved = len(lanes), self._options.checkpoints
-        if saved is not None:
-            saved = dataclasses.replace(saved, folder=self._folder())
-        options = dataclasses.replace(self._options, checkpoints=saved)
-        longest = partial(self._longest_of_all, num)
-        ready = groups.plan_or_load(self._system, lanes, options, longest=longest)
+        num, ready = len(lanes), self._plan_or_load(lanes)
         if isinstance(ready, Returned):
             return ready
         if num == len(self._whole):
@@ -132,7 +149,43 @@ class Pieces:
             self._accepted = num
             if not self._has_run_out:
                 self._say_what_is_chosen(ready, needed, free)
-        return groups.replay_group(ready)
+        return replay_group(ready)
+
+    def _plan_or_load(self, lanes: list[Lane]) -> Ready | Returned:
+        """Plan lanes as when they began, or load the result of their replay if it is finished."""
+        system, options, saved, drawn = self._system, self._options, None, None
+        decided: Mapping[str, Any] = {}
+        if options.checkpoints is not None:
+            kept = dataclasses.replace(options.checkpoints, folder=self._folder)
+            options = dataclasses.replace(options, checkpoints=kept)
+            saved = Checkpoint(kept, checkpoint.asked_of(system, lanes, options))
+            drawn, decided = saved.drawn(), saved.decided
+        # A part of a sweep whose longest lane is in another part would choose other evaluations,
+        # and less memory another layout.
+        num_evals, per_eval = decided.get("evaluations", (0, None))
+        most = num_evals * per_eval if decided else self._longest_of_all(len(lanes))
+        plan = partial(plan_group, system, lanes, longest=most, per_eval=per_eval)
+        planned, layout = plan(options, drawn=drawn), decided.get("placement", {})
+        if decided and planned.program.placement.layout() != layout:
+            names = [name for name in Layout._fields if name in layout]
+            chosen = {name: json.loads(layout[name].lower()) for name in names}
+            placed = options.layout._replace(**chosen)
+            # It may ask for more devices than there are; the checkpoint then says so.
+            with contextlib.suppress(ConfigError):
+                drawn = planned.timelines, planned.ticks
+                planned = plan(dataclasses.replace(options, layout=placed), drawn=drawn)
+        known = saved and saved.finished(lambda: planned.decided(planned.on_devices()))
+        if known is None:
+            return Ready(planned, planned.on_devices(), saved)
+        lifecycle.say(f"{system.name} had ended; its result is read (lanes: {len(lanes)}).")
+        part = collect(planned, checkpoint.unpack_curves(known, planned.model), options)
+        if options.watch.trackers:
+            # Nothing of this is new, so that nothing is shown and nobody is asked.
+            watch = dataclasses.replace(options.watch, progress=False, on_evaluation=None)
+            ticks, time = part.facts["ticks"], part.facts["time"]
+            watcher = Watcher(system.name, planned.group, ticks, time, watch)
+            watcher.track(ticks.shape[1] - 1, part.curves.metrics, part.facts.get("stopped_at"))
+        return part
 
     def _compare(self, ready: Ready) -> tuple[float, float]:
         """Count the bytes that lanes need in a device's memory, and those that they may take."""
@@ -147,26 +200,16 @@ class Pieces:
         room = (free if len(ready.planned.group) == 1 else usable) - shared
         return here * ready.replay.size(room / here) + shared, usable
 
+    @property
     def _folder(self) -> Path:
-        """Name the folder of the piece's checkpoints."""
+        """The folder of the piece's checkpoints."""
         assert self._options.folder is not None
         return self._options.folder / f"part_{self._number}"
 
     def _has_states(self) -> bool:
         """Tell whether the piece has checkpoints, which are worth more than a smaller piece."""
         saved = self._options.checkpoints
-        return saved is not None and bool(checkpoint.files_in(self._folder(), "state|result"))
-
-    def _may_halve(self, num: int, *, is_estimated: bool) -> bool:
-        """Tell whether fewer lanes may be tried: processes agree on estimates alone."""
-        is_common = is_estimated or jax.process_count() == 1
-        return num > 1 and is_common and not self._has_states()
-
-    def _lanes_of_earlier_run(self) -> int | None:
-        """Count the lanes of this piece in the resumed run; None if none is resumed."""
-        saved = self._options.checkpoints
-        is_resumed = saved is not None and saved.resume
-        return checkpoint.count_lanes(self._folder()) if is_resumed else None
+        return saved is not None and bool(checkpoint.files_in(self._folder, "state|result"))
 
     def _longest_of_all(self, num: int) -> int:
         """Count the ticks of the sweep's longest schedule; 0 if all `num` lanes are planned."""
@@ -207,6 +250,39 @@ class Pieces:
             "slots at once (layout) take less"
         )
         return kind("memory", write_bytes(memory.free_here()), allowed)
+
+
+def replay_group(ready: Ready) -> Returned:
+    """Replay a piece, pass evaluations on to those who watch, and collect the results."""
+    planned, replay, saved = ready
+    if saved is not None:
+        saved.open(planned.decided(replay), planned.timelines, planned.ticks)
+    if planned.options.watch.is_needed:
+        schedule, row, plan = planned.schedule, planned.row, planned.program.plan
+        watch = Watcher(
+            planned.program.system.name,
+            planned.group,
+            schedule.ticks[row],
+            schedule.time[row],
+            planned.options.watch,
+            is_batched=plan.lanes_at_once or plan.family_size > 1,
+        )
+
+        def report(done: int, seen: Evaluations) -> np.ndarray:
+            if plan.live is not None:
+                happened = happened_so_far(planned, seen.kinds["info"])
+                watch.know(happened.ticks, happened.time)
+            return watch.update(done, seen.kinds["metric"], seen.stopped_at)
+
+        with watch.display:
+            curves = replay_schedule(replay, report, saved)
+            # A run that was stopped after its last tick reports nothing when it is resumed.
+            watch.track(schedule.shape[1], curves.metrics, curves.stopped_at)
+    else:
+        curves = replay_schedule(replay, None, saved)
+    if saved is not None:
+        saved.finish(store.pack(curves))
+    return collect(planned, curves, planned.options)
 
 
 def _name_large_stores(ready: Ready, least: float) -> None:
