@@ -7,7 +7,7 @@ Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -282,9 +282,9 @@ def draw_timelines(
 _drawn: dict[tuple, Timeline] = {}
 
 
-def _switches() -> Iterator[Any]:
-    """Iterate over the values of the switches that decide which numbers are drawn."""
-    return (getattr(jax.config, name) for name in SWITCHES)
+def _switches() -> list[Any]:
+    """List the values of the switches that decide which numbers are drawn."""
+    return [getattr(jax.config, name) for name in SWITCHES]
 
 
 def _round_up(number: int, bits: int) -> int:
@@ -295,10 +295,9 @@ def _round_up(number: int, bits: int) -> int:
 
 def _joined(pieces: Sequence[np.ndarray]) -> np.ndarray:
     """Join timelines of several calls, where one tick is kept if all ticks are the same."""
-    if all((leaf[:, 0] == leaf[:, -1]).all() and (leaf == leaf[:, :1]).all() for leaf in pieces):
-        once = np.concatenate([leaf[:, :1] for leaf in pieces])
-        return np.broadcast_to(once, (len(once), *pieces[0].shape[1:]))
-    return np.concatenate(pieces)
+    whole = np.concatenate(pieces)
+    once = whole[:, :1].copy()
+    return np.broadcast_to(once, whole.shape) if (whole == once).all() else whole
 
 
 @functools.cache

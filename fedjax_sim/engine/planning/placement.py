@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, plain
 from fedjax_sim.core.trees import TypedStructure, programs_within, typed_structure
 from fedjax_sim.core.types import PRECISIONS, AnyProblem, Layout, PackedRows, Params
 from fedjax_sim.engine import contract
@@ -233,9 +233,9 @@ class Placement(NamedTuple):
         """The kind of machine, such as "cpu" or "gpu"."""
         return self.devices[0].platform if self.devices else jax.default_backend()
 
-    def layout(self) -> dict[str, str]:
-        """Return the layout as text, for a checkpoint's identity."""
-        return {name: str(value) for name, value in self._asdict().items() if name != "devices"}
+    def layout(self) -> dict[str, int | bool]:
+        """Return all but the devices, for a checkpoint's identity."""
+        return {name: plain(value) for name, value in self._asdict().items() if name != "devices"}
 
     def deal(self, work: np.ndarray) -> np.ndarray:
         """Deal lanes to devices and batches: equal shares to devices, equal work within a batch.

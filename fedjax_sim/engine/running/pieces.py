@@ -14,7 +14,6 @@ Dimension letters: those of `fedjax_sim.core.types`; `D` schedules.
 import contextlib
 import dataclasses
 import gc
-import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -167,9 +166,9 @@ class Pieces:
         plan = partial(plan_group, system, lanes, longest=most, per_eval=per_eval)
         planned, layout = plan(options, drawn=drawn), decided.get("placement", {})
         if decided and planned.program.placement.layout() != layout:
-            names = [name for name in Layout._fields if name in layout]
-            chosen = {name: json.loads(layout[name].lower()) for name in names}
-            placed = options.layout._replace(**chosen)
+            placed = options.layout._replace(
+                **{name: layout[name] for name in Layout._fields if name in layout}
+            )
             # It may ask for more devices than there are; the checkpoint then says so.
             with contextlib.suppress(ConfigError):
                 drawn = planned.timelines, planned.ticks
