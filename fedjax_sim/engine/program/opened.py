@@ -537,7 +537,8 @@ def learn_if(
 ) -> tuple[StateT, TreeT]:
     """Take the algorithm's step if a lane goes on, `bool[]`; see `take_if`."""
 
-    def step(state: StateT) -> tuple[StateT, Any]:
+    def step(state: StateT) -> tuple[StateT, TreeT]:
+        info: Any
         state, info = learn(state, event)
         if isinstance(changed := getattr(info, "event", ()), types.Event):
             # Facts hold the trace, and the two branches are traced apart.
