@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import types
+from fedjax_sim.core import trees, types
+from fedjax_sim.core.checking import LaneSeed, checked
 from fedjax_sim.core.settings import ConfigError, LaneSeed, checked
-from fedjax_sim.core.trees import typed_structure
 from fedjax_sim.core.types import HyperT, InfoT, StateT
 from fedjax_sim.engine import Run, contract, request
 from fedjax_sim.engine.planning.drawing import read_timeline
@@ -130,7 +130,8 @@ def bind_together(
     Raises:
       ConfigError: If an input is not allowed, or the programs would not be the same.
     """
-    timelines = None if isinstance(budget, types.Ticks | types.Time | types.Energy) else budget
+    is_limit = isinstance(budget, types.Ticks | types.Time | types.Energy)
+    timelines = None if is_limit else budget
     if timelines is not None and system.live is not None:
         allowed = f"Ticks, Time or Energy for {system.name}, whose clock is live; or use replayed"
         raise ConfigError("budget", "a schedule", allowed)
@@ -141,10 +142,8 @@ def bind_together(
         if len(values) not in (1, num):
             raise ConfigError(f"number of {name}", len(values), f"1 or {num}, as of the others")
     # Nothing is drawn for schedules of the caller's own.
-    drawn_for = (
-        budget if isinstance(budget, types.Ticks | types.Time | types.Energy) else types.Ticks(1)
-    )
-    options = Options(drawn_for, num_evals=1, layout=_of_one_lane(layout), precision=precision)
+    limit: Any = budget if is_limit else types.Ticks(1)
+    options = Options(limit, num_evals=1, layout=_of_one_lane(layout), precision=precision)
     lanes: list[Lane] = []
     completed_from: set[str] = set()
     for i in range(num):
@@ -166,11 +165,7 @@ def bind_together(
         drawn, row = _joined(system, lists["timelines"], num, num_clients), np.arange(num)
     planned = plan_group(system, lanes, options, drawn=drawn, row=row)
     return _bounds_of(
-        system,
-        planned,
-        completed_from,
-        is_drawn=timelines is None,
-        differentiable=differentiable,
+        system, planned, completed_from, is_drawn=timelines is None, differentiable=differentiable
     )
 
 
@@ -182,16 +177,10 @@ def _listed(value: Any) -> Sequence[Any]:
 
 def _of_one_lane(layout: types.Layout) -> types.Layout:
     """Check that a layout leaves lanes and devices alone, and fix these."""
-    for name, only in (
-        ("lanes_at_once", False),
-        ("lane_devices", 1),
-        ("client_devices", 1),
-        ("lane_batches", None),
-        ("max_lanes", None),
-        ("evals_per_chunk", None),
-    ):
-        value = getattr(layout, name)
-        if value is not None and value != only:
+    fixed = {"lanes_at_once": False, "lane_devices": 1, "client_devices": 1}
+    for name in (*fixed, "lane_batches", "max_lanes", "evals_per_chunk"):
+        value, only = getattr(layout, name), fixed.get(name)
+        if value not in (None, only):
             allowed = f"{only} or None where one program is bound; map over it with jax.vmap"
             raise ConfigError(f"layout.{name}", value, allowed)
     return layout._replace(lanes_at_once=False, lane_devices=1, client_devices=1)
@@ -249,24 +238,17 @@ def _bounds_of(
     # A timeline of the caller's own has read nothing.
     reads = read_timeline(system, hyper).reads if is_drawn else [False] * len(names)
     places = read_timeline(system, hyper).places if system.weigh else reads
-    frozen, weighing = [], []
-    for name, is_read, is_placed in zip(names, reads, places, strict=True):
-        if name in completed_from or (is_read and is_placed):
-            frozen.append(name)
-        elif is_read:
-            weighing.append(name)
+    kinds = list(zip(names, reads, places, strict=True))
+    frozen = [name for name, *is_used in kinds if name in completed_from or all(is_used)]
+    weighing = [name for name, is_read, _ in kinds if is_read and name not in frozen]
     static = Static(
-        system,
-        plan,
         facts,
-        num_ticks,
-        tuple(frozen),
         tuple(weighing),
-        known=planned.lanes.hyper.known,
-        machine=program.machine,
-        differentiable=differentiable,
-        structure=typed_structure((group[0].problem, hypers[0])),
-        code=program.code,
+        planned.lanes.hyper.known,
+        program.machine,
+        differentiable,
+        trees.typed_structure((group[0].problem, hypers[0])),
+        program.code,
     )
     found = []
     for i in np.argsort([lane.place for lane in group]):
@@ -277,12 +259,12 @@ def _bounds_of(
             time[:end] = planned.timelines.time[row, :end]
         ticks = schedule.take(np.array([row])).stored
         until = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), schedule.until)
-        given = hypers[i], learning_key(lane.seed), lane.start, ticks, time, until
-        bound: Bound = Bound(lane.problem, *given, static)
+        known = hypers[i], learning_key(lane.seed), lane.start, ticks, time, until
+        bound: Bound = Bound(lane.problem, *known, system, plan, num_ticks, tuple(frozen), static)
         if weighing and not bound.is_weighed:
             # The clock is not the one whose weights the system computes.
             read = tuple(name for name in names if name in {*frozen, *weighing})
-            other = static._replace(frozen=read, weighing=())
-            bound = dataclasses.replace(bound, _static=other)
+            other = static._replace(weighing=())
+            bound = dataclasses.replace(bound, frozen=read, _static=other)
         found.append(bound)
     return found

@@ -18,12 +18,12 @@ import numpy as np
 
 from fedjax_sim.core import trees, types
 from fedjax_sim.core.settings import ConfigError, fields, is_known, value_of
-from fedjax_sim.core.trees import has
-from fedjax_sim.core.types import Algorithm
 from fedjax_sim.engine.machine.user_code import in_one_call
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
+LEAVES = (jax.Array, np.ndarray, np.generic, int, float, complex)
+"""Types of the leaves of pytrees of arrays."""
 STATISTICS = "batch_stats"
 """The collection of a flax module's variables with batch normalisation's running statistics."""
 
@@ -88,7 +88,7 @@ def check_problem(system: types.System, problem: Any) -> None:
     members = [member for member in named if not member.startswith("_")]
     # Looked up in the class where possible, as a property may take long to compute.
     owner = type(problem)
-    lacking = [each for each in members if not (hasattr(owner, each) or has(problem, each))]
+    lacking = [each for each in members if not (hasattr(owner, each) or trees.has(problem, each))]
     if lacking or isinstance(problem, type):
         allowed = f"a {kind.__name__} (see fedjax_sim/core/types.py) for {system.name}"
         if isinstance(problem, type):
@@ -100,7 +100,7 @@ def check_problem(system: types.System, problem: Any) -> None:
         if callable(asked := getattr(kind, member)):
             _check_arguments(f"{member} of {name}", getattr(problem, member), asked)
     for leaf in jax.tree.leaves(problem):
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+        if not isinstance(leaf, LEAVES):
             allowed = "a pytree of arrays, such as a class with @flax.struct.dataclass"
             if leaf is not problem:
                 allowed += f"; it holds {type(leaf).__name__!r}"
@@ -144,7 +144,7 @@ def check_arrays(name: str, tree: object, allowed: str = "a pytree of arrays") -
       ConfigError: If one is neither.
     """
     for leaf in jax.tree.leaves(tree):
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+        if not isinstance(leaf, LEAVES):
             raise ConfigError(name, leaf, allowed)
 
 
@@ -278,7 +278,7 @@ def check_algorithm(found: object, system: types.System, hyper: types.HyperT) ->
       ConfigError: If it is no `Algorithm`, or does not obey a setting on which the counts of the
         system's messages rely.
     """
-    if not isinstance(found, Algorithm):
+    if not isinstance(found, types.Algorithm):
         raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
     known = fields(type(hyper))
     for name, idle in system.messages.relies_on:

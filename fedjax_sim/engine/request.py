@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import schedules, settings, types
+from fedjax_sim.core import schedules, settings, trees, types
+from fedjax_sim.core.checking import AtLeast0, Count, OneOf, checked
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, OneOf, checked
-from fedjax_sim.core.trees import has, shapes_of_model, typed_structure
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
 from fedjax_sim.engine.planning.placement import check_layout
@@ -124,7 +124,12 @@ def grid_of(seeds: int | Sequence[int], swept: Mapping[str, Sequence[Any]] | Non
 
 
 def list_lanes(
-    system: types.System, problem: Any, hyper: types.Settings, grid: Grid, options: Options
+    system: types.System,
+    problem: Any,
+    hyper: types.Settings,
+    grid: Grid,
+    options: Options,
+    start: Run | types.Params | None = None,
 ) -> list[Lane]:
     """Check the inputs and list the lanes: settings as given, then seeds."""
     seeds, problems = list(grid.seeds), None
@@ -143,11 +148,12 @@ def list_lanes(
     if len(distinct) > 1:
         _check_models(distinct)
     completed = [[whole[i] for i in number] for whole in _completed(system, hypers, distinct)]
-    return [
+    lanes = [
         Lane(p * len(seeds) + s, completed[p][s], problems[s], seed, points[p])
         for p in range(len(points))
         for s, seed in enumerate(seeds)
     ]
+    return lanes if start is None else give_starts(lanes, start)
 
 
 def has_default_clients(system: types.System, hyper: types.Settings, grid: Grid) -> bool:
@@ -191,11 +197,11 @@ def _check_models(problems: list[types.AnyProblem]) -> None:
     """Check that models and metrics of problems have one form, so that lanes fit together."""
     first: dict[str, dict[str, tuple[int, ...]]] = {}
     distinct = {
-        (typed_structure(each), tuple(map(np.shape, jax.tree.leaves(each)))): each
+        (trees.typed_structure(each), tuple(map(np.shape, jax.tree.leaves(each)))): each
         for each in problems
     }
     for problem in distinct.values():
-        model = shapes_of_model(problem)
+        model = trees.shapes_of_model(problem)
         metrics = jax.eval_shape(problem.evaluate, model)
         found = {"model": _shapes_of(model), "metrics": _shapes_of(metrics)}
         for name, shapes in found.items():
@@ -218,12 +224,12 @@ def _completed(
 
     def completed(hyper: types.Settings, problem: Any) -> types.HyperT:
         # Names in a table of clients, or a trace, are matched with those of the problem's clients.
-        names = problem.client_ids if has(problem, "client_ids") else None
+        names = problem.client_ids if trees.has(problem, "client_ids") else None
         if names is not None and hasattr(hyper, "delays"):
             hyper = hyper.with_client_names(names)
         whole: Any = system.fit.complete(hyper, problem)
         if getattr(whole, "needs_message_bits", False):  # The clock asks how long messages are.
-            bits = system.messages.bits(shapes_of_model(problem), whole)
+            bits = system.messages.bits(trees.shapes_of_model(problem), whole)
             whole = whole.with_message_bits(*bits)
         return whole
 
@@ -241,7 +247,7 @@ def settings_completed_from(
     Args:
       hyper: Settings that are not completed yet.
     """
-    whole = typed_structure(_completed(system, [hyper], [problem])[0][0])
+    whole = trees.typed_structure(_completed(system, [hyper], [problem])[0][0])
     pairs, structure = jax.tree_util.tree_flatten_with_path(hyper)
     leaves, found = [leaf for _, leaf in pairs], set()
 
@@ -253,7 +259,7 @@ def settings_completed_from(
             found.add(name)
             return
         mapped = [leaf for leaf in jax.tree.leaves(completed) if isinstance(leaf, jax.core.Tracer)]
-        if typed_structure(completed) != whole or list(map(id, mapped)) != [id(value)]:
+        if trees.typed_structure(completed) != whole or list(map(id, mapped)) != [id(value)]:
             found.add(name)
 
     for place, (path, leaf) in enumerate(pairs):

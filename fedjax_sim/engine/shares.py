@@ -20,6 +20,7 @@ from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.prepare import plan_group
 from fedjax_sim.engine.request import Options, grid_of, list_lanes
 from fedjax_sim.engine.resuming.checkpoint import asked_of
+from fedjax_sim.results.curves import Grid
 from fedjax_sim.results.runs import Run
 
 LaneT = TypeVar("LaneT")
@@ -68,18 +69,19 @@ def divide(units: Sequence[Unit[LaneT]], num_parts: int) -> list[list[LaneT]]:
       ConfigError: If there are more parts than lanes.
     """
     check_num_parts(num_parts, sum(len(unit.lanes) for unit in units))
-    pieces = list(units)
-    most = MOST_UNEVEN * sum(unit.total for unit in units) / num_parts
-    while len(pieces) < num_parts or _largest(parts := _cut(pieces, num_parts)) > most:
+    pieces, total = list(units), sum(unit.total for unit in units)
+    while True:
+        parts = _cut(pieces, num_parts) if len(pieces) >= num_parts else []
+        largest = max((sum(unit.total for unit in part) for part in parts), default=total)
         whole = [piece.total for piece in pieces if len(piece.lanes) > 1]
-        if not whole:
-            break
+        is_even = bool(parts) and largest <= MOST_UNEVEN * total / num_parts
+        if is_even or not whole:
+            return [[lane for piece in part for lane in piece.lanes] for part in parts]
         pieces = [
             part
             for piece in pieces
             for part in (_halves(piece) if 2 * piece.total > max(whole) else [piece])
         ]
-    return [[lane for piece in part for lane in piece.lanes] for part in parts]
 
 
 def check_num_parts(num_parts: int, num_lanes: int) -> None:
@@ -102,11 +104,6 @@ def _halves(unit: Unit[LaneT]) -> list[Unit[LaneT]]:
     middle = (len(unit.lanes) + 1) // 2
     halves = (unit.lanes[:middle], unit.lanes[middle:])
     return [unit._replace(lanes=lanes) for lanes in halves if lanes]
-
-
-def _largest(parts: Sequence[Sequence[Unit]]) -> int:
-    """Return the work of the largest part."""
-    return max(sum(unit.total for unit in part) for part in parts)
 
 
 def _cut(pieces: Sequence[Unit[LaneT]], num_parts: int) -> list[list[Unit[LaneT]]]:
@@ -140,11 +137,13 @@ class Listed(NamedTuple):
       system: The system.
       lanes: All lanes.
       options: The options of the sweep.
+      grid: The settings and seeds.
     """
 
     system: System
     lanes: list[Lane]
     options: Options
+    grid: Grid
 
     def units(self) -> list[Unit[int]]:
         """Draw all schedules, and find lanes of equal program and schedule, by number."""
@@ -208,9 +207,8 @@ def listed(
     Raises:
       ConfigError: If an input is not allowed.
     """
-    asked = Options(**options)
-    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), asked)
-    return Listed(system, lanes, asked)
+    asked, grid = Options(**options), grid_of(seeds, settings)
+    return Listed(system, list_lanes(system, problem, hyper, grid, asked), asked, grid)
 
 
 class Sharing(Protocol):

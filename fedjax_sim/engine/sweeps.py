@@ -4,8 +4,6 @@ Dimension letters: those of `fedjax_sim.core.types`; `V` evaluations.
 """
 
 import dataclasses
-import inspect
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -20,7 +18,7 @@ from fedjax_sim.core.settings import ConfigError, checked, fields, is_traced, na
 from fedjax_sim.core.settings.declared import Count, LaneSeed, Whole
 from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
-from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.engine.planning.lanes import groups_of
 from fedjax_sim.engine.request import Checkpoints, Options, Precision, ProblemT, RunOptions
 from fedjax_sim.engine.running.pieces import Pieces, locked
 from fedjax_sim.engine.shares import Listed, Part, Sharing, check_num_parts
@@ -61,9 +59,11 @@ def simulate(
     Raises:
       ConfigError: Before any training, if an input is not allowed.
     """
-    run: Run[types.HyperT] = inspect.unwrap(sweep)(
-        system, problem, hyper, seeds=[seed], budget=budget, checkpoints=checkpoints, **options
-    )
+    start = options.pop("start", None)
+    given: Any = {"watch": Watch(), "checkpoints": checkpoints, **options}
+    asked, grid = Options(budget, **given), request.grid_of([seed], None)
+    lanes = request.list_lanes(system, problem, hyper, grid, asked, start)
+    run: Run[types.HyperT] = _run(Listed(system, lanes, asked, grid))
     models, samples = jax.tree.map(lambda leaf: leaf[0], (run.models, run.samples))
     return dataclasses.replace(run, curves=run.curves.isel(seed=0), models=models, samples=samples)
 
@@ -154,30 +154,22 @@ def sweep(
     """
     options = Options(budget, num_evals, layout, keep, watch, checkpoints, precision)
     grid = request.grid_of(seeds, settings)
-    num_lanes = math.prod(grid.shape)
+    whole = request.list_lanes(system, problem, hyper, grid, options, start)
+    asked, num_lanes = Listed(system, whole, options, grid), len(whole)
     if isinstance(lanes, Collection) and (len(lanes) == 0 or max(lanes) >= num_lanes):
         raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
     if isinstance(lanes, Part):
         check_num_parts(lanes.num_parts, num_lanes)
-    whole = request.list_lanes(system, problem, hyper, grid, options)
-    if start is not None:
-        whole = request.give_starts(whole, start)
-    run = partial(_run, system, whole, grid, options)
     if lanes is None or isinstance(lanes, Collection):
-        return run(lanes)
-    return lanes.run(Listed(system, whole, options), run)
+        return _run(asked, lanes)
+    return lanes.run(asked, partial(_run, asked))
 
 
-def _run(
-    system: types.System[types.HyperT, types.StateT, types.InfoT],
-    whole: list[Lane],
-    grid: Grid,
-    options: Options,
-    numbers: Collection[int] | None,
-) -> Run[types.HyperT]:
+def _run(asked: Listed, numbers: Collection[int] | None = None) -> Run:
     """Run lanes by number, or all, and label their results."""
     keep_by_default()
     began = time.perf_counter()
+    system, whole, options, grid = asked
     places = None if numbers is None else sorted({int(place) for place in numbers})
     chosen = set(range(len(whole)) if places is None else places)
     hypers = [lane.hyper for lane in whole if lane.place in chosen]
@@ -189,10 +181,8 @@ def _run(
         for lanes in groups:
             if group := [lane for lane in lanes if lane.place in chosen]:
                 parts += Pieces(system, group, lanes, options).run(len(parts))
-    if places is None:
-        curves = label_curves(parts, grid, system.name)
-    else:
-        curves = label_lanes(parts, grid, system.name, places)
+    named = parts, grid, system.name
+    curves = label_curves(*named) if places is None else label_lanes(*named, places)
     curves = metric_names.describe_metrics(curves, [lane.problem for lane in whole])
     curves.attrs |= {
         "seconds_compile": meter.seconds,
@@ -204,9 +194,8 @@ def _run(
         [(part.curves.models, part.curves.samples) for part in parts], order, curves.sizes["eval"]
     )
     timelines = [timeline for part in parts for timeline in part.timelines]
-    run = Run(curves, models, [timelines[i] for i in order], hypers, samples)
     warn_of_lanes(curves)
-    return run
+    return Run(curves, models, [timelines[i] for i in order], hypers, samples)
 
 
 def _say_what_compiles(system: types.System, grid: Grid, hypers: Sequence[types.Settings]) -> None:

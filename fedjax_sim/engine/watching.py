@@ -99,7 +99,14 @@ class Display:
         """
         line = f"{self._name}: {facts}"
         if self._is_notebook:
-            self._show_in_notebook(line)
+            from IPython.display import display
+
+            # Under the notebook's cell, in place of the line before.
+            content = {"text/plain": line}
+            if self._cell is None:
+                self._cell = display(content, raw=True, display_id=True)
+            else:
+                self._cell.update(content, raw=True)
         is_last = facts.startswith(f"{self._num_evals} of")
         if self._has_lines and (is_last or time.perf_counter() - self._said >= PAUSE):
             self._said = time.perf_counter()
@@ -111,16 +118,6 @@ class Display:
                     lambda path: path.write_text(f"{line}\n", encoding="utf-8"),
                     lasts=False,
                 )
-
-    def _show_in_notebook(self, line: str) -> None:
-        """Show a line under the notebook's cell, in place of the one before."""
-        from IPython.display import display
-
-        content = {"text/plain": line}
-        if self._cell is None:
-            self._cell = display(content, raw=True, display_id=True)
-        else:
-            self._cell.update(content, raw=True)
 
 
 def _bar_of(name: str) -> "Bar":
@@ -311,7 +308,21 @@ class Watcher:
         nobody = np.zeros(len(self._group), bool)
         if self._on_evaluation is None or done == num_evals:
             return nobody
-        answer = self._on_evaluation(self._progress(done, metrics, stopped_at))
+        # Lanes in the order of the results.
+        lanes, known = [self._group[i] for i in self._order], slice(done + 1)
+        progress = Progress(
+            system=self._system,
+            lanes=[lane.place for lane in lanes],
+            settings=[dict(lane.point) for lane in lanes],
+            seeds=[lane.seed for lane in lanes],
+            evaluation=done,
+            num_evals=num_evals,
+            ticks=self._ticks[self._order, known],
+            time=self._time[self._order, known],
+            metrics={name: values[self._order, known] for name, values in metrics.items()},
+            stopped=stopped_at[self._order] != NEVER,
+        )
+        answer = self._on_evaluation(progress)
         stops = np.asarray(False if answer is None else answer)
         if stops.dtype != bool or stops.shape not in ((), nobody.shape):
             allowed = f"None, True, False or one bool for each of the {len(nobody)} lanes"
@@ -345,21 +356,3 @@ class Watcher:
                 for tracker in self._trackers:
                     tracker.log(label, int(self._ticks[i, at]), values)
         self._tracked = done + 1
-
-    def _progress(
-        self, done: int, metrics: Mapping[str, np.ndarray], stopped_at: np.ndarray
-    ) -> Progress:
-        """Describe the state after an evaluation, lanes in the order of the results."""
-        lanes, known = [self._group[i] for i in self._order], slice(done + 1)
-        return Progress(
-            system=self._system,
-            lanes=[lane.place for lane in lanes],
-            settings=[dict(lane.point) for lane in lanes],
-            seeds=[lane.seed for lane in lanes],
-            evaluation=done,
-            num_evals=self._ticks.shape[1] - 1,
-            ticks=self._ticks[self._order, known],
-            time=self._time[self._order, known],
-            metrics={name: values[self._order, known] for name, values in metrics.items()},
-            stopped=stopped_at[self._order] != NEVER,
-        )

@@ -12,7 +12,6 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout, launch
-from fedjax_sim.core.settings import checked
 from fedjax_sim.core.types import Hints
 from fedjax_sim.engine.machine.compiling import CompileMeter
 from fedjax_sim.engine.planning.drawing import request_timelines
@@ -149,16 +148,19 @@ def test_simulate_passes_every_option_on(monkeypatch: pytest.MonkeyPatch) -> Non
     class StopError(Exception):
         pass
 
-    def sweep(*inputs: Any, **given: Any) -> None:
-        seen.update(dict(zip(theirs, inputs, strict=False)) | given)
+    def list_lanes(*inputs: Any) -> None:
+        *named, grid, options, start = inputs
+        seen.update(zip(theirs, named, strict=False))
+        seen.update({name: value for name, value in vars(options).items() if name in theirs})
+        seen.update(start=start, seeds=grid.seeds, settings=grid.settings)
         raise StopError
 
-    monkeypatch.setattr("fedjax_sim.engine.sweeps.sweep", checked(sweep))
+    monkeypatch.setattr("fedjax_sim.engine.request.list_lanes", list_lanes)
     values = {name: object() for name in {*theirs} - {"seeds", "settings", "lanes"}}
     with pytest.raises(StopError):
         simulate = inspect.unwrap(fedjax_sim.simulate)  # Values of these types are not allowed.
         simulate(**values, seed=3)
-    assert seen == {**values, "seeds": [3]}
+    assert seen == {**values, "seeds": [3], "settings": {}}
 
 
 @pytest.mark.parametrize("name", ["em", "fedem", "vr_fedem"])

@@ -110,7 +110,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(owner, name, call)
 
-    for name in ("compile", "carries", "described"):
+    for name in ("compile", "carries"):
         listen(Replay, name)
     listen(memory, "measure_programs")
     listen(placement, "_count_products")

@@ -14,15 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.core import trees, types
-from fedjax_sim.core.events import check_fixed
+from fedjax_sim.core import events, trees, types
 from fedjax_sim.core.settings import ConfigError, check, fields, value_of
-from fedjax_sim.core.trees import TypedStructure
 from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
-from fedjax_sim.engine.program.opened import BoundLane, Machine, TreeT, nan_if, open_lane, to_leaves
+from fedjax_sim.engine.program.opened import LANES, BoundLane, Machine, TreeT, nan_if, to_leaves
 from fedjax_sim.kernels import linear
 
 LEAST_BLOCKS = 4
@@ -30,15 +28,11 @@ LEAST_BLOCKS = 4
 
 
 class Static(NamedTuple):
-    """The static part of a `Bound`, which decides the program.
+    """Further static parts of a `Bound`, which decide the program.
 
     Attributes:
-      system: The system.
-      plan: How the machine is used.
       facts: What is known of all ticks.
-      num_ticks: Ticks of the schedule, T.
-      frozen: Names of the settings that the schedule has read, or from which others follow.
-      weighing: Names of those that only the weights of its slots have read.
+      weighing: Names of the settings that only the weights of the schedule's slots have read.
       known: Settings whose values are part of the program, because it is simpler with them.
       machine: What is traced for.
       differentiable: Whether reverse mode can go through steps.
@@ -46,20 +40,20 @@ class Static(NamedTuple):
       code: The number of the code of the caller's functions, as in `Program`.
     """
 
-    system: types.System
-    plan: types.Plan
     facts: types.Facts
-    num_ticks: int
-    frozen: tuple[str, ...]
     weighing: tuple[str, ...]
     known: tuple[tuple[str, float], ...]
     machine: Machine
     differentiable: bool
-    structure: TypedStructure
+    structure: trees.TypedStructure
     code: int
 
 
-@jax.tree_util.register_dataclass
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("problem", "hyper", "key", "start", "_ticks", "time", "_until"),
+    meta_fields=("system", "plan", "num_ticks", "frozen", "_static"),
+)
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Bound(Generic[HyperT, StateT, InfoT]):
     """The program of one run: a system's algorithm, bound to everything that it needs.
@@ -82,15 +76,16 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     Under `jax.disable_jit` all agree to rounding.
 
     Attributes:
-      system: The system.
-      problem: What is learnt.
+      problem: The problem.
       hyper: The settings; numbers are arrays.
       key: The random key of learning, a scalar.
-      num_ticks: Ticks of the schedule, T.
       start: The model that `init` starts from by default; None to draw it.
       time: `f64[T]` on the host, virtual time of each tick; infinite after the end of a schedule
         that is shorter than others which were bound together with it. Of a live system nan: its
         states say what time it is, `state.now.to_float64()`.
+      system: The system.
+      plan: How the machine is used.
+      num_ticks: Ticks of the schedule, T.
       frozen: Names of the settings that the schedule has read, and not only for weights of slots
         that the system can compute again (`System.weigh`); and of those from which others were
         filled in, such as `local_epochs`, from which local steps follow.
@@ -103,27 +98,11 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     _ticks: Ticks
     time: np.ndarray
     _until: Ends | None
-    _static: Static = dataclasses.field(metadata={"static": True})
-
-    @property
-    def system(self) -> types.System[HyperT, StateT, InfoT]:
-        """The system."""
-        return self._static.system
-
-    @property
-    def plan(self) -> types.Plan:
-        """How the machine is used."""
-        return self._static.plan
-
-    @property
-    def num_ticks(self) -> int:
-        """Ticks of the schedule, T."""
-        return self._static.num_ticks
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Names of the settings that the schedule has read, or from which others follow."""
-        return self._static.frozen
+    system: types.System[HyperT, StateT, InfoT]
+    plan: types.Plan
+    num_ticks: int
+    frozen: tuple[str, ...]
+    _static: Static
 
     def event(self, t: int | Array | slice) -> types.Event:
         """Return the event of a tick, or of some ticks.
@@ -149,11 +128,11 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         if is_known and not 0 <= int(t) < self.num_ticks:
             raise ConfigError("t", int(t), f"from 0 to {self.num_ticks - 1}")
         event = _event(self, jnp.asarray(t, "int32"))
-        return event if is_known else nan_if(event, [self._is_outside(event)])
+        return event if is_known else self._nan_outside(event, event)
 
-    def _is_outside(self, event: types.Event) -> Array:
-        """Tell whether an event is of no tick of the schedule."""
-        return ((event.tick < 0) | (event.tick >= self.num_ticks)).any()
+    def _nan_outside(self, tree: TreeT, event: types.Event) -> TreeT:
+        """Make a tree nan if an event is of no tick of the schedule."""
+        return nan_if(tree, [((event.tick < 0) | (event.tick >= self.num_ticks)).any()])
 
     @property
     def events(self) -> types.Event:
@@ -275,12 +254,11 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             if changed & {*static.weighing}:
                 ticks = self._weighed(found)
             if changed:
-                self._check(hyper, ticks, changed)
+                self._check(hyper, ticks)
                 self._check_live(found, changed)
         problem = self.problem if problem is None else problem
-        if trees.typed_structure((problem, found)) != static.structure or _shapes(
-            problem
-        ) != _shapes(self.problem):
+        is_alike = trees.typed_structure((problem, found)) == self._static.structure
+        if not is_alike or _shapes(problem) != _shapes(self.problem):
             allowed = "one of the same class, static fields and shapes; others are bound anew"
             raise ConfigError("problem", type(problem).__name__, allowed)
         key = self.key if key is None else key
@@ -303,7 +281,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         hyper: Any = self.hyper
         return self.replace(hyper=dataclasses.replace(hyper, **settings))
 
-    def _check(self, hyper: HyperT, ticks: Ticks, changed: set[str]) -> None:
+    def _check(self, hyper: HyperT, ticks: Ticks) -> None:
         """Check new settings, and the messages of a schedule, where no value is traced.
 
         Those that are not changed may have no effect: some were arrays of a preset's values.
@@ -368,7 +346,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
     def _check_live(self, hyper: HyperT, changed: set[str]) -> None:
         """Check that new settings, traced ones too, keep the facts of a live program."""
-        live, names = self._static.plan.live, ", ".join(sorted(changed))
+        live, names = self.plan.live, ", ".join(sorted(changed))
         if live is None or self.system.live is None or self._until is None:
             return
         if live.is_full and not self.system.live.sizes(hyper).is_full:
@@ -471,9 +449,11 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             raise ConfigError("bounds", f"{len(bounds)} programs", "those of one call of bind")
         columns = list(zip(*(jax.tree.leaves(bound) for bound in bounds), strict=True))
         axes = [None if all(leaf is column[0] for leaf in column) else 0 for column in columns]
+        # Arrays of the host that have 64 bits stay there.
+        are_host = [all(isinstance(leaf, np.ndarray) for leaf in column) for column in columns]
         leaves = [
-            column[0] if axis is None else _stacked(column)
-            for column, axis in zip(columns, axes, strict=True)
+            column[0] if axis is None else (np if is_host else jnp).stack(column)
+            for column, axis, is_host in zip(columns, axes, are_host, strict=True)
         ]
         structure = structures.pop()
         return jax.tree.unflatten(structure, leaves), jax.tree.unflatten(structure, axes)
@@ -486,13 +466,6 @@ def _words_of(owner: tuple[str | int, ...]) -> str:
         return f"an Event of {slots} slots"
     name, clients, rows = known
     return f"an Event of {name} with {clients} clients, {slots} slots and {rows} stored models"
-
-
-def _stacked(leaves: Sequence[types.Leaf]) -> types.Leaf:
-    """Stack arrays; those of the host that have 64 bits stay there."""
-    if all(isinstance(leaf, np.ndarray) for leaf in leaves):
-        return np.stack(leaves)
-    return jnp.stack(leaves)
 
 
 def _is_same(new: object, old: object) -> bool:
@@ -529,11 +502,11 @@ def _opened(bound: Bound, *states: object) -> Iterator[BoundLane]:
     """Make the algorithm for the trace that is under way, in which a given state is checked."""
     for state in states:  # Within a trace, so once for a program.
         contract.check_state(state, jax.eval_shape(_init.well, bound, None))
-    static = bound._static
-    with static.machine.tracing():
-        hyper: Any = dataclasses.replace(bound.hyper, **dict(static.known))
-        lane = open_lane(static.system, bound.problem, hyper, bound.key, static.plan)
-        yield lane._replace(is_differentiable=static.differentiable)
+    with bound._static.machine.tracing():
+        hyper: Any = dataclasses.replace(bound.hyper, **dict(bound._static.known))
+        given = bound.system, bound.problem, hyper, bound.key, bound.plan
+        is_live = bound.plan.live is not None
+        yield LANES[is_live](*given, is_differentiable=bound._static.differentiable)
 
 
 @RunsOnce
@@ -550,7 +523,7 @@ def _step_of(lane: BoundLane) -> Callable[[StateT, types.Event], tuple[StateT, A
         return lane.step
 
     def repeatable(state: StateT, event: types.Event) -> tuple[StateT, Any]:
-        check_fixed(event.facts)
+        events.check_fixed(event.facts)
         return lane.step(state, event)
 
     return jax.checkpoint(repeatable)
@@ -562,7 +535,7 @@ def _step(
 ) -> tuple[StateT, InfoT]:
     with _opened(bound, state) as lane:
         state, info = _step_of(lane)(state, event)
-        return _guarded(bound, nan_if(state, [bound._is_outside(event)])), info
+        return _guarded(bound, bound._nan_outside(state, event)), info
 
 
 @jax.jit
@@ -575,8 +548,7 @@ def _run(
         def tick(state: StateT, given: Any) -> tuple[StateT, InfoT]:
             event = _event(bound, given) if events is None else given
             state, info = step(state, event)
-            outside = [] if events is None else [bound._is_outside(event)]
-            return nan_if(state, outside), info
+            return state if events is None else bound._nan_outside(state, event), info
 
         given: Any = jnp.arange(bound.num_ticks, dtype="int32") if events is None else events
         if not lane.is_differentiable:

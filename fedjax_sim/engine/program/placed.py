@@ -46,9 +46,7 @@ class PlacedLanes:
         placement: Placement,
         lanes: Lanes,
         schedule: Schedule,
-        *,
         starts: types.Params | None = None,
-        is_described: bool = False,
     ):
         """Deal lanes to their devices.
 
@@ -57,10 +55,9 @@ class PlacedLanes:
           lanes: L lanes.
           schedule: Their schedules, of whole chunks; `lanes.row` says which is whose.
           starts: Models that the lanes start from, leaves `[L, ...]`; None to draw them.
-          is_described: Whether to describe the arrays only.
         """
         chex.assert_equal_shape([lanes.row, lanes.seed])
-        self.schedule, self.is_described = schedule, is_described or bool(placement.devices)
+        self.schedule, self.is_described = schedule, bool(placement.devices)
         self._placement, row = placement, np.asarray(lanes.row)
         self.lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
         self.place_of = np.unique(self.lane_of, return_index=True)[1]
@@ -84,18 +81,6 @@ class PlacedLanes:
         for name in ("lanes", "starts"):
             vars(other).pop(name, None)
         return other
-
-    def check_equal(self, program: object) -> None:
-        """Check that all processes have the same inputs.
-
-        Args:
-          program: Static parts of the program, which must have equal texts.
-
-        Raises:
-          ConfigError: If they differ.
-        """
-        schedule = self.schedule
-        processes.check_equal((repr(program), self._given, schedule.stored, schedule.held))
 
     @property
     def form(self) -> Hashable:
@@ -142,11 +127,6 @@ class PlacedLanes:
     def tables(self, first: int, last: int) -> Tables:
         """Put the schedules from evaluation `first` to before `last` on the devices."""
         return self._of_devices(self.schedule.between(first, last))
-
-    def first_holders(self) -> types.Array | None:
-        """Put the holders of the initial model on the devices: `i32[D, H]`."""
-        held = self.schedule.held
-        return None if held is None else self._of_devices(held.holders[:, 0])
 
     def put(self, tree: TreeT, *, is_whole: bool = False) -> TreeT:
         """Put arrays on devices, or only describe them.
@@ -205,13 +185,9 @@ class PlacedLanes:
     def _of_devices(self, tables: TreeT) -> TreeT:
         """Give each device its rows, and all devices arrays that are equal in all schedules."""
 
-        def give(leaf: np.ndarray) -> Any:
-            if leaf.shape[0] == 1:
-                return leaf
-            if self.is_described:
-                return jax.ShapeDtypeStruct((len(self._rows), *leaf.shape[1:]), leaf.dtype)
+        def give(leaf: np.ndarray) -> np.ndarray:
             is_in_order = np.array_equal(self._rows, np.arange(len(leaf)))
-            return leaf if is_in_order else leaf[self._rows]
+            return leaf if leaf.shape[0] == 1 or is_in_order else leaf[self._rows]
 
         leaves, structure = jax.tree.flatten(tables)
         given = list(map(give, leaves))

@@ -20,13 +20,11 @@ from jax.extend.core import ClosedJaxpr
 
 from fedjax_sim.core import lifecycle, trees, types
 from fedjax_sim.core.settings import ConfigError, alternatives_in
-from fedjax_sim.engine.machine.user_code import number_of_code, together
-from fedjax_sim.engine.planning import budgets, lanes, schedule
-from fedjax_sim.engine.planning.drawing import Schedules
+from fedjax_sim.engine.machine import processes, user_code
+from fedjax_sim.engine.planning import budgets, drawing, lanes, schedule
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.placement import choose, measure_step
-from fedjax_sim.engine.program.live import rows_of, sizes_of
-from fedjax_sim.engine.program.opened import Machine
+from fedjax_sim.engine.program.opened import Machine, rows_of, sizes_of
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.request import Options
@@ -80,7 +78,7 @@ class Planned:
     def draw(self, drawn: tuple[types.Timeline, np.ndarray] | None, row: np.ndarray | None) -> None:
         """Draw the timelines, once for lanes that share one, and check messages and settings."""
         if row is None:
-            schedules = Schedules.of(self.system, self.group, self.budget)
+            schedules = drawing.Schedules.of(self.system, self.group, self.budget)
             drawn = drawn or schedules.request()
             # Lanes of one schedule stand together, also if they form no families.
             order = np.argsort(schedules.row, kind="stable")
@@ -118,7 +116,7 @@ class Planned:
         self.num_examples = self.system.hints.step_examples(self.group[0].hyper)
         has_loss = self.system.fit.learns is not types.LatentProblem
         trace = partial(_trace_problem, problem, self.num_examples, has_loss=has_loss)
-        self.code = number_of_code(trace, problem, facts=self.num_examples, may_rest=True)
+        self.code = user_code.number_of_code(trace, problem, facts=self.num_examples, may_rest=True)
         self.model, self.cost = measure_step(
             problem, self.num_examples, has_loss=has_loss, code=self.code
         )
@@ -187,17 +185,16 @@ class Planned:
             (1 if on_cpu else max(sizes)) if is_stretch else 0,
             machine=Machine(placement.platform, options.precision, on_cpu and is_small),
             can_stop=options.watch.on_evaluation is not None,
+            held_rows=0 if laid_out.held is None else laid_out.held.holders.shape[2],
             code=self.code,
         )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves((self.lanes, laid_out.stored))]
         # A timeline's code is numbered apart from that of steps.
         used = self.system._replace(timeline=cast(Any, None)), self.group[0].hyper
-        code = number_of_code(
-            lambda: self.on_devices(is_described=True).traced(),
-            *used,
-            facts=(self.program, *shapes),
+        code = user_code.number_of_code(
+            lambda: self._replay().traced(), *used, facts=(self.program, *shapes)
         )
-        self.program = self.program._replace(code=together(self.code, code))
+        self.program = self.program._replace(code=user_code.together(self.code, code))
 
     def _facts(self, *, is_padded: bool) -> types.Facts:
         """Collect the facts of the events that hold at every tick.
@@ -261,30 +258,29 @@ class Planned:
 
     def _check_messages(self) -> None:
         """Check the server's messages: the ticks of lanes with equal settings together."""
-        check = self.system.messages.check
         different, number = distinct_objects(self.hypers)
-        num_slots = self.timelines.clients[0].size
-        try:
-            for i, hyper in enumerate(different):
-                rows = np.unique(self.row[number == i])
-                num_pieces = min(len(rows), max(1, -(-len(rows) * num_slots // CHECKED_TOGETHER)))
-                for few in np.array_split(rows, num_pieces):
-                    check(hyper, self._ticks_of(few))
-        except ConfigError:
-            pass
-        else:
-            return
-        # Lane by lane, to say which.
-        for i in distinct_rows(number, self.row)[0]:
-            lane = self.group[i]
+        seeds, num_slots = {lane.seed for lane in self.group}, self.timelines.clients[0].size
+
+        def check(i: int, rows: np.ndarray) -> None:
             try:
-                check(lane.hyper, self._ticks_of(self.row[[i]]))
+                self.system.messages.check(different[i], self._ticks_of(rows))
             except ConfigError as error:
-                if len(seeds := {lane.seed for lane in self.group}) == 1:
+                if len(rows) > 1:  # One by one, to say which.
+                    for row in rows:
+                        check(i, row[None])
+                    return
+                if len(seeds) == 1:
                     raise
+                lane = self.group[np.argmax((number == i) & (self.row == rows))]
                 field, value, allowed = error.parts
                 allowed += f" (in a lane with seed {lane.seed}, one of {len(seeds)} seeds)"
                 raise ConfigError(field, value, allowed) from None
+
+        for i in range(len(different)):
+            rows = np.unique(self.row[number == i])
+            num_pieces = min(len(rows), max(1, -(-len(rows) * num_slots // CHECKED_TOGETHER)))
+            for few in np.array_split(rows, num_pieces):
+                check(i, few)
 
     def _ticks_of(self, rows: np.ndarray) -> types.Timeline:
         """Put the ticks of some timelines after one another."""
@@ -326,19 +322,28 @@ class Planned:
             **replay.digests(),
         }
 
-    def on_devices(self, *, is_described: bool = False) -> Replay:
-        """Put the lanes on their devices, or only describe their arrays."""
-        given = (lane.start for lane in self.group)
+    def on_devices(self) -> Replay:
+        """Make the programs of the lanes, which go to their devices when one first runs.
+
+        Raises:
+          ConfigError: If several processes have different inputs.
+        """
+        replay, known = self._replay(), (self.program.plan, self.program.facts)
+        if jax.process_count() > 1 and not replay.placed.is_described:
+            schedule = replay.placed.schedule
+            processes.check_equal((repr(known), self.lanes, schedule.stored, schedule.held))
+        return replay
+
+    def _replay(self) -> Replay:
         starts = None
         if self.group[0].start is not None:
-            starts = jax.tree.map(lambda *leaves: np.stack(leaves), *given)
+            starts = jax.tree.map(
+                lambda *each: np.stack(each), *(lane.start for lane in self.group)
+            )
         padded = self.schedule
         if missing := -padded.shape[1] % self.program.chunk[0]:
             padded = schedule.pad_evaluations(padded, missing)
-        placed = PlacedLanes(
-            self.placement, self.lanes, padded, starts=starts, is_described=is_described
-        )
-        return Replay(self.program, placed)
+        return Replay(self.program, PlacedLanes(self.placement, self.lanes, padded, starts))
 
 
 def plan_group(

@@ -16,11 +16,11 @@ memory cost: with many slow clients nearly every version is kept, for example 72
 apart local models are before they are averaged.
 """
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from inspect import unwrap
 from typing import Any, NamedTuple
 
@@ -30,16 +30,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
-from fedjax_sim.core import events, targets, trees, types
-from fedjax_sim.core.batching import LANE_AXIS, ResultT, map_families, map_lanes
+from fedjax_sim.core import batching, events, targets, trees, types
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import compiling, memory, processes
-from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
-from fedjax_sim.engine.planning.schedule import Tables, event_at, look_up
-from fedjax_sim.engine.program.live import learn_if, realised_of, zeros_of
-from fedjax_sim.engine.program.opened import BoundLane, Machine, learning_key, open_lane
+from fedjax_sim.engine.planning.schedule import event_at, look_up
+from fedjax_sim.engine.program import opened
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.results.metric_names import scalars_of
 
@@ -75,6 +72,7 @@ class Program(NamedTuple):
       machine: What it is traced for.
       can_stop: Whether single lanes may be stopped, and then cost nothing where lanes run one after
         another.
+      held_rows: Rows of the store behind `client_variance`, H; 0 if that is not measured.
       code: Number of the users' code in the program, see `number_of_code`.
     """
 
@@ -85,8 +83,9 @@ class Program(NamedTuple):
     chunk: tuple[int, int]
     keep_models: bool = False
     block: int = 0
-    machine: Machine = Machine()
+    machine: opened.Machine = opened.Machine()
     can_stop: bool = False
+    held_rows: int = 0
     code: int = 0
 
 
@@ -114,9 +113,6 @@ Evaluated = tuple[Observed, Totals]
 Counted = tuple[dict[str, types.Array], dict[str, types.Array]]
 """Counts of ticks by name, and who took part where steps have changed that."""
 
-Place = types.Array | tuple[types.Array, types.Array, types.Array]
-"""Where a chunk begins and, if it is a stretch, which ticks it has; see `_advance`."""
-
 
 class Replay:
     """The programs of placed lanes: the first state, a chunk of ticks, and the final models.
@@ -128,19 +124,10 @@ class Replay:
     """
 
     def __init__(self, program: Program, placed: PlacedLanes):
-        """Take the static arguments and the lanes. Nothing is compiled yet.
-
-        Raises:
-          ConfigError: If several processes have different inputs.
-        """
+        """Take the static arguments and the lanes. Nothing is compiled yet."""
         self.program, self.placed, self.num_evals = program, placed, placed.schedule.shape[1]
         self._begin = _begin.quickly if program.machine.begins_quickly else _begin.well
-        if jax.process_count() > 1 and not placed.is_described:
-            placed.check_equal((program.plan, program.facts))
-
-    def described(self) -> "Replay":
-        """Return the programs of the same lanes, described: to compile and not to run."""
-        return Replay(self.program, self.placed.described())
+        self._described = placed.described()
 
     @functools.cached_property
     def form(self) -> Hashable:
@@ -151,40 +138,48 @@ class Replay:
         # Whether 64 bits are enabled, without which the same inputs have other programs.
         return self.program, self.placed.form, jax.dtypes.result_type(float)
 
-    @property
-    def _first(self) -> tuple[Lanes, types.Array | None, types.Params | None]:
-        """The inputs of the beginning."""
-        return self.placed.lanes, self.placed.first_holders(), self.placed.starts
+    def begin(self) -> tuple[Carry, Observed]:
+        """Begin to compute initial carries and the first evaluation of all lanes."""
+        return self._begin(self.program, self.placed.lanes, None, self.placed.starts)
+
+    def advance(
+        self, carries: Carry, begin: int, end: int, is_running: np.ndarray | None = None
+    ) -> tuple[Carry, Evaluated]:
+        """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
+
+        The memory of the old carries is reused, so they must not be read again. If the chunk ends
+        between two evaluations, its metrics and models are zeros. If lanes can be stopped, those
+        that do not run (`bool[L]`) keep their carries and return zeros.
+        """
+        return _advance(*self._inputs(self.placed, carries, begin, end, is_running))
+
+    def final_models(self, carries: Carry) -> types.Params:
+        """Fetch the models of all lanes, leaves `[L, ...]`."""
+        models = _final_models(self.program, self.placed.lanes, None, carries)
+        return jax.tree.map(lambda leaf: leaf[self.placed.place_of], processes.fetch(models))
 
     def _inputs(
-        self, begin: int, end: int, is_running: np.ndarray | None = None
-    ) -> tuple[Tables, Place, types.Array | None]:
-        """Collect the inputs of a chunk besides lanes and carries, see `_advance`.
-
-        Args:
-          begin: Ticks before the chunk.
-          end: Ticks after it.
-          is_running: `bool[L]`, lanes that are not stopped; None for all.
-        """
-        num_evals, per_eval = self.program.chunk
-        number, placed = begin // per_eval, self.placed
-        place: Any = np.int32(number)
-        if self.program.block:
-            before = number * per_eval
-            place = place, np.int32(begin - before), np.int32(end - before)
-        runs = None
+        self,
+        placed: PlacedLanes,
+        carries: Carry,
+        begin: int = 0,
+        end: int = 0,
+        is_running: np.ndarray | None = None,
+    ) -> tuple:
+        """Collect the inputs of a chunk, see `_advance`."""
+        (num_evals, per_eval), runs = self.program.chunk, None
+        number, before = begin // per_eval, begin // per_eval * per_eval
+        place = np.array([[number, begin - before, end - before]], "int32")
         if self.program.can_stop:
             lanes = np.ones(len(placed.place_of), bool) if is_running is None else is_running
             runs = placed.put(lanes[placed.lane_of])
-        return placed.tables(number, number + num_evals), placed.put(place, is_whole=True), runs
-
-    def begin(self) -> tuple[Carry, Observed]:
-        """Begin to compute initial carries and the first evaluation of all lanes."""
-        return self._begin(self.program, *self._first)
+        given = placed.tables(number, number + num_evals), placed.put(place, is_whole=True)
+        return self.program, placed.lanes, given, carries, runs
 
     def carries(self) -> Carry:
         """Describe the carries: shapes, dtypes and devices."""
-        carries, _ = self._begin.eval_shape(self.program, *self._first)
+        lanes, starts = self._described.lanes, self._described.starts
+        carries, _ = self._begin.eval_shape(self.program, lanes, None, starts)
         return self.placed.carried(carries)
 
     def prepare(self, *, begins: bool = True) -> None:
@@ -207,13 +202,11 @@ class Replay:
         """
         found = compiling.known_size(self.form)
         if found is None:
-            described = self.described()
-            states = memory.count_bytes(described.carries())
-            found = states // self.program.placement.lane_devices
+            found = memory.count_bytes(self.carries()) // self.program.placement.lane_devices
             if found <= room:
-                lanes = described.placed.lanes
+                lanes = self._described.lanes
                 shared = memory.count_bytes((lanes.hyper.shared, lanes.problem.shared))
-                found = max(0, memory.measure_programs(described.compile()) - shared)
+                found = max(0, memory.measure_programs(self.compile()) - shared)
                 compiling.note_known(self.form, found)
         return found
 
@@ -234,42 +227,27 @@ class Replay:
     @functools.cached_property
     def lowered(self) -> jax.stages.Lowered:
         """The program of a chunk."""
-        given = self.program, self.placed.lanes, self.carries(), *self._inputs(0, 0)
-        return _advance.lower(*given)
+        return _advance.lower(*self._inputs(self._described, self.carries()))
 
     @functools.cached_property
     def _begin_lowered(self) -> jax.stages.Lowered:
         """The program of the beginning."""
-        return self._begin.lower(self.program, *self._first)
+        placed = self._described
+        return self._begin.lower(self.program, placed.lanes, None, placed.starts)
 
     def traced(self) -> tuple[ClosedJaxpr, Any]:
         """Trace the programs, whatever JAX has traced before, and describe their results."""
 
-        def results(
-            lanes: Lanes, holders: types.Array | None, starts: types.Params | None, *inputs: Any
-        ) -> tuple:
-            carries, begun = unwrap(_begin.well)(self.program, lanes, holders, starts)
-            after, further = unwrap(_advance)(self.program, lanes, carries, *inputs)
-            return begun, further, unwrap(_final_models)(self.program, lanes, after)
+        def results(lanes: Lanes, *inputs: Any) -> tuple:
+            starts, given, runs = inputs
+            carries, begun = unwrap(_begin.well)(self.program, lanes, None, starts)
+            after, further = unwrap(_advance)(self.program, lanes, given, carries, runs)
+            return begun, further, unwrap(_final_models)(self.program, lanes, None, after)
 
-        return jax.make_jaxpr(results, return_shape=True)(*self._first, *self._inputs(0, 0))
-
-    def advance(
-        self, carries: Carry, begin: int, end: int, is_running: np.ndarray | None = None
-    ) -> tuple[Carry, Evaluated]:
-        """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
-
-        The memory of the old carries is reused, so they must not be read again. If the chunk ends
-        between two evaluations, its metrics and models are zeros. If lanes can be stopped, those
-        that do not run (`bool[L]`) keep their carries and return zeros.
-        """
-        inputs = self._inputs(begin, end, is_running)
-        return _advance(self.program, self.placed.lanes, carries, *inputs)
-
-    def final_models(self, carries: Carry) -> types.Params:
-        """Fetch the models of all lanes, leaves `[L, ...]`."""
-        models = _final_models(self.program, self.placed.lanes, carries)
-        return jax.tree.map(lambda leaf: leaf[self.placed.place_of], processes.fetch(models))
+        _, lanes, given, _, runs = self._inputs(self._described, Carry((), ()))
+        return jax.make_jaxpr(results, return_shape=True)(
+            lanes, self._described.starts, given, runs
+        )
 
     def digests(self) -> dict[str, str]:
         """Hash the programs and the schedules.
@@ -284,194 +262,256 @@ class Replay:
 
     def program_digest(self) -> str:
         """Hash the texts of all programs: the beginning, a chunk, and the final models."""
-        final = _final_models.lower(self.program, self.placed.lanes, self.carries())
+        final = _final_models.lower(self.program, self._described.lanes, None, self.carries())
         return processes.hash_programs(self._begin_lowered, self.lowered, final)
 
 
-@partial(RunsOnce, static_argnums=0, keep_unused=True)
-def _begin(
-    program: Program, lanes: Lanes, holders: types.Array | None, starts: types.Params | None = None
-) -> tuple[Carry, Observed]:
-    """Compute initial carries and the first evaluation of all lanes.
+@dataclasses.dataclass(eq=False)
+class _ReplayedLane:
+    """A lane within the trace of a program.
 
-    Args:
+    Attributes:
       program: The static arguments.
-      lanes: L lanes.
-      holders: `i32[D, H]`, who holds the initial model.
-      starts: Models to start from, leaves `[L, ...]`; None to draw them.
+      lane: The lane.
+      row: `i32[]`, the number of its schedule.
+      tables: The schedules, where a chunk is replayed.
+      place: `i32[1, 3]`: the number of the chunk's first evaluation and, of a stretch of ticks, its
+        first tick and the tick after its last, counted from the evaluation before it.
+      num_ticks: `i32[]`, ticks of the lane; None if those that pad it do nothing.
     """
 
-    def begin(
-        lane: BoundLane,
-        row: types.Array,
-        holders: types.Array | None,
-        start: types.Params | None = None,
-    ) -> tuple[Carry, Observed]:
-        state = lane.init(start)
-        carry = Carry(state, ())
-        held = None if holders is None else look_up(holders, (row,))
-        if held is not None and lane.algorithm.client_models is None:
-            carry = Carry(state, first_store(_received(lane, state), held.shape[0]))
-        return carry, _observe(program, lane, carry, held)
+    program: Program
+    lane: opened.BoundLane
+    row: types.Array
+    tables: Any = None
+    place: Any = None
+    num_ticks: types.Array | None = None
 
-    varying = () if starts is None else (starts,)
-    return _over_lanes(begin, program, lanes, tables=holders, varying=varying)
+    def __post_init__(self) -> None:
+        """Look up the ticks of the lane, unless its step does nothing at those that pad it."""
+        if self.tables and self.tables.num_ticks is not None and not self.lane.rests:
+            self.num_ticks = look_up(self.tables.num_ticks, (self.row,))
 
+    def begin(self, start: types.Params | None) -> tuple[Carry, Observed]:
+        """Compute the initial carry and the first evaluation, from a model or a drawn one."""
+        carry, rows, holders = Carry(self.lane.init(start), ()), self.program.held_rows, None
+        if rows:
+            # All clients hold the initial model.
+            holders = jnp.zeros(rows, "int32").at[0].set(self.lane.num_clients)
+            if self.lane.algorithm.client_models is None:
+                store = first_store(self.lane.received(carry.state), rows)
+                carry = carry._replace(versions=store)
+        return carry, self.observe(carry, holders)
 
-def _received(lane: BoundLane, state: types.StateT) -> types.Params:
-    """Return the model that clients receive of the server's version, for `client_variance`."""
-    return (lane.algorithm.received or lane.algorithm.model)(lane.learnt(state))
+    def final_model(self, carry: Carry) -> types.Params:
+        """Return the model of the last state."""
+        return self.lane.algorithm.model(self.lane.learnt(carry.state))
 
+    def advance(self, carry: Carry, runs: types.Array | None) -> tuple[Carry, Evaluated]:
+        """Replay a chunk. runs: `bool[]`, whether the lane goes on; None if none is stopped."""
+        return self.replay(carry) if runs is None else opened.take_if(runs, self.replay, carry)
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2, keep_unused=True)
-def _advance(
-    program: Program,
-    lanes: Lanes,
-    carries: Carry,
-    tables: Tables,
-    place: Place,
-    is_running: types.Array | None,
-) -> tuple[Carry, Evaluated]:
-    """Replay a chunk.
-
-    Args:
-      program: The static arguments.
-      lanes: L lanes.
-      carries: What they carry, leaves `[L, ...]`.
-      tables: Their schedules.
-      place: `i32[]`, the number of the chunk's first evaluation; for a stretch of ticks a tuple of
-        this, its first tick and the tick after its last, counted from the evaluation before it.
-      is_running: `bool[L]`, which lanes are not stopped; None if none can be.
-    """
-    num_evals, per_eval = program.chunk
-
-    def advance_or_wait(*inputs: Any) -> tuple[Carry, Evaluated]:
-        *lane, carry, runs = inputs
-        run: Callable[[Carry], tuple[Carry, Evaluated]] = partial(advance, *lane)
-        nothing = zeros_of(lambda carry: run(carry)[1], carry)
-        return jax.lax.cond(runs, run, lambda carry: (carry, nothing), carry)
-
-    def advance(
-        lane: BoundLane, row: types.Array, given: tuple[Tables, Any], carry: Carry
-    ) -> tuple[Carry, Evaluated]:
-        tables, place = given
-        algorithm = lane.algorithm
-        first = place[0] if program.block else place
-        # Steps of this package do nothing at the ticks that pad a lane.
-        lengths = None if lane.rests else tables.num_ticks
-        num_ticks = None if lengths is None else look_up(lengths, (row,))
-        # Lanes that are batched together end at different ticks.
-        differs = lengths is not None and program.plan.lanes_at_once and len(lengths) > 1
-        if tables.until is not None:
+    def replay(self, carry: Carry) -> tuple[Carry, Evaluated]:
+        """Replay a chunk of a lane that goes on."""
+        (num_evals, per_eval), size = self.program.chunk, self.program.block
+        if self.tables.until is not None:
             # Limits belong to the schedule: states begin without them.
-            until = jax.tree.map(lambda leaf: look_up(leaf, (row,)), tables.until)
+            until = jax.tree.map(lambda leaf: look_up(leaf, (self.row,)), self.tables.until)
             carry = carry._replace(state=carry.state._replace(until=until))
-
-        @jax.named_scope("tick")
-        def tick(
-            carry: Carry,
-            inputs: tuple[tuple[types.Array, types.Array], Any],
-            num_ticks: types.Array | None = num_ticks,
-        ) -> tuple[Carry, Counted]:
-            place, ahead = inputs
-            number = (first + place[0]) * per_eval + place[1]
-            event = event_at(tables.ticks, row, number, place, facts=program.facts)
-            given = () if ahead is None else (ahead,)
-            if num_ticks is None:
-                state, info = lane.step(carry.state, event, *given)
-            else:  # Ticks that pad a lane change nothing and count nothing.
-                state, info = learn_if(number < num_ticks, lane.step, carry.state, event)
-            counts, realised = _counts_of(info, event, lane.problem.counts.shape[0])
-            if lane.live is not None:
-                realised |= realised_of(state, info.event)
-            has_others = bool(realised) and not info.event.facts.keeps("clients")
-            if has_others and tables.held is not None and algorithm.client_models is None:
-                allowed = "false where a step changes who takes part: which models clients hold"
-                raise ConfigError("client_variance", True, f"{allowed} follows from the schedule")
-            versions = carry.versions
-            if tables.held is not None and algorithm.client_models is None:
-                written = look_up(tables.held.write, (row, *place))
-                versions = write_version(versions, written, _received(lane, state))
-            return Carry(state, versions), (counts, realised)
-
-        # An evaluation: the ticks before it, and the metrics of the model after them.
-        def take_ticks(
-            carry: Carry, number: types.Array, begin: types.Array | int, length: int
-        ) -> tuple[Carry, Counted]:
-            places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
-            if num_ticks is None or not differs:
-                ahead = lane.live and lane.live.draw_ahead(carry.state, length)
-                return targets.scan(tick, carry, (places, ahead))
-            left = jnp.clip(num_ticks - (first + number) * per_eval - begin, 0, length)
-            return _scan_unevenly(tick, carry, lambda i: (number, begin + i), left, length)
-
-        def observe(carry: Carry, number: types.Array, counted: Collection[str] = ()) -> Observed:
-            held = tables.held and look_up(tables.held.holders, (row, number))
-            return _observe(program, lane, carry, held, counted)
-
-        def evaluation(carry: Carry, number: types.Array) -> tuple[Carry, Evaluated]:
-            carry, (counts, realised) = take_ticks(carry, number, 0, per_eval)
-            means = "", "client_"  # names of the metrics that sums of measures become
-            names = [name.replace(events.MEASURED, each) for name in counts for each in means]
-            return carry, (observe(carry, number, names), {**_summed(counts), **realised})
-
-        if not program.block:
-            return jax.lax.scan(evaluation, carry, jnp.arange(num_evals, dtype="int32"))
-
-        # A stretch of ticks: block by block, with counts that add up until the
-        # evaluation.
-        def block(i: types.Array, both: tuple[Carry, Any]) -> tuple[Carry, Totals]:
-            carry, totals = both
-            begin = i * program.block
-            carry, (counts, realised) = take_ticks(carry, jnp.int32(0), begin, program.block)
-            after = {
-                name: jax.tree.map(jnp.add, totals[name], count)
-                for name, count in _summed(counts).items()
-            }
-            for name, piece in realised.items():
-                after[name] = jax.lax.dynamic_update_slice_in_dim(totals[name], piece, begin, 0)
-            return carry, after
-
+        if not size:
+            return jax.lax.scan(self.evaluation, carry, jnp.arange(num_evals, dtype="int32"))
         # The bounds are no part of the program, so stretches of all lengths share one.
-        nothing, infos = zeros_of(lambda carry: evaluation(carry, jnp.int32(0))[1], carry)
-        begin, end = place[1] // program.block, place[2] // program.block
-        carry, infos = jax.lax.fori_loop(begin, end, block, (carry, infos))
+        first, (_, begin, end) = jnp.int32(0), self.place[0]
+        nothing, totals = opened.zeros_of(lambda carry: self.evaluation(carry, first)[1], carry)
+        both = jax.lax.fori_loop(begin // size, end // size, self.block, (carry, totals))
+        carry, totals = both
         observed = jax.lax.cond(
-            place[2] == per_eval,
-            lambda carry: observe(carry, jnp.int32(0)),
-            lambda carry: nothing,
+            end == per_eval,
+            lambda carry: self.observe(carry, self.holders(first)),
+            lambda _: nothing,
             carry,
         )
-        return carry, jax.tree.map(lambda leaf: leaf[None], (observed, infos))
+        return carry, jax.tree.map(lambda leaf: leaf[None], (observed, totals))
 
-    both = (tables, place)
-    if is_running is None:
-        return _over_lanes(advance, program, lanes, tables=both, varying=(carries,))
-    return _over_lanes(advance_or_wait, program, lanes, tables=both, varying=(carries, is_running))
+    def evaluation(self, carry: Carry, number: types.Array) -> tuple[Carry, Evaluated]:
+        """Take the ticks before an evaluation, and compute the metrics of the model after them."""
+        carry, (counts, realised) = self.take_ticks(carry, number, 0, self.program.chunk[1])
+        means = "", "client_"  # names of the metrics that sums of measures become
+        names = [name.replace(events.MEASURED, each) for name in counts for each in means]
+        observed = self.observe(carry, self.holders(number), names)
+        return carry, (observed, {**_summed(counts), **realised})
+
+    def block(self, i: types.Array, both: tuple[Carry, Any]) -> tuple[Carry, Totals]:
+        """Take a block of ticks, with counts that add up until the evaluation."""
+        carry, totals = both
+        size = self.program.block
+        carry, (counts, realised) = self.take_ticks(carry, jnp.int32(0), i * size, size)
+        after = {
+            name: jax.tree.map(jnp.add, totals[name], count)
+            for name, count in _summed(counts).items()
+        }
+        for name, piece in realised.items():
+            after[name] = jax.lax.dynamic_update_slice_in_dim(totals[name], piece, i * size, 0)
+        return carry, after
+
+    def take_ticks(
+        self, carry: Carry, number: types.Array, begin: types.Array | int, length: int
+    ) -> tuple[Carry, Counted]:
+        """Take ticks before an evaluation of the chunk.
+
+        Args:
+          number: Number of the evaluation within the chunk.
+          begin: The first tick, counted from the evaluation before it.
+          length: How many.
+        """
+        lengths = self.tables.num_ticks
+        # Lanes that are batched together may end at different ticks.
+        differs = lengths is not None and self.program.plan.lanes_at_once and len(lengths) > 1
+        if self.num_ticks is None or not differs:
+            places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
+            ahead = self.lane.draw_ahead(carry.state, length)
+            return targets.scan(self.tick, carry, (places, ahead))
+        # First the ticks of all lanes, without a copy of their states; then, until the last lane
+        # ends, those of some, where the states of the others are selected.
+        before = (self.place[0, 0] + number) * self.program.chunk[1] + begin
+        left = jnp.clip(self.num_ticks - before, 0, length)
+        shortest, longest = (of(left, batching.LANE_AXIS) for of in (jax.lax.pmin, jax.lax.pmax))
+
+        def take(
+            i: types.Array, both: tuple[Carry, Counted], **of_all: bool
+        ) -> tuple[Carry, Counted]:
+            carry, found = self.tick(both[0], ((number, begin + i), None), **of_all)
+            return carry, jax.tree.map(lambda all, one: all.at[i].set(one), both[1], found)
+
+        found = jax.eval_shape(lambda: self.tick(carry, ((number, begin + 0), None))[1])
+        found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
+        both = jax.lax.fori_loop(
+            0, shortest, functools.partial(take, is_of_all=True), (carry, found)
+        )
+        return jax.lax.fori_loop(shortest, longest, take, both)
+
+    @jax.named_scope("tick")
+    def tick(
+        self,
+        carry: Carry,
+        inputs: tuple[tuple[types.Array, Any], Any],
+        *,
+        is_of_all: bool = False,
+    ) -> tuple[Carry, Counted]:
+        """Take a tick.
+
+        Args:
+          inputs: Its place among evaluations and ticks, and what was drawn ahead.
+          is_of_all: Whether it is known to pad no lane.
+        """
+        lane, tables, (place, ahead) = self.lane, self.tables, inputs
+        number = (self.place[0, 0] + place[0]) * self.program.chunk[1] + place[1]
+        event = event_at(tables.ticks, self.row, number, place, facts=self.program.facts)
+        if self.num_ticks is None or is_of_all:
+            state, info = lane.step(carry.state, event, ahead)
+        else:  # Ticks that pad a lane change nothing and count nothing.
+            state, info = opened.learn_if(number < self.num_ticks, lane.step, carry.state, event)
+        counts, realised = _counts_of(info, event, lane.problem.counts.shape[0])
+        realised |= lane.realised(state, info)
+        versions = carry.versions
+        if tables.held is not None and lane.algorithm.client_models is None:
+            if realised and not info.event.facts.keeps("clients"):
+                allowed = "false where a step changes who takes part: which models clients hold"
+                raise ConfigError("client_variance", True, f"{allowed} follows from the schedule")
+            written = look_up(tables.held.write, (self.row, *place))
+            versions = write_version(versions, written, lane.received(state))
+        return Carry(state, versions), (counts, realised)
+
+    def holders(self, number: types.Array) -> types.Array | None:
+        """Count the clients that hold each version at an evaluation, by its number: `i32[H]`."""
+        held = self.tables.held
+        return None if held is None else look_up(held.holders, (self.row, number))
+
+    @jax.named_scope("evaluation")
+    def observe(
+        self, carry: Carry, holders: types.Array | None, counted: Collection[str] = ()
+    ) -> Observed:
+        """Compute an evaluation's metrics; also return the model if models are kept, else None.
+
+        Args:
+          holders: Clients that hold each version, if `client_variance` is measured.
+          counted: Names of the algorithm's `Info`.
+        """
+        lane = self.lane
+        model, metrics = lane.evaluate(carry.state, counted)
+        if holders is not None:
+            models = carry.versions
+            if lane.algorithm.client_models is not None:
+                models, holders = lane.algorithm.client_models(lane.learnt(carry.state))
+            metrics["client_variance"] = client_variance(models, holders, model)
+        numbers = [*jax.tree.leaves(model), *scalars_of(metrics)]
+        metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
+        return metrics, model if self.program.keep_models else None
 
 
-def _scan_unevenly(
-    tick: Callable[..., tuple[Carry, Counted]],
-    carry: Carry,
-    place_of: Callable[[types.Array], tuple[types.Array, types.Array]],
-    left: types.Array,
-    length: int,
-) -> tuple[Carry, Counted]:
-    """Scan `length` ticks of batched lanes, of which each has only so many left.
+def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[..., batching.ResultT]:
+    """Make a program of all lanes.
 
-    First the ticks of all lanes, without a copy of their states; then, until the last lane ends,
-    those of some, where the states of the others are selected.
+    Args:
+      name: Its name.
+      run: `run(lane, *varying)` of one lane.
+
+    Returns:
+      `run_all(program, lanes, tables, *varying)`, from the static arguments; L lanes; arrays that
+      all lanes of a device read, leaves `[D, ...]`, or `[1, ...]` if they are the same for all
+      devices, which are the `tables` of a lane; and leaves `[L, ...]`.
     """
-    shortest, longest = jax.lax.pmin(left, LANE_AXIS), jax.lax.pmax(left, LANE_AXIS)
 
-    def take(i: types.Array, both: tuple[Carry, Counted], **last: None) -> tuple[Carry, Counted]:
-        carry, found = tick(both[0], (place_of(i), None), **last)
-        return carry, jax.tree.map(lambda all, one: all.at[i].set(one), both[1], found)
+    def run_all(
+        program: Program, lanes: Lanes, tables: tuple | None, *varying: object
+    ) -> batching.ResultT:
+        placement = program.placement
 
-    found = jax.eval_shape(lambda: tick(carry, (place_of(jnp.int32(0)), None))[1])
-    found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
-    both = jax.lax.fori_loop(0, shortest, partial(take, num_ticks=None), (carry, found))
-    return jax.lax.fori_loop(shortest, longest, take, both)
+        def on_device(lanes: Lanes, tables: tuple | None, varying: tuple) -> batching.ResultT:
+            def lane(inputs: tuple) -> batching.ResultT:
+                (seed, row, problem), (hyper, varying) = inputs
+                found = opened.LANES[program.system.live is not None](
+                    program.system,
+                    lanes.problem.of_lane(problem),
+                    lanes.hyper.of_lane(hyper),
+                    opened.learning_key(seed),
+                    program.plan,
+                )
+                return run(_ReplayedLane(program, found, row, *(tables or ())), *varying)
+
+            at_once, batches = placement.lanes_at_once, placement.lane_batches
+            map_over = functools.partial(batching.map_lanes, at_once=at_once, batches=batches)
+            shared, size = (lanes.seed, lanes.row, lanes.problem.varying), placement.family_size
+            varying = lanes.hyper.varying, varying
+            if size == 1:
+                return map_over(lane, (shared, varying))
+            return batching.map_families(lane, shared, varying, size=size, map_over=map_over)
+
+        split, whole = PartitionSpec("lanes"), PartitionSpec()
+        stacked = (
+            each.replace(varying=split, shared=whole) for each in (lanes.hyper, lanes.problem)
+        )
+        of_tables = jax.tree.map(lambda leaf: split if leaf.shape[0] > 1 else whole, tables)
+        specs = Lanes(split, split, *stacked), of_tables, split
+        with program.machine.tracing():
+            return jax.shard_map(
+                on_device, mesh=placement.mesh, in_specs=specs, out_specs=split, check_vma=False
+            )(lanes, tables, varying)
+
+    run_all.__name__ = name
+    return run_all
+
+
+_begin = compiling.RunsOnce(
+    _over_lanes("_begin", _ReplayedLane.begin), static_argnums=0, keep_unused=True
+)
+_advance = jax.jit(
+    _over_lanes("_advance", _ReplayedLane.advance),
+    static_argnums=0,
+    donate_argnums=3,
+    keep_unused=True,
+)
+_final_models = jax.jit(_over_lanes("_final_models", _ReplayedLane.final_model), static_argnums=0)
 
 
 def _counts_of(info: types.Work, event: types.Event, num_clients: int) -> Counted:
@@ -508,90 +548,6 @@ def _summed(counts: dict[str, types.Array]) -> Totals:
         else:
             sums[name] = count.sum(axis=0)
     return sums
-
-
-@partial(jax.jit, static_argnums=0)
-def _final_models(program: Program, lanes: Lanes, carries: Carry) -> types.Params:
-    def final(lane: BoundLane, row: types.Array, _: None, carry: Carry) -> types.Params:
-        return lane.algorithm.model(lane.learnt(carry.state))
-
-    return _over_lanes(final, program, lanes, varying=(carries,))
-
-
-@jax.named_scope("evaluation")
-def _observe(
-    program: Program,
-    lane: BoundLane,
-    carry: Carry,
-    holders: types.Array | None,
-    counted: Collection[str] = (),
-) -> Observed:
-    """Compute an evaluation's metrics; also return the model if models are kept, else None.
-
-    counted: names of the algorithm's `Info`.
-    """
-    algorithm = lane.algorithm
-    model, metrics = lane.evaluate(carry.state, counted)
-    if holders is not None:
-        models = carry.versions
-        if algorithm.client_models is not None:
-            models, holders = algorithm.client_models(lane.learnt(carry.state))
-        metrics["client_variance"] = client_variance(models, holders, model)
-    numbers = [*jax.tree.leaves(model), *scalars_of(metrics)]
-    metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
-    return metrics, model if program.keep_models else None
-
-
-def _over_lanes(
-    run: Callable[..., ResultT],
-    program: Program,
-    lanes: Lanes,
-    *,
-    tables: Any = None,
-    varying: tuple = (),
-) -> ResultT:
-    """Call `run(lane, row, tables, *varying)` for every lane.
-
-    Args:
-      run: Called for one lane; `row` is the number of its schedule.
-      program: The static arguments.
-      lanes: L lanes.
-      tables: Arrays that all lanes of a device read, leaves `[D, ...]`, or `[1, ...]` or `[]` if
-        they are the same for all devices.
-      varying: Leaves `[L, ...]`.
-    """
-
-    def on_device(lanes: Lanes, tables: Any, varying: tuple) -> ResultT:
-        def lane(inputs: tuple) -> ResultT:
-            (seed, row, problem_leaves), (hyper_leaves, varying) = inputs
-            problem = lanes.problem.of_lane(problem_leaves)
-            hyper = lanes.hyper.of_lane(hyper_leaves)
-            key = learning_key(seed)
-            opened = open_lane(program.system, problem, hyper, key, program.plan)
-            return run(opened, row, tables, *varying)
-
-        placement = program.placement
-        at_once, batches = placement.lanes_at_once, placement.lane_batches
-        map_over = partial(map_lanes, at_once=at_once, batches=batches)
-        shared = lanes.seed, lanes.row, lanes.problem.varying
-        varying = lanes.hyper.varying, varying
-        if placement.family_size == 1:
-            return map_over(lane, (shared, varying))
-        return map_families(lane, shared, varying, size=placement.family_size, map_over=map_over)
-
-    split, whole = PartitionSpec("lanes"), PartitionSpec()
-    stacked = (each.replace(varying=split, shared=whole) for each in (lanes.hyper, lanes.problem))
-    of_tables = jax.tree.map(
-        lambda leaf: split if leaf.ndim and leaf.shape[0] > 1 else whole, tables
-    )
-    with program.machine.tracing():
-        return jax.shard_map(
-            on_device,
-            mesh=program.placement.mesh,
-            in_specs=(Lanes(split, split, *stacked), of_tables, split),
-            out_specs=split,
-            check_vma=False,
-        )(lanes, tables, varying)
 
 
 def first_store(model: types.Params, rows: int) -> types.Params:

@@ -173,9 +173,7 @@ class Pieces:
             with contextlib.suppress(ConfigError):
                 drawn = planned.timelines, planned.ticks
                 planned = plan(dataclasses.replace(options, layout=placed), drawn=drawn)
-        known = saved and saved.finished(
-            lambda: planned.decided(planned.on_devices(is_described=True))
-        )
+        known = saved and saved.finished(lambda: planned.decided(planned.on_devices()))
         if known is None:
             return Ready(planned, planned.on_devices(), saved)
         lifecycle.say(f"{system.name} had ended; its result is read (lanes: {len(lanes)}).")
@@ -312,7 +310,7 @@ def _name_large_stores(ready: Ready, least: float) -> None:
         f"{staleness.max()} versions old, for each of {num} lanes"
     )
     store = num * (size_of_state(schedule.rows) - size_of_state(1))
-    held = count_bytes(ready.replay.described().carries().versions)
+    held = count_bytes(ready.replay.carries().versions)
     sentences = {
         f"the store of old server models takes {write_bytes(store)}: {schedule.rows} models "
         f"of {write_bytes(of_model)} {cause}; clients of more equal speed, a larger buffer, "
