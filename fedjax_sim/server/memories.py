@@ -22,8 +22,7 @@ from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import setting, struct
 from fedjax_sim.core.types import Array, Event, Key, Leaf, Messages, Timeline
 from fedjax_sim.server import aggregation
-from fedjax_sim.server.compression import Identity
-from fedjax_sim.server.compression.messages import Compression
+from fedjax_sim.server.compression import Compression, Identity
 
 WITH_MEMORIES = ("fedem", "local_memory")
 """Fields for which clients have memories."""

@@ -3,7 +3,7 @@
 The order, and why:
 
 1. `LocalNoise`: honest clients clip their progress and add their own noise
-   (`server.privacy.local`). Whatever a client does to its own message, an attacker need not do:
+   (`server.privacy`). Whatever a client does to its own message, an attacker need not do:
    those at work in the tick keep what they have learnt.
 2. `Forgery`: an attacker replaces its progress (`fedjax_sim.server.attacks`). It knows what it has
    learnt itself and, of others, what they send: noise of theirs would not protect them from
@@ -40,12 +40,12 @@ from fedjax_sim.core import batching, streams
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings
 from fedjax_sim.kernels import rounding
-from fedjax_sim.server import aggregation, attacks, privacy
+from fedjax_sim.server import aggregation, attacks, compression, privacy
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.attacks import Adversary
-from fedjax_sim.server.compression import Compressor, messages
-from fedjax_sim.server.privacy.kinds import Privacy
-from fedjax_sim.server.rules import Mean, Rule, base
+from fedjax_sim.server.compression import Compressor
+from fedjax_sim.server.privacy import Privacy
+from fedjax_sim.server.rules import Mean, Rule, checked_centre
 from fedjax_sim.timelines.cohorts import previous_visits
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
@@ -138,7 +138,7 @@ class Stage:
 
 
 class LocalNoise(Stage):
-    """Honest clients clip their progress and add their own noise, see `server.privacy.local`."""
+    """Honest clients clip their progress and add their own noise, see `server.privacy`."""
 
     name = "local_privacy"
 
@@ -285,18 +285,18 @@ class Coding(Stage):
           estimates: Estimates of the slots' progress, leaves `[S, ...]`; () without error feedback.
           starts: Models that the slots started from, leaves `[S, ...]`.
           local: Models that they reached, leaves `[S, ...]`.
-          turns: As in `fedjax_sim.server.compression.messages.decode_messages`.
+          turns: As in `fedjax_sim.server.compression.decode_messages`.
 
         Returns:
           What is decoded, leaves `[S, ...]`, and the next estimates.
         """
-        decode = messages.decode_messages
+        decode = compression.decode_messages
         if not self.has_estimates:
             return decode(self.kind, key, event, starts, local, turns=turns), ()
         progress = jax.tree.map(jnp.subtract, local, starts)
         sent = decode(self.kind, key, event, estimates, progress, turns=turns)
         if self.kind.has_omega:
-            size = messages.count_parameters(jax.tree.map(lambda leaf: leaf[0], local))
+            size = compression.count_parameters(jax.tree.map(lambda leaf: leaf[0], local))
             pace = self.kind.pace(size)
             sent = jax.tree.map(
                 lambda d, v: d + jnp.asarray(pace, d.dtype) * (v - d), estimates, sent
@@ -380,8 +380,8 @@ class Downlink(Stage):
             return known
         change = jax.tree.map(jnp.subtract, sent, known)
         down_key = jax.random.fold_in(streams.lane_stream(key, "compression down"), event.tick)
-        heard = messages.compress(self.kind, down_key, change)
-        pace = self.kind.pace(messages.count_parameters(sent))
+        heard = compression.compress(self.kind, down_key, change)
+        pace = self.kind.pace(compression.count_parameters(sent))
         moved = jax.tree.map(lambda v, c: v + jnp.asarray(pace, v.dtype) * c, known, heard)
         return keep_if_empty(event, moved, known)
 
@@ -445,7 +445,7 @@ class Aggregation(Stage):
         dropped = (event.clients != EMPTY).sum() - is_heard.sum()
         rule = self.kind.with_own(own) if jax.tree.leaves(own) else self.kind
         rule = rule.knowing(dropped)
-        centre = base.checked_centre(rule, rule_key, heard, share, is_heard)
+        centre = checked_centre(rule, rule_key, heard, share, is_heard)
         is_enough = (dropped == 0) | (is_heard.sum() >= rule.least())
         moves = is_heard.any() & is_enough & (used.sum() > 0)
 
