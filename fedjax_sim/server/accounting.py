@@ -65,10 +65,16 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.checking import Above0, AtLeast0, Count, Fraction, Limit, checked
+from fedjax_sim.core.checking import Above0, AtLeast0, Count, Fraction, Limit, Whole, checked
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Timeline
 
+Numbers = Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)]
+"""Whole numbers, such as those of first ticks before each evaluation, `[V]`."""
+Chance = Annotated[float, Limit(least=0, below=1)]
+"""A probability below 1."""
+Floats = npt.NDArray[np.float64]
+"""Numbers on the host."""
 SELECTIONS = ("uniform", "poisson")
 """Samplings of clients that accountants cover: cohorts of fixed size, and Poisson sampling."""
 ACCOUNTANTS = ("rdp", "pld")
@@ -220,11 +226,7 @@ def check_package(name: str) -> None:
 
 
 @checked
-def epsilon_after(
-    rounds: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)],
-    mechanism: Accounted,
-    noise: AtLeast0,
-) -> npt.NDArray[np.float64]:
+def epsilon_after(rounds: Numbers, mechanism: Accounted, noise: AtLeast0) -> Floats:
     """Compute epsilon after numbers of rounds, or of steps for `NoisySteps`.
 
         steps = NoisySteps(num_examples=1000, batch=1000, accountant="rdp", delta=1e-5)
@@ -242,7 +244,7 @@ def epsilon_after(
     return once_each(_spending(mechanism, float(noise)), np.asarray(rounds, int))
 
 
-def once_each(function: Callable[..., float], numbers: np.ndarray) -> npt.NDArray[np.float64]:
+def once_each(function: Callable[..., float], numbers: np.ndarray) -> Floats:
     """Compute a function that takes long, once for each number; it is 0 at 0.
 
     Args:
@@ -400,9 +402,7 @@ def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
 
 @checked
 def most_participations(
-    timeline: Timeline,
-    num_clients: Count,
-    ticks: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)],
+    timeline: Timeline, num_clients: Count, ticks: Numbers
 ) -> npt.NDArray[np.int64]:
     """Count the participations of the client that has most of them, within first ticks.
 
@@ -446,11 +446,7 @@ def largest_sums(
 
 
 @checked
-def most_sent(
-    timeline: Timeline,
-    num_clients: Count,
-    ticks: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)],
-) -> npt.NDArray[np.int64]:
+def most_sent(timeline: Timeline, num_clients: Count, ticks: Numbers) -> npt.NDArray[np.int64]:
     """Count the messages that one client may have sent at most, those on their way among them.
 
     For asynchronous servers whose clients do one update after the other. Before a message is
@@ -502,7 +498,7 @@ def reports_of(timeline: Timeline, num_clients: int) -> tuple[np.ndarray, np.nda
 
 
 @checked
-def square_root_bands(bands: Count) -> npt.NDArray[np.float64]:
+def square_root_bands(bands: Count) -> Floats:
     """Compute the first coefficients of (1 - x)^(-1/2): b_j = b_{j-1} (2 j - 1) / (2 j), b_0 = 1.
 
         assert square_root_bands(3).tolist() == [1, 1 / 2, (1 * 3) / (2 * 4)]
@@ -519,11 +515,8 @@ def square_root_bands(bands: Count) -> npt.NDArray[np.float64]:
 
 @checked
 def sensitivities(
-    timeline: Timeline,
-    num_clients: Count,
-    coefficients: npt.NDArray[np.float64],
-    ticks: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)],
-) -> npt.NDArray[np.float64]:
+    timeline: Timeline, num_clients: Count, coefficients: Floats, ticks: Numbers
+) -> Floats:
     """Compute the largest ||B a|| of a client within first ticks.
 
     Ticks in which nobody reports have no noise and do not count for B.
@@ -561,7 +554,7 @@ def sensitivities(
 @checked
 def gaussian_epsilon(
     sensitivity: Annotated[npt.ArrayLike, Limit(least=0)], deviation: AtLeast0, delta: Fraction
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """Compute epsilon of one Gaussian mechanism, exactly, by dp-accounting.
 
     Balle and Wang 2018, arXiv 1805.06530, Theorem 8.
@@ -589,7 +582,7 @@ def gaussian_epsilon(
 
 @checked
 def separated_sensitivity(
-    coefficients: npt.NDArray[np.float64], num_ticks: Count, *, separation: Count, most: Count
+    coefficients: Floats, num_ticks: Count, *, separation: Count, most: Count
 ) -> float:
     """Compute the largest ||B a|| over all schedules with a separation, for planning.
 
@@ -637,8 +630,8 @@ def audit_canaries(
     included: npt.ArrayLike,
     *,
     num_guesses: Count,
-    delta: Annotated[float, Limit(least=0, below=1)],
-    confidence: Annotated[float, Limit(above=0, below=1)] = 0.95,
+    delta: Chance,
+    confidence: Fraction = 0.95,
 ) -> Audit:
     """Guess coins by scores, and compute the lower bound that the guesses show.
 
@@ -682,9 +675,9 @@ def one_run_bound(
     num_canaries: Count,
     *,
     num_guesses: Count,
-    num_correct: Annotated[int, Limit(least=0, is_whole=True)],
-    delta: Annotated[float, Limit(least=0, below=1)],
-    confidence: Annotated[float, Limit(above=0, below=1)] = 0.95,
+    num_correct: Whole,
+    delta: Chance,
+    confidence: Fraction = 0.95,
 ) -> float:
     """Compute the lower bound that right guesses show, as in Appendix D.
 

@@ -65,15 +65,15 @@ from fedjax_sim.clients.clipping import finite
 from fedjax_sim.core import settings, streams
 from fedjax_sim.core.checking import Above0, AtLeast0, Count, OneOf, Probability, Whole
 from fedjax_sim.core.settings import Checked, ConfigError, Kind, Named, fixed, setting, struct
-from fedjax_sim.core.types import Array, Event, Key, Params, Timeline
+from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Timeline
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
 from fedjax_sim.server.accounting import square_root_bands
 
 __all__ = [
     *("ATTACKS", "ALittleIsEnough", "Adversary", "Attack", "Canary", "Cohort", "FreeRider"),
     *("Gaussian", "Honest", "InnerProduct", "Mimic", "MinMax", "MinSum", "NotFinite"),
-    *("OneAttack", "Scaling", "SignFlip", "are_malicious", "attacked", "attacks_of_one_program"),
-    *("malicious_slots", "parse_attack", "remembering"),
+    *("OneAttack", "Scaling", "Senders", "SignFlip", "are_malicious"),
+    *("attacks_of_one_program", "parse_attack"),
 ]
 
 
@@ -978,136 +978,6 @@ class Adversary(Checked):
         return isinstance(self.attack, Honest) or self.is_nobody
 
 
-def attacked(
-    adversary: Adversary,
-    key: Key,
-    event: Event,
-    starts: Params,
-    local: Params,
-    num_clients: Count,
-    *,
-    memory: Params = (),
-    draws: Key | None = None,
-) -> Params:
-    """Replace the progress of malicious clients by forgeries.
-
-        adversary = Adversary(attack=SignFlip(), attackers=(3,))
-        starts, local = jnp.ones((2, 1)), jnp.full((2, 1), 5.0)  # of clients 0 and 3
-        claimed = attacked(adversary, key, event, starts, local, 8)
-        assert claimed.ravel().tolist() == [5.0, 1.0 - 4.0]
-
-    Args:
-      adversary: The settings.
-      key: The lane's learning key.
-      event: The tick.
-      starts: Models from which the clients started, leaves `[S, ...]`.
-      local: Models that they have reached, leaves `[S, ...]`.
-      num_clients: Number of clients, N.
-      memory: What attackers remember, after this tick too.
-      draws: Key of the forgeries' draws; by default one of each tick.
-
-    Returns:
-      Models that they claim to have reached, leaves `[S, ...]` in their types: the start plus the
-      forged progress for attackers, the same bits as before for others.
-    """
-    if adversary.is_idle:
-        return local
-    own, messages, cohort = _seen(adversary, key, event, starts, local, num_clients)
-    slots, cohort = cohort.is_malicious, cohort._replace(memory=memory)
-    forged = adversary.attack.forge(own if draws is None else draws, messages, cohort)
-
-    def claim(end: Array, start: Array, progress: Array) -> Array:
-        reached = (wide_of(start) + progress).astype(end.dtype)
-        return jnp.where(along(slots, end), reached, end)
-
-    return jax.tree.map(claim, local, starts, forged)
-
-
-def remembering(
-    adversary: Adversary,
-    memory: Params,
-    key: Key,
-    event: Event,
-    starts: Params,
-    local: Params,
-    num_clients: Count,
-) -> Params:
-    """Let attackers remember a tick.
-
-    They learn from finite messages of clients that are no attackers, whether attackers are at work
-    or not. A tick without such a message teaches them nothing.
-
-    `starts` and `local` are those of `attacked`.
-
-        adversary = Adversary(attack=Mimic(warmup=10), attackers=(3,))
-        starts, local = jnp.zeros((2, 1)), jnp.array([[5.0], [1.0]])  # of clients 0 and 3
-        memory = adversary.attack.first_memory(local[0])
-        memory = remembering(adversary, memory, key, event, starts, local, 8)
-        assert memory.ticks == 1 and memory.target == 0
-
-    Args:
-      adversary: The settings.
-      memory: What attackers remember of earlier ticks, see `Attack.first_memory`.
-      num_clients: Number of clients, N.
-
-    Returns:
-      The memory after the tick.
-    """
-    if not jax.tree.leaves(memory):
-        return memory
-    draws, messages, cohort = _seen(adversary, key, event, starts, local, num_clients)
-    # They learn from those who are honest for ever, as far as their messages are finite.
-    is_foe = are_malicious(adversary, key, num_clients, cohort.clients)
-    _, honest = finite(messages, cohort.is_present & ~is_foe)
-    cohort = cohort._replace(is_malicious=cohort.is_present & ~honest)
-    # A key that draws independently of the forgeries of the same tick.
-    own_key = streams.tick_key(draws, event.tick, "remember")
-    new = adversary.attack.remember(own_key, messages, cohort, memory)
-    is_there = honest.any()
-    return jax.tree.map(lambda new, old: jnp.where(is_there, new, old), new, memory)
-
-
-def _seen(
-    adversary: Adversary, key: Key, event: Event, starts: Params, local: Params, num_clients: int
-) -> tuple[Key, Params, Cohort]:
-    """Key of attackers' draws, the messages that they see, and the slots of a tick."""
-    clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
-    slots = malicious_slots(adversary, key, event, num_clients)
-    messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
-    draws = jax.random.fold_in(streams.lane_stream(key, "attack"), event.tick)
-    return draws, messages, Cohort(clients, slots, clients >= 0, weight)
-
-
-def malicious_slots(adversary: Adversary, key: Key, event: Event, num_clients: Count) -> Array:
-    """Find the slots of a tick in which an attacker is at work.
-
-        adversary = Adversary(attack=SignFlip(), attackers=(3,), attack_from=10)
-        before = malicious_slots(adversary, key, event.within(tick=9), 8)
-        after = malicious_slots(adversary, key, event.within(tick=10), 8)
-        assert not before.any() and after.tolist() == [False, True]  # clients 0 and 3
-
-    Args:
-      adversary: The settings.
-      key: The lane's learning key.
-      event: The tick.
-      num_clients: Number of clients, N.
-
-    Returns:
-      `bool[S]`; False in empty slots.
-    """
-    clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
-    slots = (clients >= 0) & are_malicious(adversary, key, num_clients, clients)
-    slots = slots & adversary.attack.is_forging()
-    since = event.tick - adversary.attack_from
-    lasting = jnp.asarray(adversary.attack_ticks)
-    slots = slots & (since >= 0) & ((lasting == 0) | (since < lasting))
-    if adversary.attack_when == "heavy":
-        is_present = clients >= 0
-        mean = jnp.where(is_present, weight, 0).sum() / jnp.maximum(is_present.sum(), 1)
-        slots = slots & (weight >= (1 - ROUNDING) * mean)
-    return slots
-
-
 def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: Array) -> Array:
     """Tell which clients are malicious, at work or not.
 
@@ -1137,3 +1007,143 @@ def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: A
     bits = streams.shuffle_bits(streams.lane_stream(key, "malicious"))
     places = streams.shuffled_index(bits, jnp.maximum(clients, 0), num_clients)
     return places < jnp.round(jnp.asarray(adversary.malicious, float) * num_clients)
+
+
+class Senders(NamedTuple):
+    """The senders that slots of a tick can name, and those of them that attack.
+
+        adversary = Adversary(attack=SignFlip(), attackers=(3,), attack_from=10)
+        senders = Senders(8, adversary)
+        before = senders.attackers(key, event.within(tick=9))
+        after = senders.attackers(key, event.within(tick=10))
+        assert not before.any() and after.tolist() == [False, True]  # clients 0 and 3
+
+    Attributes:
+      number: How many there are, N.
+      adversary: Who of them is malicious.
+      can_repeat: Whether one may fill several slots of a tick.
+    """
+
+    number: int
+    adversary: Adversary
+    can_repeat: bool = False
+
+    def attackers(self, key: Key, event: Event) -> Array:
+        """Find the slots in which an attacker is at work.
+
+        Args:
+          key: The lane's learning key.
+          event: The tick.
+
+        Returns:
+          `bool[S]`; False in empty slots.
+        """
+        adversary = self.adversary
+        clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
+        slots = (clients >= 0) & are_malicious(adversary, key, self.number, clients)
+        slots = slots & adversary.attack.is_forging()
+        since = event.tick - adversary.attack_from
+        lasting = jnp.asarray(adversary.attack_ticks)
+        slots = slots & (since >= 0) & ((lasting == 0) | (since < lasting))
+        if adversary.attack_when == "heavy":
+            is_present = clients >= 0
+            mean = jnp.where(is_present, weight, 0).sum() / jnp.maximum(is_present.sum(), 1)
+            slots = slots & (weight >= (1 - ROUNDING) * mean)
+        return slots
+
+    def finite_clients(self, event: Event, reports: Params) -> Array:
+        """Return the clients of a tick with finite messages: `i32[S]`, `EMPTY` for others.
+
+        Of a message that is not finite nobody keeps anything.
+
+        Args:
+          reports: Leaves `[S, ...]`.
+        """
+        if self.adversary.is_idle:
+            return event.clients
+        return jnp.where(finite(reports, event.clients != EMPTY)[1], event.clients, EMPTY)
+
+    def claimed(
+        self,
+        key: Key,
+        event: Event,
+        starts: Params,
+        local: Params,
+        *,
+        memory: Params = (),
+        draws: Key | None = None,
+    ) -> Params:
+        """Replace the progress of attackers by forgeries.
+
+            senders = Senders(8, Adversary(attack=SignFlip(), attackers=(3,)))
+            starts, local = jnp.ones((2, 1)), jnp.full((2, 1), 5.0)  # of clients 0 and 3
+            claimed = senders.claimed(key, event, starts, local)
+            assert claimed.ravel().tolist() == [5.0, 1.0 - 4.0]
+
+        Args:
+          key: The lane's learning key.
+          event: The tick.
+          starts: Models from which the clients started, leaves `[S, ...]`.
+          local: Models that they have reached, leaves `[S, ...]`.
+          memory: What attackers remember, after this tick too.
+          draws: Key of the forgeries' draws; by default one of each tick.
+
+        Returns:
+          Models that they claim to have reached, leaves `[S, ...]` in their types: the start plus
+          the forged progress for attackers, the same bits as before for others.
+        """
+        if self.adversary.is_idle:
+            return local
+        own, messages, cohort = self._seen(key, event, starts, local)
+        slots, cohort = cohort.is_malicious, cohort._replace(memory=memory)
+        forged = self.adversary.attack.forge(own if draws is None else draws, messages, cohort)
+
+        def claim(end: Array, start: Array, progress: Array) -> Array:
+            reached = (wide_of(start) + progress).astype(end.dtype)
+            return jnp.where(along(slots, end), reached, end)
+
+        return jax.tree.map(claim, local, starts, forged)
+
+    def remembered(
+        self, key: Key, event: Event, starts: Params, local: Params, memory: Params
+    ) -> Params:
+        """Let attackers remember a tick.
+
+        They learn from finite messages of clients that are no attackers, whether attackers are at
+        work or not. A tick without such a message teaches them nothing.
+
+            senders = Senders(8, Adversary(attack=Mimic(warmup=10), attackers=(3,)))
+            starts, local = jnp.zeros((2, 1)), jnp.array([[5.0], [1.0]])  # of clients 0 and 3
+            memory = senders.adversary.attack.first_memory(local[0])
+            memory = senders.remembered(key, event, starts, local, memory)
+            assert memory.ticks == 1 and memory.target == 0
+
+        Args:
+          key: As in `claimed`, and so are `event`, `starts` and `local`.
+          memory: What attackers remember of earlier ticks, see `Attack.first_memory`.
+
+        Returns:
+          The memory after the tick.
+        """
+        if not jax.tree.leaves(memory):
+            return memory
+        draws, messages, cohort = self._seen(key, event, starts, local)
+        # They learn from those who are honest for ever, as far as their messages are finite.
+        is_foe = are_malicious(self.adversary, key, self.number, cohort.clients)
+        _, honest = finite(messages, cohort.is_present & ~is_foe)
+        cohort = cohort._replace(is_malicious=cohort.is_present & ~honest)
+        # A key that draws independently of the forgeries of the same tick.
+        own_key = streams.tick_key(draws, event.tick, "remember")
+        new = self.adversary.attack.remember(own_key, messages, cohort, memory)
+        is_there = honest.any()
+        return jax.tree.map(lambda new, old: jnp.where(is_there, new, old), new, memory)
+
+    def _seen(
+        self, key: Key, event: Event, starts: Params, local: Params
+    ) -> tuple[Key, Params, Cohort]:
+        """Key of attackers' draws, the messages that they see, and the slots of a tick."""
+        clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
+        slots = self.attackers(key, event)
+        messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
+        draws = jax.random.fold_in(streams.lane_stream(key, "attack"), event.tick)
+        return draws, messages, Cohort(clients, slots, clients >= 0, weight)

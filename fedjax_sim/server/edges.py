@@ -57,7 +57,6 @@ from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Timeline
 from fedjax_sim.server import report_settings
 from fedjax_sim.server.aggregation import expand
-from fedjax_sim.server.attacks import attacked
 from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.server.privacy import NoLocalPrivacy
 from fedjax_sim.server.report_settings import RELIED_ON, ClientMessages, Reports
@@ -324,8 +323,7 @@ def _iterations(
             is_there = jnp.where(weight > 0, clients, types.EMPTY)
             members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
             draws, senders = lane_stream(rule_key, "attack"), wire.senders
-            seen = key, members, from_edge, reached, senders.number
-            reached = attacked(senders.adversary, *seen, draws=draws)
+            reached = senders.claimed(key, members, from_edge, reached, draws=draws)
             sent, estimates = wire.code.decode(
                 lane_stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )
@@ -360,12 +358,7 @@ def _iterations(
 
 
 def group_gradient(
-    problem: Losses,
-    hyper: EdgeTraining,
-    key: Key,
-    group: Array,
-    offset: Array,
-    draw: Array,
+    problem: Losses, hyper: EdgeTraining, key: Key, group: Array, offset: Array, draw: Array
 ) -> BatchGradient:
     """Return the weighted mean gradient of a group's clients: sum_k g_{i,k} / |N_i| by default.
 

@@ -282,7 +282,7 @@ class Clipping(Privacy):
         return super().has_noise or bool(np.any(np.asarray(self.epsilon) > 0))
 
     def check_with(self, hyper: Settings) -> None:
-        """Check that an accountant covers how clients are sampled, and what they remember.
+        """Check that an accountant covers sampling, and that clients remember nothing.
 
         The argument is that of `OfNoise.check_with`.
         """

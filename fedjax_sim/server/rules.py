@@ -503,7 +503,7 @@ class FLTrust(Rule):
     Deviation: the paper has no weights. Here trust is multiplied by the weights of the tick, which
     with equal weights is the paper's rule.
 
-    See `fedjax_sim.server.own_updates` for how the server trains.
+    See `fedjax_sim.server.reports` for how the server trains.
 
         rule = FLTrust(examples=50).with_own(jnp.array([2.0, 0.0]))  # the server's own update
         messages = jnp.array([[5.0, 0.0], [-90.0, 0.0], [0.0, 7.0]])
@@ -1006,10 +1006,7 @@ class SecureSum(Rule):
 
 RULES: Named[type[Rule]] = Named(
     "rule",
-    {
-        **INNER,
-        **{kind.name: kind for kind in (Bucketing, SecureSum, OneOf)},
-    },
+    {**INNER, **{kind.name: kind for kind in (Bucketing, SecureSum, OneOf)}},
     "krum:assumed=2",
 )
 """Every kind of rule, by name."""

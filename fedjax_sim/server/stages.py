@@ -15,7 +15,7 @@ The order, and why:
    clipped sum only, so that no other rule than the mean is allowed.
 5. `Aggregation`, otherwise: a rule makes a centre of the messages (`fedjax_sim.server.rules`), and
    the server moves by the sum of the tick's weights times the centre. It may compare them with an
-   update that the server has made itself (`fedjax_sim.server.own_updates`).
+   update that the server has made itself (`fedjax_sim.server.reports`).
 6. The server's optimizer makes its step (`fedjax_sim.server.aggregation`).
 7. `Downlink`: the server sends its new model.
 
@@ -28,7 +28,7 @@ Dimension letters: those of `fedjax_sim.core.types`.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -40,45 +40,15 @@ from fedjax_sim.core import batching, streams
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings
 from fedjax_sim.kernels import rounding
-from fedjax_sim.server import aggregation, attacks, compression, privacy
+from fedjax_sim.server import aggregation, compression, privacy
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.attacks import Adversary
+from fedjax_sim.server.attacks import Adversary, Senders
 from fedjax_sim.server.compression import Compressor
 from fedjax_sim.server.privacy import Privacy
 from fedjax_sim.server.rules import Mean, Rule, checked_centre
 from fedjax_sim.timelines.cohorts import previous_visits
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
-
-
-class Senders(NamedTuple):
-    """The senders that slots of a tick can name.
-
-    Attributes:
-      number: How many there are.
-      adversary: Who of them is malicious.
-      can_repeat: Whether one may fill several slots of a tick.
-    """
-
-    number: int
-    adversary: Adversary
-    can_repeat: bool = False
-
-    def attackers(self, key: Key, event: Event) -> Array:
-        """Find the slots in which an attacker is at work: `bool[S]`."""
-        return attacks.malicious_slots(self.adversary, key, event, self.number)
-
-    def finite_clients(self, event: Event, reports: Params) -> Array:
-        """Return the clients of a tick with finite messages: `i32[S]`, `EMPTY` for others.
-
-        Of a message that is not finite nobody keeps anything.
-
-        Args:
-          reports: Leaves `[S, ...]`.
-        """
-        if self.adversary.is_idle:
-            return event.clients
-        return jnp.where(finite(reports, event.clients != EMPTY)[1], event.clients, EMPTY)
 
 
 def noted(method: MethodT) -> MethodT:
@@ -190,9 +160,9 @@ class Forgery(Stage):
         self, key: Key, event: Event, memory: Params, starts: Params, local: Params
     ) -> tuple[Params, Params]:
         """Return the models that attackers claim, and those of others as they are."""
-        seen = key, event, starts, local, self.senders.number
-        memory = attacks.remembering(self.senders.adversary, memory, *seen)
-        return attacks.attacked(self.senders.adversary, *seen, memory=memory), memory
+        seen = key, event, starts, local
+        memory = self.senders.remembered(*seen, memory)
+        return self.senders.claimed(*seen, memory=memory), memory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,7 +77,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         sent = batching.replicate(state.server, event.clients.shape[0])
         decode = partial(compression.decode_messages, hyper.compression, key, event)
         seen = decode(known, sent, way="down")  # v[i]
-        claimed = attacks.attacked(hyper.adversary, key, event, start, local, num_clients)
+        claimed = attacks.Senders(num_clients, hyper.adversary).claimed(key, event, start, local)
         reports = decode(seen, claimed)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
         server = combination.mean_with_server(key, event, state.server, reports)
