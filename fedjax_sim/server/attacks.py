@@ -826,7 +826,7 @@ class OneAttack(settings.OneOfSeveral, Attack):
     def is_forging(self) -> Array:
         """Tell whether the chosen attack forges anything: `bool[]`."""
         forging = jnp.stack([jnp.asarray(attack.is_forging()) for attack in self.options])
-        return forging[jnp.asarray(self.which).astype("int32")]
+        return forging[self.number]
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return the chosen attack's messages."""
@@ -843,7 +843,7 @@ class OneAttack(settings.OneOfSeveral, Attack):
 
         pairs = zip(self.options, memories, strict=True)
         branches = [functools.partial(forging, *each) for each in pairs]
-        return jax.lax.switch(jnp.asarray(self.which).astype("int32"), branches)
+        return jax.lax.switch(self.number, branches)
 
     def first_memory(self, message: Params) -> Params:
         """Return a memory for each attack; () if none needs one."""

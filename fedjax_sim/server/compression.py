@@ -219,13 +219,9 @@ class Grid(Compressor):
             return ((1 + (size - 1) / s**2) ** 0.5 - 1) / 2
         reach = size ** max(1 / self.norm, 1 / 2) / s
         is_coarse, below, above = (s == 1) | (reach >= 2), reach - 1, (reach / 2) ** 2
-        return (
-            jnp.where(is_coarse, below, above)
-            if isinstance(s, jax.Array)
-            else below
-            if is_coarse
-            else above
-        )
+        if isinstance(s, jax.Array):
+            return jnp.where(is_coarse, below, above)
+        return below if is_coarse else above
 
     def bits(self, dim: int, *, word: int = 32) -> int:
         """Count the bits of a message of `dim` entries.
@@ -440,10 +436,8 @@ class RandK(Compressor):
 
     def omega(self, dim: int) -> Any:
         """Compute omega for vectors of `dim` entries."""
-        kept = (
-            jnp.minimum(self.kept, dim) if isinstance(self.kept, jax.Array) else min(self.kept, dim)
-        )
-        return dim / kept - 1
+        least = jnp.minimum if isinstance(self.kept, jax.Array) else min
+        return dim / least(self.kept, dim) - 1
 
     def bits(self, dim: int, *, word: int = 32) -> int:
         """Count a float for each entry kept of `dim`."""

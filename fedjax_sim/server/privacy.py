@@ -629,12 +629,13 @@ class OwnNoise(LocalPrivacy):
     )
 
     def check_package(self) -> None:
-        """Check that the package that computes epsilon is there.
+        """Check that the package that computes epsilon is there, if it is needed.
 
         Raises:
           ConfigError: If it is not.
         """
-        check_package(self.name)
+        if np.any(np.asarray(self.delta) > 0):  # type: ignore[attr-defined]
+            check_package(self.name)
 
     def check_with(self, hyper: Settings) -> None:
         """Check that every message that is sent is in the schedule, and nothing else is told.
@@ -775,15 +776,6 @@ class LocalLaplace(OwnNoise):
     delta: Annotated[float, Limit(least=0, most=0.5)] = setting(
         0.0, "Probability delta with which the guarantee may fail; with 0, epsilons are added."
     )
-
-    def check_package(self) -> None:
-        """Check that the package that computes epsilon is there, if it is needed.
-
-        Raises:
-          ConfigError: If it is not.
-        """
-        if np.any(np.asarray(self.delta) > 0):
-            check_package(self.name)
 
     def clipped(self, updates: Params) -> Params:
         """Shorten updates to an L1 norm of at most C.

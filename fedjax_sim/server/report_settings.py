@@ -75,7 +75,9 @@ def check_codes(hyper: Settings, rule: str, compressor: str) -> None:
         raise ConfigError(compressor, str(value_of(hyper, compressor)), allowed)
 
 
-def check_numbers(hyper: Settings, timeline: Timeline, *, most: int | None = None) -> None:
+def check_numbers(
+    hyper: Settings, timeline: Timeline, *, name: str = "aggregator", most: int | None = None
+) -> None:
     """Check that a tick has messages enough for the rule, where the server's weights are equal.
 
         four_reports = run.timelines[0]
@@ -84,34 +86,14 @@ def check_numbers(hyper: Settings, timeline: Timeline, *, most: int | None = Non
     Args:
       hyper: `Robust` settings.
       timeline: Ticks of one lane's schedule, or of several.
+      name: Name of the rule's setting.
       most: The most messages of a tick, if not all clients that take part send one.
 
     Raises:
       ConfigError: If a tick has too few messages.
     """
     heard = (timeline.clients != EMPTY).sum(axis=1)
-    check_heard("aggregator", hyper.aggregator, np.minimum(heard, most) if most else heard)
-
-
-def check_heard(name: str, rule: Rule, heard: Any) -> None:
-    """Check that a rule can do with numbers of messages.
-
-    Args:
-      name: Full name of the rule's setting.
-      rule: The rule.
-      heard: The numbers, `i64[...]`; 0 where nothing happens.
-
-    Raises:
-      ConfigError: If it needs more.
-    """
-    rule = rule.chosen
-    least = rule.least_present()
-    fewest = np.asarray(heard)[np.asarray(heard) > 0].min(initial=least)
-    if fewest < least:
-        allowed = (
-            f"a rule that can do with {fewest} messages, as few as a tick has; it needs {least}"
-        )
-        raise ConfigError(name, str(rule), allowed)
+    getattr(hyper, name).chosen.check_heard(name, np.minimum(heard, most) if most else heard)
 
 
 def check_weights(hyper: Settings, name: str, timeline: Timeline) -> None:

@@ -54,8 +54,7 @@ from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
 from fedjax_sim.server import privacy, report_settings, stages, versions
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.attacks import Adversary, Senders
-from fedjax_sim.server.compression import Compressor
+from fedjax_sim.server.attacks import Senders
 from fedjax_sim.server.rules import Rule
 from fedjax_sim.server.stages import combination_of
 from fedjax_sim.server.versions import Memo, Versioned
@@ -189,9 +188,7 @@ class Wire:
         plan: Plan,
         *,
         can_repeat: bool = False,
-        compression: Compressor | None = None,
         num_senders: int | None = None,
-        rule: Rule | None = None,
         train: Training | None = None,
         without: Collection[str] = (),
     ):
@@ -200,9 +197,7 @@ class Wire:
         Args:
           hyper: Settings, such as `Reports` or `PrivateReports`.
           can_repeat: Whether a client may fill several slots of a tick.
-          compression: The compressor of reports, if it is another than that of the settings.
           num_senders: How many senders slots can name, if these are not the problem's clients.
-          rule: The rule of senders who are no clients and honest, instead of that of the settings.
           train: How clients make progress from the server's model, if that is what they send: the
             server then trains so too, for rules that compare messages with its own update.
           without: Names of the stages' settings that the system does not obey, such as "aggregator"
@@ -213,23 +208,19 @@ class Wire:
             that name, or the rule needs an update of the server's own that it does not get.
         """
         self.problem, self.hyper, self.plan, self.train = problem, hyper, plan, train
-        settings, number = hyper.messages, num_senders or problem.counts.shape[0]
-        adversary = getattr(hyper, "adversary", Adversary()) if rule is None else Adversary()
-        senders = self.senders = Senders(number, adversary, can_repeat)
-        self.noise = stages.LocalNoise(settings.local_privacy, senders)
-        self.attack = stages.Forgery(adversary.attack, senders)
-        code = settings.compression if compression is None else compression
-        self.code = stages.Coding(code, senders, settings.error_feedback)
+        messages, number = hyper.messages, num_senders or problem.counts.shape[0]
+        senders = self.senders = Senders(number, hyper.adversary, can_repeat)
+        self.noise = stages.LocalNoise(messages.local_privacy, senders)
+        self.attack = stages.Forgery(hyper.adversary.attack, senders)
+        self.code = stages.Coding(messages.compression, senders, messages.error_feedback)
         kind = getattr(hyper, "privacy", privacy.NoPrivacy())
         self.privacy = stages.PrivateSum(kind, senders, hyper)
-        self.rule = combination_of(hyper, senders, rule=rule, has_own=train is not None)
-        self.downlink = stages.Downlink(settings.downlink, senders)
+        self.rule = combination_of(hyper, senders, has_own=train is not None)
+        self.downlink = stages.Downlink(messages.downlink, senders)
         self.sum, self.mean = self.rule.sum, self.rule.mean
         self.mean_with_server = self.rule.mean_with_server
-        clients = self.noise, self.attack, self.code
-        self.chain = {
-            each.name: each for each in (*clients, self.privacy, self.rule, self.downlink)
-        }
+        of_clients, of_server = (self.noise, self.attack, self.code), (self.rule, self.downlink)
+        self.chain = {each.name: each for each in (*of_clients, self.privacy, *of_server)}
         for name in without:
             if name not in self.chain:
                 raise ConfigError("without", name, "one of " + ", ".join(self.chain))
@@ -266,25 +257,22 @@ class Wire:
         Returns:
           The algorithm. Its step is refused if it leaves out a stage that is switched on.
         """
-        own_step = step
-        if self.train is not None and self.rule.kind.needs_own() is not False:
-
-            def own_step(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-                """Step with an update of the server's own in the memo of the tick."""
-                update, work = self.own_update(key, event, self.received(state))
-                given = state._replace(memo=state.memo._replace(own=update))
-                made: tuple[Any, Any] = step(key, given, event)
-                after, info = made
-                executed, needed = info.executed + work.executed, info.needed + work.needed
-                kept = after._replace(memo=after.memo._replace(own=()))
-                return kept, info._replace(executed=executed, needed=needed)
+        has_own = self.train is not None and self.rule.kind.needs_own() is not False
 
         @functools.wraps(step)
         def whole_step(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-            after = own_step(key, state, event)
+            if has_own:
+                update, own_work = self.own_update(key, event, self.received(state))
+                state = state._replace(memo=state.memo._replace(own=update))
+            made: tuple[Any, Any] = step(key, state, event)
+            after, info = made
+            if has_own:
+                after = after._replace(memo=after.memo._replace(own=()))
+                executed, needed = own_work.executed, own_work.needed
+                info = info._replace(executed=info.executed + executed, needed=info.needed + needed)
             for stage in self.chain.values():
                 self._check_used(stage)
-            return after
+            return after, info
 
         made: Algorithm[Any, Any] = Algorithm(
             init,

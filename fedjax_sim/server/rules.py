@@ -108,6 +108,24 @@ class Rule(Kind):
         """
         return int(np.max(np.asarray(self.least())))
 
+    def check_heard(self, name: str, heard: np.ndarray) -> None:
+        """Check that the rule can do with numbers of messages. On the host.
+
+        Args:
+          name: Full name of its setting.
+          heard: The numbers, `i64[...]`; 0 where nothing happens.
+
+        Raises:
+          ConfigError: If it needs more.
+        """
+        least = self.least_present()
+        fewest = heard[heard > 0].min(initial=least)
+        if fewest < least:
+            allowed = (
+                f"a rule that can do with {fewest} messages, as few as a tick has; it needs {least}"
+            )
+            raise ConfigError(name, str(self), allowed)
+
     def knowing(self, dropped: Array) -> "Rule":
         """Return the rule that is left if some messages were seen to be malicious, and dropped.
 
@@ -129,7 +147,7 @@ class Rule(Kind):
         Returns:
           A bool, traced if the settings are; False itself if it is known that they are not.
         """
-        return False
+        return bool(self.roots())
 
     def with_own(self, update: Params) -> "Rule":
         """Return the rule that compares messages with the server's own update.
@@ -159,19 +177,6 @@ class Rule(Kind):
           params: What is sent, leaves `[...]` or their shapes.
         """
         return count_message_bits(compressor, params)
-
-    def unless_few(self, centre: Params, is_present: Array) -> Params:
-        """Replace a centre by nan if fewer messages are present than the rule needs.
-
-        Args:
-          centre: Leaves `[...]`.
-          is_present: `bool[S]`.
-
-        Returns:
-          Leaves `[...]`.
-        """
-        is_enough = is_present.sum() >= self.least()
-        return jax.tree.map(lambda leaf: jnp.where(is_enough, leaf, jnp.nan), centre)
 
 
 @struct
@@ -523,10 +528,6 @@ class FLTrust(Rule):
     )
     own: Params = settings.filled()
 
-    def needs_own(self) -> bool:
-        """Yes."""
-        return True
-
     def with_own(self, update: Params) -> Rule:
         """Return the rule that compares messages with this update."""
         return dataclasses.replace(self, own=update)
@@ -579,6 +580,16 @@ class Nearest(Rule):
         """Return 2 f + 3, as 2 f + 2 < n is assumed."""
         return 2 * self.assumed + 3
 
+    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
+        """Return a centre by neighbours, nan if there are too few; key and weights are not used."""
+        centre = self._of(messages, neighbours_of(messages, is_present), is_present)
+        is_enough = is_present.sum() >= self.least()
+        return jax.tree.map(lambda leaf: jnp.where(is_enough, leaf, jnp.nan), centre)
+
+    def _of(self, messages: Params, near: "Neighbours", is_present: Array) -> Params:
+        """Find the centre of messages with these neighbours, as `centre` does."""
+        raise NotImplementedError
+
 
 @struct
 class Krum(Nearest):
@@ -597,11 +608,10 @@ class Krum(Nearest):
 
     name: str = fixed("krum")
 
-    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
-        """Return one message; neither key nor weights are used."""
-        near = neighbours_of(messages, is_present)
-        best = by_score(near, is_present, is_present.sum() - self.assumed - 2)[0]
-        return self.unless_few(jax.tree.map(lambda leaf: leaf[best], messages), is_present)
+    def _of(self, messages: Params, near: "Neighbours", is_present: Array) -> Params:
+        """Return one message."""
+        best = near.by_score(is_present, is_present.sum() - self.assumed - 2)[0]
+        return jax.tree.map(lambda leaf: leaf[best], messages)
 
 
 @struct
@@ -631,15 +641,14 @@ class MultiKrum(Nearest):
         least = super().least()
         return least + (self.selected > least) * (self.selected - least)
 
-    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
-        """Return the mean of several messages; neither key nor weights are used."""
+    def _of(self, messages: Params, near: "Neighbours", is_present: Array) -> Params:
+        """Return the mean of several messages."""
         present = is_present.sum()
-        near = neighbours_of(messages, is_present)
-        order = by_score(near, is_present, present - self.assumed - 2)
+        order = near.by_score(is_present, present - self.assumed - 2)
         number = jnp.where(self.selected > 0, self.selected, present - self.assumed)
         is_selected = jnp.argsort(order) < number
         share = is_selected / jnp.maximum(number, 1)
-        return self.unless_few(weighted_sum(share, messages), is_present)
+        return weighted_sum(share, messages)
 
 
 @struct
@@ -661,13 +670,13 @@ class Bulyan(Nearest):
         """Return 4 f + 3."""
         return 4 * self.assumed + 3
 
-    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
-        """Return the mean about the median of the selected; neither key nor weights are used."""
+    def _of(self, messages: Params, near: "Neighbours", is_present: Array) -> Params:
+        """Return the mean about the median of the selected."""
         # In a sweep, whole numbers are traced as floats.
         assumed = jnp.asarray(self.assumed).astype("int32")
         selected = is_present.sum() - 2 * assumed
         kept = jnp.maximum(selected - 2 * assumed, 1)
-        is_selected = self._select(neighbours_of(messages, is_present), is_present, selected)
+        is_selected = self._select(near, is_present, selected)
         row = jnp.arange(is_present.size)
 
         def mean(block: Array) -> Array:
@@ -681,8 +690,7 @@ class Bulyan(Nearest):
             is_kept = (offset >= 0) & (offset < kept)
             return jnp.where(is_kept, ordered, 0).sum(axis=0) / kept.astype(block.dtype)
 
-        centre = jax.tree.map(lambda leaf: ordering.by_coordinate(mean, leaf), messages)
-        return self.unless_few(centre, is_present)
+        return jax.tree.map(lambda leaf: ordering.by_coordinate(mean, leaf), messages)
 
     def _select(self, near: "Neighbours", is_present: Array, number: Array) -> Array:
         """Select messages by Krum, one after another: `bool[S]`."""
@@ -690,7 +698,7 @@ class Bulyan(Nearest):
         def select(turn: Array, is_left: Array) -> Array:
             # Deviation: Krum is asked to select from as few as 2 f + 1 messages, with which it has
             # f - 1 neighbours to count. It has at least one here, as with none all are equal.
-            best = by_score(near, is_left, is_left.sum() - self.assumed - 2)[0]
+            best = near.by_score(is_left, is_left.sum() - self.assumed - 2)[0]
             return is_left.at[best].set(is_left[best] & (turn >= number))
 
         is_left = jax.lax.fori_loop(0, is_present.size, select, is_present)
@@ -709,6 +717,23 @@ class Neighbours(NamedTuple):
     slots: Array
     distances: Array
 
+    def by_score(self, is_left: Array, counted: Any) -> Array:
+        """Order slots by Krum's scores.
+
+        Args:
+          is_left: `bool[S]`, slots that are ordered and counted as neighbours.
+          counted: Number of neighbours that are counted; at least one is.
+
+        Returns:
+          `i32[S]`, the best slot first. Those that are not left are last.
+        """
+        counted = jnp.maximum(counted, 1)
+        is_near = is_left[self.slots]
+        rank = jnp.cumsum(is_near, axis=1)
+        scores = jnp.where(is_near & (rank <= counted), self.distances, 0).sum(axis=1)
+        following = jnp.where(is_near & (rank == counted + 1), self.distances, 0).sum(axis=1)
+        return jnp.lexsort((following, scores, ~is_left))
+
 
 def neighbours_of(messages: Params, is_present: Array) -> Neighbours:
     """Order all slots by their distances from each slot.
@@ -723,25 +748,6 @@ def neighbours_of(messages: Params, is_present: Array) -> Neighbours:
     distances = squared_distances(messages, is_present)
     slots = jnp.argsort(distances, axis=1)
     return Neighbours(slots, jnp.take_along_axis(distances, slots, axis=1))
-
-
-def by_score(near: Neighbours, is_left: Array, counted: Any) -> Array:
-    """Order slots by Krum's scores.
-
-    Args:
-      near: The neighbours.
-      is_left: `bool[S]`, slots that are ordered and counted as neighbours.
-      counted: Number of neighbours that are counted; at least one is.
-
-    Returns:
-      `i32[S]`, the best slot first. Those that are not left are last.
-    """
-    counted = jnp.maximum(counted, 1)
-    is_near = is_left[near.slots]
-    rank = jnp.cumsum(is_near, axis=1)
-    scores = jnp.where(is_near & (rank <= counted), near.distances, 0).sum(axis=1)
-    following = jnp.where(is_near & (rank == counted + 1), near.distances, 0).sum(axis=1)
-    return jnp.lexsort((following, scores, ~is_left))
 
 
 def squared_distances(messages: Params, is_present: Array) -> Array:
@@ -842,10 +848,6 @@ class Bucketing(Rule):
     def _with_inner(self, change: Callable[[Rule], Rule]) -> Rule:
         return dataclasses.replace(self, inner=change(self.inner))
 
-    def needs_own(self) -> Any:
-        """Tell whether the inner rule needs it."""
-        return self.inner.needs_own()
-
     def roots(self) -> tuple[Rule, ...]:
         """Return the inner rule's."""
         return self.inner.roots()
@@ -919,8 +921,7 @@ class OneOf(settings.OneOfSeveral, Rule):
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the chosen rule's centre."""
         branches = [functools.partial(checked_centre, rule) for rule in self.options]
-        number = jnp.asarray(self.which).astype("int32")
-        return jax.lax.switch(number, branches, key, messages, weight, is_present)
+        return jax.lax.switch(self.number, branches, key, messages, weight, is_present)
 
     def _with_inner(self, change: Callable[[Rule], Rule]) -> Rule:
         return dataclasses.replace(self, options=tuple(map(change, self.options)))
@@ -930,7 +931,7 @@ class OneOf(settings.OneOfSeveral, Rule):
         needs = [rule.needs_own() for rule in self.options]
         if len(set(needs)) == 1:
             return needs[0]
-        return jnp.asarray(needs)[jnp.asarray(self.which).astype("int32")]
+        return jnp.asarray(needs)[self.number]
 
     def roots(self) -> tuple[Rule, ...]:
         """Return those of all rules."""
@@ -939,7 +940,7 @@ class OneOf(settings.OneOfSeveral, Rule):
     def least(self) -> Any:
         """Fewest messages of the chosen rule."""
         needs = jnp.stack([jnp.asarray(rule.least(), "int32") for rule in self.options])
-        return needs[jnp.asarray(self.which).astype("int32")]
+        return needs[self.number]
 
     def least_present(self) -> int:
         """Fewest messages of the chosen rule."""

@@ -42,7 +42,7 @@ from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings
 from fedjax_sim.kernels import rounding
 from fedjax_sim.server import aggregation, compression, privacy
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.attacks import Adversary, Senders
+from fedjax_sim.server.attacks import Senders
 from fedjax_sim.server.compression import Compressor
 from fedjax_sim.server.privacy import Privacy
 from fedjax_sim.server.rules import Mean, Rule, checked_centre
@@ -468,36 +468,26 @@ class Aggregation(Stage):
 
 
 def combination_of(
-    hyper: Settings,
-    senders: Senders | None = None,
-    *,
-    rule: Rule | None = None,
-    has_own: bool = False,
+    hyper: Settings, senders: Senders | None = None, *, has_own: bool = False
 ) -> Aggregation:
-    """Bind the rule of settings, which need not have one, to who sends.
+    """Bind the rule of settings to who sends.
 
         assert combination_of(fedavg.Hyper()).is_plain  # the mean of honest messages
         assert combination_of(fedavg.Hyper(aggregator=Median())).kind == Median()
 
     Args:
-      hyper: Settings of a system.
+      hyper: `Robust` settings of a system.
       senders: Who sends; by default the clients, malicious ones as the settings say.
-      rule: Another rule than that of the settings.
       has_own: Whether the rule is given updates of the server's own.
-
-    Returns:
-      The stage; of settings that are not `Robust` the plain mean.
 
     Raises:
       ConfigError: If the rule needs such updates and is given none.
     """
-    rule = getattr(hyper, "aggregator", Mean()) if rule is None else rule
+    rule = hyper.aggregator
     if rule.needs_own() is not False and not has_own:
         allowed = (
             "a rule without an update of the server's own here, because messages to this "
             "server are something else than the progress of its model by local steps"
         )
         raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
-    if senders is None:
-        senders = Senders(hyper.num_clients, getattr(hyper, "adversary", Adversary()))
-    return Aggregation(rule, senders)
+    return Aggregation(rule, senders or Senders(hyper.num_clients, hyper.adversary))
