@@ -313,11 +313,7 @@ class NotFinite(Attack):
 
 def _times(messages: Params, factor: Any) -> Params:
     """Multiply messages by a number."""
-
-    def product(leaf: Array) -> Array:
-        return jnp.asarray(factor, leaf.dtype) * leaf
-
-    return in_wide(product, messages)
+    return in_wide(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, messages)
 
 
 def _noise(key: Key, messages: Params, deviation: Any) -> Params:
@@ -400,11 +396,9 @@ class InnerProduct(Attack):
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return the reversed mean: leaves `[1, ...]`."""
         slots = cohort.references()
-
-        def reversed_mean(leaf: Array) -> Array:
-            return -jnp.asarray(self.strength, leaf.dtype) * mean_over(slots, leaf)
-
-        return in_wide(reversed_mean, messages)
+        return in_wide(
+            lambda leaf: -jnp.asarray(self.strength, leaf.dtype) * mean_over(slots, leaf), messages
+        )
 
 
 class Watched(NamedTuple):

@@ -16,7 +16,7 @@ Lemmas, sections and appendices without a source are those of Dieuleveut et al.
 """
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import chex
 import jax
@@ -60,6 +60,9 @@ class Compressor(Kind):
         hyper = fedavg.Hyper(compression=Rounded())
     """
 
+    has_omega: ClassVar[bool] = True
+    """Whether there is an omega, as there is for unbiased compressors."""
+
     def around(self, magnitude: Array) -> Rounding:
         """Find the two neighbours of each magnitude.
 
@@ -91,13 +94,11 @@ class Compressor(Kind):
 
         Returns:
           A number, traced if the compressor's numbers are.
-        """
-        raise NotImplementedError
 
-    @property
-    def has_omega(self) -> bool:
-        """Whether there is an omega, as there is for unbiased compressors."""
-        return True
+        Raises:
+          ConfigError: If there is none.
+        """
+        raise ConfigError("compression", str(self), "an unbiased compressor here")
 
     def pace(self, dim: int) -> Any:
         """Compute the factor that makes messages contractive: 1 / (1 + omega) if Q is unbiased.
@@ -105,7 +106,7 @@ class Compressor(Kind):
         Args:
           dim: Entries of a vector, D.
         """
-        return 1 / (1 + self.omega(dim))
+        return 1 / (1 + self.omega(dim)) if self.has_omega else 1.0
 
     def bits(self, dim: int, *, word: int = 32) -> int:
         """Count the bits of one message. Not inside a trace.
@@ -445,29 +446,7 @@ class RandK(Compressor):
 
 
 @struct
-class Biased(Compressor):
-    """The common base of biased compressors."""
-
-    @property
-    def has_omega(self) -> bool:
-        """No."""
-        return False
-
-    def omega(self, dim: int) -> Any:
-        """Refuse: a biased compressor has no omega.
-
-        Raises:
-          ConfigError: Always.
-        """
-        raise ConfigError("compression", str(self), "an unbiased compressor here")
-
-    def pace(self, dim: int) -> float:
-        """Return 1: messages are contractive as they are."""
-        return 1.0
-
-
-@struct
-class TopK(Biased):
+class TopK(Compressor):
     """Keep the k entries of largest magnitude; the other entries become 0.
 
     Of equal magnitudes the first is kept. Vectors with at most k entries are kept whole. alpha is
@@ -481,6 +460,7 @@ class TopK(Biased):
     """
 
     name: str = fixed("top_k")
+    has_omega: ClassVar[bool] = False
 
     kept: Count = setting(1, "Number of entries kept, k.")
 
@@ -503,7 +483,7 @@ class TopK(Biased):
 
 
 @struct
-class ScaledSign(Biased):
+class ScaledSign(Compressor):
     """Send the signs of all entries, and the mean magnitude of each block as its scale.
 
     C(x)_j = ||x||_1 / B sign(x_j) in a block of B entries, with sign(0) = 1 (Karimireddy et al.
@@ -517,6 +497,7 @@ class ScaledSign(Biased):
     """
 
     name: str = fixed("sign")
+    has_omega: ClassVar[bool] = False
 
     block: Whole = setting(
         0, "Entries of a block, B; the last block may be shorter. 0 makes the vector one block."

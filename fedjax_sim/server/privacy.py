@@ -59,7 +59,6 @@ from typing import Annotated, Any, Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.clients.clipping import clip_sums as clip_sums
@@ -71,7 +70,7 @@ from fedjax_sim.core.settings import ConfigError, Kind, Named, fixed, setting, s
 from fedjax_sim.core.types import Array, Event, Key, Keys, Leaf, Params, Settings, Timeline
 from fedjax_sim.kernels.rounding import wide_of
 from fedjax_sim.server.accounting import Audit as Audit
-from fedjax_sim.server.accounting import Mechanism, check_package, once_each
+from fedjax_sim.server.accounting import Floats, Mechanism, Numbers, check_package, once_each
 from fedjax_sim.server.accounting import NoisySteps as NoisySteps
 from fedjax_sim.server.accounting import Participations as Participations
 from fedjax_sim.server.accounting import audit_canaries as audit_canaries
@@ -822,9 +821,7 @@ def _laplace_epsilon(scale: float, messages: int, delta: float) -> float:
 
 
 @checked
-def local_epsilon(
-    messages: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)], privacy: OwnNoise
-) -> npt.NDArray[np.float64]:
+def local_epsilon(messages: Numbers, privacy: OwnNoise) -> Floats:
     """Compute the epsilon that a client has spent after numbers of messages.
 
         local_epsilon([0, 1, 20], parse_local_privacy("gaussian:clip=0.1:noise=8"))

@@ -26,9 +26,7 @@ Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +37,7 @@ from fedjax_sim.clients.clipping import clip_updates, finite
 from fedjax_sim.core import batching, streams
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings
-from fedjax_sim.kernels import rounding
+from fedjax_sim.kernels.rounding import wide_of
 from fedjax_sim.server import aggregation, compression, privacy
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.attacks import Senders
@@ -47,19 +45,6 @@ from fedjax_sim.server.compression import Compressor
 from fedjax_sim.server.privacy import Privacy
 from fedjax_sim.server.rules import Mean, Rule, checked_centre
 from fedjax_sim.timelines.cohorts import previous_visits
-
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
-
-
-def noted(method: MethodT) -> MethodT:
-    """Note that a function of a stage was called."""
-
-    @functools.wraps(method)
-    def call(self: "Stage", *args: Any, **named: Any) -> Any:
-        self.calls.add(method.__name__)
-        return method(self, *args, **named)
-
-    return cast(MethodT, call)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +75,16 @@ class Stage:
         """Return the first memory. sent: A message, leaves `[...]`."""
         return ()
 
+
+class LocalNoise(Stage):
+    """Honest clients clip their progress and add their own noise, see `server.privacy`."""
+
+    name = "local_privacy"
+
     def client(
         self, key: Key, event: Event, memory: Params, starts: Params, local: Params
     ) -> tuple[Params, Params]:
-        """Do the clients' part.
+        """Return noisy models of honest clients, and those that attackers did reach.
 
         Args:
           event: The tick.
@@ -104,19 +95,7 @@ class Stage:
         Returns:
           Models that clients say they reached, leaves `[S, ...]`, and the memory.
         """
-        return local, memory
-
-
-class LocalNoise(Stage):
-    """Honest clients clip their progress and add their own noise, see `server.privacy`."""
-
-    name = "local_privacy"
-
-    @noted
-    def client(
-        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
-    ) -> tuple[Params, Params]:
-        """Return noisy models of honest clients, and those that attackers did reach."""
+        self.calls.add("client")
         if not self.is_on:
             return local, memory
         if not event.facts.keeps("clients", "steps"):
@@ -129,13 +108,9 @@ class LocalNoise(Stage):
             _, earlier = previous_visits(event.clients[None])
             keys = jax.vmap(jax.random.fold_in)(keys, earlier[0])
         # In at least 32 bits: in 16, noise has so few values that it gives the message away.
-        progress = jax.tree.map(
-            lambda y, x: rounding.wide_of(y) - rounding.wide_of(x), local, starts
-        )
-        noisy = privacy.privatise(keys, self.kind, progress)
-        claimed = jax.tree.map(
-            lambda x, d: (rounding.wide_of(x) + d).astype(x.dtype), starts, noisy
-        )
+        ends, begun = (jax.tree.map(wide_of, models) for models in (local, starts))
+        noisy = privacy.privatise(keys, self.kind, optax.tree.sub(ends, begun))
+        claimed = optax.tree.cast_like(optax.tree.add(begun, noisy), starts)
         if self.senders.adversary.is_idle:
             return claimed, memory
         return aggregation.where_slots(self.senders.attackers(key, event), local, claimed), memory
@@ -155,11 +130,11 @@ class Forgery(Stage):
         """Return the attackers' first memory."""
         return self.kind.first_memory(sent) if self.is_on else ()
 
-    @noted
     def client(
         self, key: Key, event: Event, memory: Params, starts: Params, local: Params
     ) -> tuple[Params, Params]:
         """Return the models that attackers claim, and those of others as they are."""
+        self.calls.add("client")
         seen = key, event, starts, local
         memory = self.senders.remembered(*seen, memory)
         return self.senders.claimed(*seen, memory=memory), memory
@@ -202,11 +177,11 @@ class Coding(Stage):
         zeros = jax.tree.map(jnp.zeros_like, sent)
         return batching.replicate(zeros, self.senders.number) if self.has_estimates else ()
 
-    @noted
     def client(
         self, key: Key, event: Event, memory: Params, starts: Params, local: Params
     ) -> tuple[Params, Params]:
         """Return the models that the server decodes, and the estimates."""
+        self.calls.add("client")
         if not self.has_estimates:
             turns = event.offset if self.senders.can_repeat else None
             return self.decode(key, event, (), starts, local, turns=turns)
@@ -237,7 +212,6 @@ class Coding(Stage):
         memory, reports = jax.lax.scan(exchange, memory, single)
         return jax.tree.map(lambda leaf: leaf[:, 0], reports), memory
 
-    @noted
     def decode(
         self,
         key: Key,
@@ -260,6 +234,7 @@ class Coding(Stage):
         Returns:
           What is decoded, leaves `[S, ...]`, and the next estimates.
         """
+        self.calls.add("decode")
         decode = compression.decode_messages
         if not self.has_estimates:
             return decode(self.kind, key, event, starts, local, turns=turns), ()
@@ -292,7 +267,6 @@ class PrivateSum(Stage):
         """Return the first bound if it adapts, or the noises of ticks that there were not."""
         return self.kind.first_memory(sent)
 
-    @noted
     def server(
         self, key: Key, event: Event, memory: Params, updates: Params
     ) -> tuple[Params, Params]:
@@ -309,13 +283,14 @@ class PrivateSum(Stage):
         Raises:
           ConfigError: If a step has changed the event.
         """
+        self.calls.add("server")
         if not event.facts.keeps("clients", "weight"):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.kind.name, f"{allowed}: epsilon is the schedule's")
         number = self.hyper.expected_reports
         bound = memory if isinstance(self.kind, privacy.AdaptiveClipping) else self.hyper.bound
         # In at least 32 bits.
-        known, _ = finite(jax.tree.map(rounding.wide_of, updates), event.clients != EMPTY)
+        known, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
         clipped, is_short = clip_updates(known, bound)
         exact = weighted_sum(event.weight, clipped)
         # Of the sum with weights 1 / m, once and not for each client or device.
@@ -343,9 +318,9 @@ class Downlink(Stage):
         """Return the initial model, which clients know."""
         return sent if self.is_on else ()
 
-    @noted
     def server(self, key: Key, event: Event, known: Params, sent: Params) -> Params:
         """Send a new model, leaves `[...]`, and return the one that clients know then."""
+        self.calls.add("server")
         if not self.is_on:
             return known
         change = jax.tree.map(jnp.subtract, sent, known)
@@ -378,7 +353,6 @@ class Aggregation(Stage):
         """Whether messages are as clients made them, and their weighted sum is wanted."""
         return self.senders.adversary.is_idle and isinstance(self.kind, Mean)
 
-    @noted
     def sum(
         self,
         key: Key,
@@ -401,6 +375,7 @@ class Aggregation(Stage):
         Returns:
           Leaves `[...]`; 0 if nobody sends anything finite.
         """
+        self.calls.add("sum")
         weight = event.weight if weight is None else weight
         if self.is_plain:
             return batching.weighted_sum(weight if scale is None else scale * weight, updates)
