@@ -260,9 +260,8 @@ def once_each(function: Callable[..., float], numbers: np.ndarray) -> Floats:
 
 
 @checked
-def find_noise(
-    epsilon: Above0, rounds: Count, mechanism: Accounted, *, tolerance: Above0 = 1e-5
-) -> float:
+@functools.cache
+def find_noise(epsilon: Above0, rounds: Count, mechanism: Accounted) -> float:
     """Find the least noise multiplier z with which `rounds` rounds have at most this epsilon.
 
         steps = NoisySteps(num_examples=1000, batch=1000, accountant="rdp", delta=1e-5)
@@ -273,19 +272,14 @@ def find_noise(
       epsilon: Target, above 0.
       rounds: Number of rounds, at least 1.
       mechanism: What is done in a round.
-      tolerance: The result is at most this much larger than needed.
 
     Returns:
-      z.
+      z, at most `NOISE_PRECISION` larger than needed.
     """
-    mechanism.check()
-    return _found_noise(float(epsilon), int(rounds), mechanism, tolerance)
-
-
-@functools.cache
-def _found_noise(epsilon: float, rounds: int, mechanism: Accounted, tolerance: float) -> float:
     import dp_accounting
     from dp_accounting.mechanism_calibration import LowerEndpointAndGuess
+
+    mechanism.check()
 
     def whole(noise: float) -> Any:
         return dp_accounting.SelfComposedDpEvent(mechanism.event(noise), rounds)
@@ -293,15 +287,11 @@ def _found_noise(epsilon: float, rounds: int, mechanism: Accounted, tolerance: f
     least = 1.0
     while _spending(mechanism, least)(rounds) <= epsilon:
         least /= 2
+    found, around = mechanism.fresh_accountant, LowerEndpointAndGuess(least, 2 * least)
     with _quietly():
         return float(
             dp_accounting.calibrate_dp_mechanism(
-                mechanism.fresh_accountant,
-                whole,
-                epsilon,
-                mechanism.delta,
-                LowerEndpointAndGuess(least, 2 * least),
-                tol=tolerance,
+                found, whole, epsilon, mechanism.delta, around, tol=NOISE_PRECISION
             )
         )
 
@@ -350,7 +340,7 @@ class Participations(NamedTuple):
     """Participations of every client in a schedule.
 
         found = participations_of(run.timelines[0], num_clients=100)
-        print(found.most, found.least_separation)
+        print(found.most, found.separation.min())
 
     Attributes:
       counts: `i64[N]`, numbers of participations.
@@ -365,11 +355,6 @@ class Participations(NamedTuple):
     def most(self) -> int:
         """The largest number of participations of a client."""
         return int(self.counts.max(initial=0))
-
-    @property
-    def least_separation(self) -> int:
-        """The smallest separation of a client."""
-        return int(self.separation.min())
 
 
 @checked
@@ -608,6 +593,8 @@ def separated_sensitivity(
 
 PRECISION = 1e-6
 """Epsilon is found up to this."""
+NOISE_PRECISION = 1e-5
+"""Noise multipliers are found up to this."""
 
 
 class Audit(NamedTuple):

@@ -192,24 +192,20 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
       A function from key, event, memories, starting models and draws of members to the groups'
       models, memories, and the work done.
     """
+    train_at_once = None
     if hyper.has_one_batch:
-        train_groups = gradient_steps.local_training(
+        train_at_once = gradient_steps.local_training(
             problem, hyper, plan, gradient=group_gradient, proximal=0
         )
-
-        def train_at_once(
-            key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
-        ) -> tuple[Params, Memo, types.Work]:
-            groups, work = train_groups(key, event, starts=starts, extras=(draws,))
-            return groups, memo, work
-
-        return train_at_once
     wire = Wire(problem, hyper, plan)  # between clients and their local servers
     iteration_of = _iterations(problem, hyper, plan, wire)
 
     def train(
         key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
     ) -> tuple[Params, Memo, types.Work]:
+        if train_at_once is not None:
+            groups, work = train_at_once(key, event, starts=starts, extras=(draws,))
+            return groups, memo, work
         # The members of every group, and the estimates of their progress if messages
         # need these.
         present = partial(present_clients, problem, hyper, key)
