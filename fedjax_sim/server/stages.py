@@ -46,6 +46,9 @@ from fedjax_sim.server.privacy import Privacy
 from fedjax_sim.server.rules import Mean, Rule, checked_centre
 from fedjax_sim.timelines.cohorts import previous_visits
 
+Pair = tuple[Params, Params]
+"""Models that a stage passes on, and its memory."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
@@ -81,9 +84,7 @@ class LocalNoise(Stage):
 
     name = "local_privacy"
 
-    def client(
-        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
-    ) -> tuple[Params, Params]:
+    def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
         """Return noisy models of honest clients, and those that attackers did reach.
 
         Args:
@@ -130,9 +131,7 @@ class Forgery(Stage):
         """Return the attackers' first memory."""
         return self.kind.first_memory(sent) if self.is_on else ()
 
-    def client(
-        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
-    ) -> tuple[Params, Params]:
+    def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
         """Return the models that attackers claim, and those of others as they are."""
         self.calls.add("client")
         seen = key, event, starts, local
@@ -177,9 +176,7 @@ class Coding(Stage):
         zeros = jax.tree.map(jnp.zeros_like, sent)
         return batching.replicate(zeros, self.senders.number) if self.has_estimates else ()
 
-    def client(
-        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
-    ) -> tuple[Params, Params]:
+    def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
         """Return the models that the server decodes, and the estimates."""
         self.calls.add("client")
         if not self.has_estimates:
@@ -267,9 +264,7 @@ class PrivateSum(Stage):
         """Return the first bound if it adapts, or the noises of ticks that there were not."""
         return self.kind.first_memory(sent)
 
-    def server(
-        self, key: Key, event: Event, memory: Params, updates: Params
-    ) -> tuple[Params, Params]:
+    def server(self, key: Key, event: Event, memory: Params, updates: Params) -> Pair:
         """Sum clipped updates with the tick's weights, and add noise.
 
         Args:
