@@ -266,19 +266,9 @@ class TrimmedMean(Rule):
 
     name: str = fixed("trimmed_mean")
 
-    share: Annotated[float, Limit(least=0, most=0.5)] = setting(
+    share: Annotated[float, Limit(least=0, below=0.5)] = setting(
         0.1, "Share of the messages left out on each side, beta; below 0.5."
     )
-
-    def check_together(self) -> None:
-        """Check that something is left.
-
-        Raises:
-          ConfigError: If it is not so.
-        """
-        super().check_together()
-        if np.any(np.asarray(self.share) >= 0.5):
-            raise ConfigError("share", self.share, "at least 0 and below 0.5")
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the mean of the values in the middle; neither key nor weights are used."""
