@@ -158,9 +158,7 @@ def _attacks_of(hyper: Settings) -> tuple[Attack, ...]:
 
 def _check_table(hyper: Settings, why: str) -> None:
     """Check that a table of clients loses no message, or say why it must not."""
-    table = (
-        hyper.delays.client_table if "delays.client_table" in settings.fields(type(hyper)) else None
-    )
+    table = getattr(getattr(hyper, "delays", None), "client_table", None)
     if table is not None and table.drop_rate is not None:
         allowed = f"a table without drop_rate {why}"
         raise ConfigError("delays.client_table", "with drop_rate", allowed)
@@ -466,9 +464,7 @@ class CorrelatedNoise(Privacy):
         "DP-FTRL with a square root of the sum of all ticks that is cut off. The server keeps "
         "b - 1 noises, each as large as the model.",
     )
-    delta: Annotated[float, Limit(above=0, most=0.5)] = setting(
-        1e-6, "Probability delta with which the guarantee may fail."
-    )
+    delta: float = settings.redefault(Clipping, "delta", 1e-6)
 
     def check_with(self, hyper: Settings) -> None:
         """Check the sum, and that the package that computes epsilon is there.
@@ -711,9 +707,7 @@ class LocalGaussian(OwnNoise):
 
     name: str = fixed("gaussian")
 
-    delta: Annotated[float, Limit(above=0, most=0.5)] = setting(
-        1e-6, "Probability delta with which the guarantee may fail."
-    )
+    delta: float = settings.redefault(Clipping, "delta", 1e-6)
 
     def clipped(self, updates: Params) -> Params:
         """Shorten updates to an L2 norm of at most C.
