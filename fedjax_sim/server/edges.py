@@ -40,15 +40,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.clients import (
-    ABOUT_TRAINING,
-    ClientTraining,
-    LocalTraining,
-    Training,
-    gradient_steps,
-    mini_batches,
-    rows,
-)
+from fedjax_sim.clients import gradient_steps, mini_batches, rows
+from fedjax_sim.clients.gradient_steps import Training
+from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
 from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.checking import Count, unchecked
@@ -167,18 +161,9 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         return self.has_one_step and is_whole and combination_of(self).is_plain
 
 
-EdgeTrain = Callable[..., tuple[Params, Memo, types.Work]]
-"""The iterations of groups, bound to a problem, settings and a plan.
-
-It is called as `train(key, event, memo, starts=starts, draws=draws)`. The slots of the event are
-groups and its steps are iterations; `memo` is the memory of messages on both sides; `starts` are
-the models that groups start from, leaves `[S, ...]`; and `draws`, `i32[S]`, are numbers that differ
-between the rounds of a group, by which `active_per_group` clients are drawn. It returns the groups'
-models, leaves `[S, ...]`, the memory, and the iterations spent.
-"""
-
-
-def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain:
+def edge_training(
+    problem: Losses, hyper: EdgeTraining, plan: Plan
+) -> Callable[..., tuple[Params, Memo, types.Work]]:
     """Bind the iterations of groups: the slots of a tick are groups, their steps iterations.
 
         hyper = EdgeTraining(num_clients=8, num_groups=2, lr=1.0, batch_size=1)
@@ -189,8 +174,11 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
         assert jnp.allclose(models[0], problem.centers[:4].mean(axis=0))  # a step of each client
 
     Returns:
-      A function from key, event, memories, starting models and draws of members to the groups'
-      models, memories, and the work done.
+      A function that is called as `train(key, event, memo, starts=starts, draws=draws)`: `memo` is
+      the memory of messages on both sides; `starts` are the models that groups start from, leaves
+      `[S, ...]`; and `draws`, `i32[S]`, are numbers that differ between the rounds of a group, by
+      which `active_per_group` clients are drawn. It returns the groups' models, leaves `[S, ...]`,
+      the memory, and the iterations spent.
     """
     train_at_once = None
     if hyper.has_one_batch:
