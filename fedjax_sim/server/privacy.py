@@ -430,12 +430,12 @@ class ExampleClipping(Clipping):
         """Longest way of local steps. The argument is that of `Privacy.bound`."""
         return hyper.lr * hyper.local_steps * hyper.training.example_clip
 
-    def check_with(self, hyper: Settings) -> None:
-        """Check that gradients are clipped. The argument is that of `OfNoise.check_with`."""
+    def check_sum(self, hyper: Settings) -> None:
+        """Check that gradients are clipped too. The argument is that of `Privacy.check_sum`."""
+        super().check_sum(hyper)
         if not np.all(np.asarray(hyper.training.example_clip)):
             allowed = 'above 0 with privacy = "examples"'
             raise ConfigError("training.example_clip", hyper.training.example_clip, allowed)
-        super().check_with(hyper)
 
 
 @struct

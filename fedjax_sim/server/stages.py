@@ -22,6 +22,10 @@ The order, and why:
 A stage is bound to its setting once. What it remembers between ticks is a part of `Memo`, which
 its functions take and return.
 
+The value of a stage's setting also counts its bits (`Rule.message_bits`, `Compressor.bits`), checks
+the other settings and states its epsilon (`check_with` and `epsilon_of` of `privacy.OfNoise`).
+`ReportMessages` puts these together.
+
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
