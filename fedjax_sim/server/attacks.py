@@ -614,7 +614,11 @@ class MinSum(Optimized):
 
     def _gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
         """Return the largest distance to the mean, in lengths of p: `f[]`."""
-        farthest = _squares(apart).max()
+        squares = [
+            jnp.square(leaf).reshape(leaf.shape[0], -1).sum(axis=1)
+            for leaf in jax.tree.leaves(apart)
+        ]
+        farthest = functools.reduce(jnp.add, squares).max()
         return root(farthest / divisor(_products(direction, direction)[0, 0]))
 
 
@@ -675,15 +679,6 @@ def _farthest(messages: Params, direction: Params, slots: Array) -> Array:
       slots: `bool[S]`.
     """
     return jnp.argmax(jnp.where(slots, _products(messages, direction)[:, 0], -jnp.inf))
-
-
-def _squares(messages: Params) -> Array:
-    """Compute squared lengths of messages: `f[S]` of leaves `f[S, ...]`."""
-    squares = [
-        jnp.square(leaf).reshape(leaf.shape[0], -1).sum(axis=1)
-        for leaf in jax.tree.leaves(messages)
-    ]
-    return functools.reduce(jnp.add, squares)
 
 
 @struct

@@ -94,7 +94,7 @@ __all__ = [
     *("NoLocalPrivacy", "NoPrivacy", "NoisySteps", "OwnNoise", "Participations"),
     *("audit_canaries", "clip_sums", "clip_updates", "epsilon_after", "find_noise"),
     *("gaussian_epsilon", "gaussian_like", "local_epsilon", "most_participations", "most_sent"),
-    *("next_bound", "one_run_bound", "parse_local_privacy", "parse_privacy"),
+    *("one_run_bound", "parse_local_privacy", "parse_privacy"),
     *("participations_of", "privatise", "sensitivities", "separated_sensitivity"),
     "square_root_bands",
 ]
@@ -356,6 +356,10 @@ class AdaptiveClipping(Clipping):
     has the multiplier (z^-2 - (2 sigma_b)^-2)^(-1/2), where sigma_b is the standard deviation of
     the noise on the number of updates that need no clipping (Theorem 1).
 
+    Deviation: the paper's b is the mean of indicators b_i. Here it is 1/2 plus the sum of the
+    b_i - 1/2 over the expected size of the cohort, which is the same for cohorts of fixed size. By
+    Poisson sampling a client's presence then changes the sum by 1/2, as Theorem 1 needs.
+
         median_norm = AdaptiveClipping(clip=0.1, quantile=0.5, noise=1.0)
         hyper = fedavg.Hyper(num_selected=20, privacy=median_norm, sampling="reshuffled")
     """
@@ -407,7 +411,11 @@ class AdaptiveClipping(Clipping):
         The arguments are those of `Privacy.remember`.
         """
         own = jax.random.fold_in(streams.lane_stream(key, "privacy count"), event.tick)
-        return noise, next_bound(own, self, memory, is_short, event.weight > 0, cohort)
+        excess = jnp.sum(jnp.where(event.weight > 0, is_short - 0.5, 0)).astype(memory.dtype)
+        deviation = jnp.where(self.noise > 0, self.count_noise * cohort, 0).astype(memory.dtype)
+        share = 0.5 + (excess + deviation * jax.random.normal(own, (), memory.dtype)) / cohort
+        moved = jnp.exp(-self.rate * (share - self.quantile))
+        return noise, memory * moved.astype(memory.dtype)
 
 
 @struct
@@ -562,39 +570,6 @@ def gaussian_like(
     vector, restored = ravel_pytree(model)
     noise = jax.random.normal(key, vector.shape, vector.dtype)
     return restored(jnp.asarray(deviation, vector.dtype) * noise)
-
-
-@checked
-def next_bound(
-    key: Key, privacy: Any, bound: Array, is_short: Array, is_present: Array, cohort: Count
-) -> Array:
-    """Move the bound towards a quantile of the norms: C <- C exp(-eta_C (b - gamma)).
-
-    Deviation: the paper's b is the mean of indicators b_i. Here it is 1/2 plus the sum of the
-    b_i - 1/2 over the expected size of the cohort, which is the same for cohorts of fixed size. By
-    Poisson sampling a client's presence then changes the sum by 1/2, as Theorem 1 needs.
-
-        privacy = AdaptiveClipping(quantile=0.5, rate=0.2)  # without noise
-        both = jnp.ones(2, bool)
-        bound = next_bound(key, privacy, jnp.float32(3.0), both, both, 2)
-        assert jnp.allclose(bound, 3.0 * jnp.exp(-0.2 * (1 - 0.5)))  # all were short enough
-
-    Args:
-      key: Key of the noise.
-      privacy: The settings, an `AdaptiveClipping`.
-      bound: C, `f[]`, above 0.
-      is_short: `bool[S]`, updates that needed no clipping.
-      is_present: `bool[S]`, slots of clients that take part.
-      cohort: Expected number of clients that take part, m.
-
-    Returns:
-      The next bound, `f[]`.
-    """
-    excess = jnp.sum(jnp.where(is_present, is_short - 0.5, 0)).astype(bound.dtype)
-    deviation = jnp.where(privacy.noise > 0, privacy.count_noise * cohort, 0).astype(bound.dtype)
-    share = 0.5 + (excess + deviation * jax.random.normal(key, (), bound.dtype)) / cohort
-    moved = jnp.exp(-privacy.rate * (share - privacy.quantile))
-    return bound * moved.astype(bound.dtype)
 
 
 FINEST = 1e-4

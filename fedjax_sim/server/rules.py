@@ -572,7 +572,10 @@ class Nearest(Rule):
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return a centre by neighbours, nan if there are too few; key and weights are not used."""
-        centre = self._of(messages, neighbours_of(messages, is_present), is_present)
+        distances = squared_distances(messages, is_present)
+        slots = jnp.argsort(distances, axis=1)
+        near = Neighbours(slots, jnp.take_along_axis(distances, slots, axis=1))
+        centre = self._of(messages, near, is_present)
         is_enough = is_present.sum() >= self.least()
         return jax.tree.map(lambda leaf: jnp.where(is_enough, leaf, jnp.nan), centre)
 
@@ -723,21 +726,6 @@ class Neighbours(NamedTuple):
         scores = jnp.where(is_near & (rank <= counted), self.distances, 0).sum(axis=1)
         following = jnp.where(is_near & (rank == counted + 1), self.distances, 0).sum(axis=1)
         return jnp.lexsort((following, scores, ~is_left))
-
-
-def neighbours_of(messages: Params, is_present: Array) -> Neighbours:
-    """Order all slots by their distances from each slot.
-
-    Args:
-      messages: Leaves `[S, ...]`.
-      is_present: `bool[S]`.
-
-    Returns:
-      The neighbours.
-    """
-    distances = squared_distances(messages, is_present)
-    slots = jnp.argsort(distances, axis=1)
-    return Neighbours(slots, jnp.take_along_axis(distances, slots, axis=1))
 
 
 def squared_distances(messages: Params, is_present: Array) -> Array:
