@@ -47,9 +47,8 @@ from fedjax_sim.core.settings import (
 )
 from fedjax_sim.core.settings.declared import Above0, Count
 from fedjax_sim.problems import latent
-from fedjax_sim.server.attacks import SignFlip
-from fedjax_sim.server.attacks.adversary import ATTACKS
-from fedjax_sim.server.compression.messages import COMPRESSORS
+from fedjax_sim.server.attacks import ATTACKS, SignFlip
+from fedjax_sim.server.compression import COMPRESSORS
 from fedjax_sim.server.privacy import PRIVACY
 from fedjax_sim.server.rules import RULES, parse_rule
 from fedjax_sim.timelines import ClientDelays, Cohort

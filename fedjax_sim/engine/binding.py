@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import trees, types
-from fedjax_sim.core.checking import LaneSeed, checked
 from fedjax_sim.core.settings import ConfigError, LaneSeed, checked
 from fedjax_sim.core.types import HyperT, InfoT, StateT
 from fedjax_sim.engine import Run, contract, request

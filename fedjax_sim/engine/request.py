@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import schedules, settings, trees, types
-from fedjax_sim.core.checking import AtLeast0, Count, OneOf, checked
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, OneOf, checked
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects

@@ -40,26 +40,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.clients import (
-    ABOUT_TRAINING,
-    ClientTraining,
-    LocalTraining,
-    Training,
-    gradient_steps,
-    mini_batches,
-    rows,
-)
+from fedjax_sim.clients import gradient_steps, mini_batches, rows
+from fedjax_sim.clients.gradient_steps import Training
+from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
 from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.settings import Checked, ConfigError, Count, group, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Timeline
-from fedjax_sim.server import report_settings
-from fedjax_sim.server.aggregation import expand
-from fedjax_sim.server.attacks import attacked
+from fedjax_sim.server import aggregation, report_settings
+from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.server.privacy import NoLocalPrivacy
-from fedjax_sim.server.report_settings import RELIED_ON, ClientMessages, Reports
+from fedjax_sim.server.report_settings import ClientMessages, ReportMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
 from fedjax_sim.server.stages import combination_of
@@ -165,18 +158,9 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         return self.has_one_step and is_whole and combination_of(self).is_plain
 
 
-EdgeTrain = Callable[..., tuple[Params, Memo, types.Work]]
-"""The iterations of groups, bound to a problem, settings and a plan.
-
-It is called as `train(key, event, memo, starts=starts, draws=draws)`. The slots of the event are
-groups and its steps are iterations; `memo` is the memory of messages on both sides; `starts` are
-the models that groups start from, leaves `[S, ...]`; and `draws`, `i32[S]`, are numbers that differ
-between the rounds of a group, by which `active_per_group` clients are drawn. It returns the groups'
-models, leaves `[S, ...]`, the memory, and the iterations spent.
-"""
-
-
-def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain:
+def edge_training(
+    problem: Losses, hyper: EdgeTraining, plan: Plan
+) -> Callable[..., tuple[Params, Memo, types.Work]]:
     """Bind the iterations of groups: the slots of a tick are groups, their steps iterations.
 
         hyper = EdgeTraining(num_clients=8, num_groups=2, lr=1.0, batch_size=1)
@@ -187,27 +171,26 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
         assert jnp.allclose(models[0], problem.centers[:4].mean(axis=0))  # a step of each client
 
     Returns:
-      A function from key, event, memories, starting models and draws of members to the groups'
-      models, memories, and the work done.
+      A function that is called as `train(key, event, memo, starts=starts, draws=draws)`: `memo` is
+      the memory of messages on both sides; `starts` are the models that groups start from, leaves
+      `[S, ...]`; and `draws`, `i32[S]`, are numbers that differ between the rounds of a group, by
+      which `active_per_group` clients are drawn. It returns the groups' models, leaves `[S, ...]`,
+      the memory, and the iterations spent.
     """
+    train_at_once = None
     if hyper.has_one_batch:
-        train_groups = gradient_steps.local_training(
+        train_at_once = gradient_steps.local_training(
             problem, hyper, plan, gradient=group_gradient, proximal=0
         )
-
-        def train_at_once(
-            key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
-        ) -> tuple[Params, Memo, types.Work]:
-            groups, work = train_groups(key, event, starts=starts, extras=(draws,))
-            return groups, memo, work
-
-        return train_at_once
     wire = Wire(problem, hyper, plan)  # between clients and their local servers
     iteration_of = _iterations(problem, hyper, plan, wire)
 
     def train(
         key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
     ) -> tuple[Params, Memo, types.Work]:
+        if train_at_once is not None:
+            groups, work = train_at_once(key, event, starts=starts, extras=(draws,))
+            return groups, memo, work
         # The members of every group, and the estimates of their progress if messages
         # need these.
         present = partial(present_clients, problem, hyper, key)
@@ -255,15 +238,10 @@ class EdgeWire(Wire):
         Args:
           can_repeat: Whether a group may fill several slots of a tick.
         """
-        compression, number = hyper.messages.edge_compression, hyper.num_groups
         self.members = Wire(problem, hyper, plan)
-        super().__init__(
-            *(problem, hyper, plan),
-            can_repeat=can_repeat,
-            compression=compression,
-            num_senders=number,
-            rule=hyper.edge_aggregator,
-        )
+        between = {"compression": hyper.messages.edge_compression, "adversary": Adversary()}
+        hyper = hyper.replace(aggregator=hyper.edge_aggregator, **between)  # type: ignore[attr-defined]
+        super().__init__(problem, hyper, plan, can_repeat=can_repeat, num_senders=hyper.num_groups)
 
     def first(self, sent: Params, *, report: Params | None = None) -> Memo:
         """Begin with the initial model, for messages of clients and of local servers.
@@ -321,31 +299,25 @@ def _iterations(
             is_there = jnp.where(weight > 0, clients, types.EMPTY)
             members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
             draws, senders = lane_stream(rule_key, "attack"), wire.senders
-            seen = key, members, from_edge, reached, senders.number
-            reached = attacked(senders.adversary, *seen, draws=draws)
+            reached = senders.claimed(key, members, from_edge, reached, draws=draws)
             sent, estimates = wire.code.decode(
                 lane_stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )
-            # Their mean, over those heard; if nobody is heard the group keeps its
-            # model.
-            if wire.code.has_estimates and not senders.adversary.is_idle:
-                is_finite = senders.finite_clients(members, estimates) != types.EMPTY
-                estimates = jax.tree.map(
-                    lambda d, new: jnp.where(expand(is_finite, d) > 0, new, d), known, estimates
-                )
+            # Their mean, over those heard; if nobody is heard the group keeps its model. Both sides
+            # know of a message that is lost or not finite, and keep their estimate.
+            is_kept = jnp.zeros(clients.shape, bool)
+            if wire.code.has_estimates:
+                is_kept = senders.finite_clients(members, estimates) == types.EMPTY
             if lost_shares is not None:
                 is_lost = draw_losses(lane_stream(key, "members"), lost_shares, clients, turns)
-                heard = jnp.where(is_lost, 0, weight)
+                heard, is_kept = jnp.where(is_lost, 0, weight), is_kept | is_lost
                 total = heard.sum()
                 members = members.within(
                     facts=members.facts,
                     clients=jnp.where(is_lost, types.EMPTY, is_there),
                     weight=heard / jnp.where(total > 0, total, 1),
                 )
-                # Both sides know of a loss, and keep their estimate.
-                estimates = jax.tree.map(
-                    lambda d, new: jnp.where(expand(is_lost, d) > 0, d, new), known, estimates
-                )
+            estimates = aggregation.where_slots(is_kept, known, estimates)
             mean = wire.mean(rule_key, members, edge, sent)
             if lost_shares is not None:
                 mean = jax.tree.map(lambda m, x: jnp.where(total > 0, m, x), mean, edge)
@@ -357,12 +329,7 @@ def _iterations(
 
 
 def group_gradient(
-    problem: Losses,
-    hyper: EdgeTraining,
-    key: Key,
-    group: Array,
-    offset: Array,
-    draw: Array,
+    problem: Losses, hyper: EdgeTraining, key: Key, group: Array, offset: Array, draw: Array
 ) -> BatchGradient:
     """Return the weighted mean gradient of a group's clients: sum_k g_{i,k} / |N_i| by default.
 
@@ -439,7 +406,7 @@ def iteration_examples(hyper: EdgeTraining) -> int:
     return hyper.batch_size * clients * hyper.client_steps
 
 
-class GroupMessages(types.Messages):
+class GroupMessages(ReportMessages):
     """The messages of groups, with their reports to the global server, and its answers.
 
     In every iteration a model goes down to each client that takes part and one comes back, which is
@@ -452,13 +419,6 @@ class GroupMessages(types.Messages):
         bits = GroupMessages().further(problem, hyper, timeline)["client_uplink_bits"]
         assert bits == (2 + 5) * 4 * 3 * 32  # four clients in a group, three numbers
     """
-
-    relies_on = RELIED_ON
-
-    def bits(self, params: Params, hyper: EdgeTraining) -> tuple[int, int]:
-        """Count the bits of a client's message to its local server, and of the one that it gets."""
-        bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, params)
-        return bits_up, types.full_precision_bits(params)
 
     def per_tick(
         self, problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
@@ -485,14 +445,11 @@ class GroupMessages(types.Messages):
 
     def check(self, hyper: EdgeTraining, timeline: Timeline) -> None:
         """Check the rules of local servers and of the global one."""
-        heard = (timeline.clients != types.EMPTY).sum(axis=1)
-        report_settings.check_heard("edge_aggregator", hyper.edge_aggregator, heard)
+        report_settings.check_numbers(hyper, timeline, name="edge_aggregator")
         report_settings.check_weights(hyper, "edge_aggregator", timeline)
         rule, active = hyper.aggregator.chosen, hyper.grouping.active_per_group
         sizes = np.asarray(list_members(hyper).size)
-        report_settings.check_heard(
-            "aggregator", rule, np.minimum(sizes, active) if active else sizes
-        )
+        rule.check_heard("aggregator", np.minimum(sizes, active) if active else sizes)
         if rule.weighs:
             return
         if hyper.work.weighting != "equal":

@@ -21,8 +21,7 @@ from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Above0, AtLeast0, OneOf, setting, struct
 from fedjax_sim.core.types import Array, Event, Key, Leaf, Messages, Timeline
 from fedjax_sim.server import aggregation
-from fedjax_sim.server.compression import Identity
-from fedjax_sim.server.compression.messages import Compression
+from fedjax_sim.server.compression import Compression, Identity, count_message_bits
 
 WITH_MEMORIES = ("fedem", "local_memory")
 """Fields for which clients have memories."""
@@ -115,27 +114,24 @@ def exchange(
     Returns:
       H, `f[q]`, and the memories after.
     """
-    num_clients, size = memory.clients.shape
+    memories, (num_clients, size) = hyper.memories, memory.clients.shape
     clients = jnp.maximum(event.clients, 0)
     tick_key = jax.random.fold_in(streams.lane_stream(key, "compression"), event.tick)
     known = read_rows(memory.clients, clients)
 
     def compress(client: Array, difference: Array) -> Array:
-        return hyper.memories.compression.apply(jax.random.fold_in(tick_key, client), difference)
+        return memories.compression.apply(jax.random.fold_in(tick_key, client), difference)
 
     messages = jnp.where(active[:, None], jax.vmap(compress)(clients, target - known), 0)
     mean = aggregation.weighted_sum(jnp.full(clients.shape, 1 / num_clients), messages)
     field = memory.server + mean / hyper.participation
-    if hyper.memories.field_rule == "naive":
+    if memories.field_rule == "naive":
         return field, memory
-    if hyper.memories.field_rule == "local_memory":
+    if memories.field_rule == "local_memory":
         senders = jnp.where(active, 1 / (num_clients * hyper.participation), 0)
         field = aggregation.weighted_sum(senders, known) + mean / hyper.participation
-    alpha = jnp.where(
-        hyper.memories.alpha > 0,
-        hyper.memories.alpha,
-        1 / (1 + hyper.memories.compression.omega(size)),
-    )
+    of_theory = 1 / (1 + memories.compression.omega(size))
+    alpha = jnp.where(memories.alpha > 0, memories.alpha, of_theory)
     clients_after = write_clients(memory.clients, event.clients, known + alpha * messages)
     return field, Memory(clients_after, memory.server + alpha * mean)
 
@@ -162,12 +158,9 @@ class MemoryMessages(Messages):
         """
         statistics = trees.shapes_of_model(problem)
         senders = ((timeline.clients >= 0) & (timeline.weight > 0)).sum(axis=1, dtype=np.int64)
-        up = senders * hyper.memories.compression.bits(
-            statistics.size, word=8 * statistics.dtype.itemsize
-        )
-        up[:1] += (
-            types.full_precision_bits(statistics) * hyper.num_clients * hyper.memories.starts_known
-        )
+        up = senders * count_message_bits(hyper.memories.compression, statistics)
+        first_means = hyper.num_clients * hyper.memories.starts_known
+        up[:1] += types.full_precision_bits(statistics) * first_means
         return up, broadcast_bits(problem, timeline)
 
 

@@ -8,7 +8,33 @@ and `wire.progress` do the first two for rounds in which all clients start from 
 `fedjax_sim.server.stages` has the stages and their order. Those that are not switched on cost
 nothing and change no bit.
 
-Dimension letters: those of `fedjax_sim.core.types`.
+**The server's own update**, with which rules such as FLTrust compare the messages of a tick.
+
+The server has root data: examples of the problem, drawn uniformly without replacement among all
+clients' examples, or among those of some. They stay the same in a run and differ between seeds. So
+any problem will do as it is, and no client has to be set apart, whose data would be of one kind
+where clients' data differ.
+
+Deviation: clients keep these examples as well. In the public demonstration of Cao et al. (2021,
+arXiv 2012.13995) the server's examples are taken from the training data before clients get theirs.
+Here a problem's clients are the same whatever the rule is, so that rules are compared on the same
+data.
+
+In every tick the server trains on the root data as clients do: with their batch size, optimizer and
+rate, from the model that a client would receive now, with as many local steps as the longest update
+of the tick. Updates of asynchronous clients have begun at older models, and are compared with the
+one that begins now; but FedAT then moves from its tier's older model. In each tick the root data
+are shuffled anew, and the optimizer's state begins anew, also where clients keep theirs. If the
+loss is noisy, the noise of each root example is drawn apart, so that the mean over a batch is less
+noisy than a client's. In FedNova, messages are scaled to the effective number of steps, and the
+server's update is not.
+
+Its steps are counted among those that are executed and needed, as the work of one more slot. They
+are not counted in `local_steps`, which are the clients'. Where the slots of a tick run on several
+devices, each device does the server's steps. They run in a second loop, after which an accelerator
+has launched about twice as many kernels as for the clients' steps alone.
+
+Dimension letters: those of `fedjax_sim.core.types`; `M` root examples.
 """
 
 import functools
@@ -17,18 +43,18 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from fedjax_sim.clients import SumRequest
+from fedjax_sim.clients import SumRequest, Train
 from fedjax_sim.clients.mini_batches import untrained_leaves
 from fedjax_sim.core import batching, types
 from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
-from fedjax_sim.server import own_updates, privacy, report_settings, stages, versions
+from fedjax_sim.server import privacy, report_settings, stages, versions
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.attacks import Adversary
-from fedjax_sim.server.compression import Compressor
-from fedjax_sim.server.own_updates import Training
+from fedjax_sim.server.attacks import Senders
 from fedjax_sim.server.rules import Rule
 from fedjax_sim.server.stages import combination_of
 from fedjax_sim.server.versions import Memo, Versioned
@@ -62,6 +88,80 @@ class Sent(Protocol):
         """The memory."""
 
 
+Training = Callable[[Any, Any, Plan], Train]
+"""From a problem, the settings and a plan to the local training of the system's clients."""
+
+
+class RootData(NamedTuple):
+    """Examples of some clients, as the data of one client.
+
+    Attributes:
+      problem: The problem.
+      clients: `i32[M]`, whose examples they are.
+      examples: `i32[M]`, their positions.
+      counts: `i32[1]`, how many of them there are.
+    """
+
+    problem: Losses
+    clients: Array
+    examples: Array
+    counts: Array
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """Compute the mean of the losses of single examples, each with another key.
+
+        Args:
+          params: The model, leaves `[...]`.
+          client: Ignored.
+          examples: `i32[B]`, which of the root examples.
+          key: For noise or augmentation.
+
+        Returns:
+          `f[]`.
+        """
+
+        def of_one(example: Array, place: Array) -> Array:
+            own = jax.random.fold_in(key, place)
+            position = self.examples[example][None]
+            return self.problem.loss(params, self.clients[example], position, own)
+
+        return jax.vmap(of_one)(examples, jnp.arange(examples.shape[0])).mean()
+
+
+def draw_root(problem: Losses, key: Key, rule: Rule) -> RootData:
+    """Draw the root data.
+
+    Args:
+      problem: What is learnt.
+      key: The lane's learning key.
+      rule: The rule, whose settings say how many examples of whom they are.
+
+    Returns:
+      The root data; fewer examples than the rule asks for if there are no more.
+
+    Raises:
+      ConfigError: If alternatives of the rule ask for different ones, or for clients that there are
+        not.
+    """
+    root: Any = rule.roots()[0]
+    if len({(each.examples, each.owners) for each in rule.roots()}) > 1:  # type: ignore[attr-defined]
+        allowed = "rules that all have the same root data, as the server trains once"
+        raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
+    num_clients = problem.counts.shape[0]
+    if max(root.owners, default=0) >= num_clients:
+        raise ConfigError("owners", root.owners, f"of clients from 0 to {num_clients - 1}")
+    owners = jnp.asarray(np.array(root.owners or range(num_clients), "int32"))
+    counts = problem.counts[owners]
+    ends = jnp.cumsum(counts)
+    # Places among all examples of these clients, one client's after the other's.
+    numbers = jnp.minimum(jnp.arange(root.examples, dtype="int32"), ends[-1] - 1)
+    places = shuffled_index(shuffle_bits(lane_stream(key, "root data")), numbers, ends[-1])
+    row = jnp.searchsorted(ends, places, side="right", method="scan_unrolled")
+    first = (ends - counts)[row]
+    size = jnp.minimum(root.examples, ends[-1])[None].astype("int32")
+    return RootData(problem, owners[row], (places - first).astype("int32"), size)
+
+
 class Wire:
     """The stages of messages between clients and server, bound to a problem, settings and a plan.
 
@@ -88,9 +188,7 @@ class Wire:
         plan: Plan,
         *,
         can_repeat: bool = False,
-        compression: Compressor | None = None,
         num_senders: int | None = None,
-        rule: Rule | None = None,
         train: Training | None = None,
         without: Collection[str] = (),
     ):
@@ -99,9 +197,7 @@ class Wire:
         Args:
           hyper: Settings, such as `Reports` or `PrivateReports`.
           can_repeat: Whether a client may fill several slots of a tick.
-          compression: The compressor of reports, if it is another than that of the settings.
           num_senders: How many senders slots can name, if these are not the problem's clients.
-          rule: The rule of senders who are no clients and honest, instead of that of the settings.
           train: How clients make progress from the server's model, if that is what they send: the
             server then trains so too, for rules that compare messages with its own update.
           without: Names of the stages' settings that the system does not obey, such as "aggregator"
@@ -112,23 +208,19 @@ class Wire:
             that name, or the rule needs an update of the server's own that it does not get.
         """
         self.problem, self.hyper, self.plan, self.train = problem, hyper, plan, train
-        settings, number = hyper.messages, num_senders or problem.counts.shape[0]
-        adversary = getattr(hyper, "adversary", Adversary()) if rule is None else Adversary()
-        senders = self.senders = stages.Senders(number, adversary, can_repeat)
-        self.noise = stages.LocalNoise(settings.local_privacy, senders)
-        self.attack = stages.Forgery(adversary.attack, senders)
-        code = settings.compression if compression is None else compression
-        self.code = stages.Coding(code, senders, settings.error_feedback)
+        messages, number = hyper.messages, num_senders or problem.counts.shape[0]
+        senders = self.senders = Senders(number, hyper.adversary, can_repeat)
+        self.noise = stages.LocalNoise(messages.local_privacy, senders)
+        self.attack = stages.Forgery(hyper.adversary.attack, senders)
+        self.code = stages.Coding(messages.compression, senders, messages.error_feedback)
         kind = getattr(hyper, "privacy", privacy.NoPrivacy())
         self.privacy = stages.PrivateSum(kind, senders, hyper)
-        self.rule = combination_of(hyper, senders, rule=rule, has_own=train is not None)
-        self.downlink = stages.Downlink(settings.downlink, senders)
+        self.rule = combination_of(hyper, senders, has_own=train is not None)
+        self.downlink = stages.Downlink(messages.downlink, senders)
         self.sum, self.mean = self.rule.sum, self.rule.mean
         self.mean_with_server = self.rule.mean_with_server
-        clients = self.noise, self.attack, self.code
-        self.chain = {
-            each.name: each for each in (*clients, self.privacy, self.rule, self.downlink)
-        }
+        of_clients, of_server = (self.noise, self.attack, self.code), (self.rule, self.downlink)
+        self.chain = {each.name: each for each in (*of_clients, self.privacy, *of_server)}
         for name in without:
             if name not in self.chain:
                 raise ConfigError("without", name, "one of " + ", ".join(self.chain))
@@ -165,27 +257,22 @@ class Wire:
         Returns:
           The algorithm. Its step is refused if it leaves out a stage that is switched on.
         """
-        rule, own_step = self.rule.kind, step
-        if self.train is not None and rule.needs_own() is not False:
-            bound = self.problem, self.hyper, self.plan, self.train
-
-            def own_step(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-                """Step with an update of the server's own in the memo of the tick."""
-                start = self.received(state)
-                update, work = own_updates.own_update(*bound, key, event, rule=rule, start=start)
-                given = state._replace(memo=state.memo._replace(own=update))
-                made: tuple[Any, Any] = step(key, given, event)
-                after, info = made
-                executed, needed = info.executed + work.executed, info.needed + work.needed
-                kept = after._replace(memo=after.memo._replace(own=()))
-                return kept, info._replace(executed=executed, needed=needed)
+        has_own = self.train is not None and self.rule.kind.needs_own() is not False
 
         @functools.wraps(step)
         def whole_step(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-            after = own_step(key, state, event)
+            if has_own:
+                update, own_work = self.own_update(key, event, self.received(state))
+                state = state._replace(memo=state.memo._replace(own=update))
+            made: tuple[Any, Any] = step(key, state, event)
+            after, info = made
+            if has_own:
+                after = after._replace(memo=after.memo._replace(own=()))
+                executed, needed = own_work.executed, own_work.needed
+                info = info._replace(executed=info.executed + executed, needed=info.needed + needed)
             for stage in self.chain.values():
                 self._check_used(stage)
-            return after
+            return after, info
 
         made: Algorithm[Any, Any] = Algorithm(
             init,
@@ -196,6 +283,39 @@ class Wire:
             supports=dict(report_settings.RELIED_ON),
         )
         return made._replace(**others)
+
+    def own_update(self, key: Key, event: Event, start: Params) -> tuple[Params, types.Work]:
+        """Train on the root data for a tick, with the training that was given.
+
+        Nothing is trained where the rule is one of several, and needs no such update.
+
+        Args:
+          key: The lane's learning key.
+          event: The tick.
+          start: The model to start from, leaves `[...]`.
+
+        Returns:
+          The progress, leaves `[...]`, 0 in an empty tick; and the work.
+        """
+        assert self.train is not None
+        rule, facts = self.rule.kind, event.facts
+        is_needed, longest = rule.needs_own(), jnp.asarray(event.steps).max()
+        is_even = facts.same_steps and is_needed is True
+        inner = types.Facts(
+            is_inner=True,
+            all_filled=facts.all_filled and is_even,
+            most_steps=facts.most_steps,
+            same_steps=is_even,
+        )
+        none, steps = jnp.zeros(1, "int32"), jnp.where(is_needed, longest, 0)[None]
+        alone = {"clients": none, "steps": steps, "offset": none, "version": event.tick[None]}
+        plan = self.plan._replace(slots_at_once=1, client_devices=1)
+        train = self.train(draw_root(self.problem, key, rule), self.hyper, plan)
+        # How many steps the ticks before this one had is not known here, as it depends on the
+        # layout.
+        own_key = jax.random.fold_in(lane_stream(key, "own update"), event.tick)
+        reached, work = train(own_key, event.within(facts=inner, **alone), start=start)
+        return jax.tree.map(lambda y, x: y[0] - x, reached, start), work
 
     def first(self, sent: Params, *, report: Params | None = None) -> Memo:
         """Begin with the initial model, which clients know.

@@ -3,7 +3,7 @@
 The order, and why:
 
 1. `LocalNoise`: honest clients clip their progress and add their own noise
-   (`server.privacy.local`). Whatever a client does to its own message, an attacker need not do:
+   (`server.privacy`). Whatever a client does to its own message, an attacker need not do:
    those at work in the tick keep what they have learnt.
 2. `Forgery`: an attacker replaces its progress (`fedjax_sim.server.attacks`). It knows what it has
    learnt itself and, of others, what they send: noise of theirs would not protect them from
@@ -15,20 +15,22 @@ The order, and why:
    clipped sum only, so that no other rule than the mean is allowed.
 5. `Aggregation`, otherwise: a rule makes a centre of the messages (`fedjax_sim.server.rules`), and
    the server moves by the sum of the tick's weights times the centre. It may compare them with an
-   update that the server has made itself (`fedjax_sim.server.own_updates`).
+   update that the server has made itself (`fedjax_sim.server.reports`).
 6. The server's optimizer makes its step (`fedjax_sim.server.aggregation`).
 7. `Downlink`: the server sends its new model.
 
 A stage is bound to its setting once. What it remembers between ticks is a part of `Memo`, which
 its functions take and return.
 
+The value of a stage's setting also counts its bits (`Rule.message_bits`, `Compressor.bits`), checks
+the other settings and states its epsilon (`check_with` and `epsilon_of` of `privacy.OfNoise`).
+`ReportMessages` puts these together.
+
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,57 +41,17 @@ from fedjax_sim.clients.clipping import clip_updates, finite
 from fedjax_sim.core import batching, streams
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings
-from fedjax_sim.kernels import rounding
-from fedjax_sim.server import aggregation, attacks, privacy
+from fedjax_sim.kernels.rounding import wide_of
+from fedjax_sim.server import aggregation, compression, privacy
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.attacks import Adversary
-from fedjax_sim.server.compression import Compressor, messages
-from fedjax_sim.server.privacy.kinds import Privacy
-from fedjax_sim.server.rules import Mean, Rule, base
+from fedjax_sim.server.attacks import Senders
+from fedjax_sim.server.compression import Compressor
+from fedjax_sim.server.privacy import Privacy
+from fedjax_sim.server.rules import Mean, Rule, checked_centre
 from fedjax_sim.timelines.cohorts import previous_visits
 
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
-
-
-class Senders(NamedTuple):
-    """The senders that slots of a tick can name.
-
-    Attributes:
-      number: How many there are.
-      adversary: Who of them is malicious.
-      can_repeat: Whether one may fill several slots of a tick.
-    """
-
-    number: int
-    adversary: Adversary
-    can_repeat: bool = False
-
-    def attackers(self, key: Key, event: Event) -> Array:
-        """Find the slots in which an attacker is at work: `bool[S]`."""
-        return attacks.malicious_slots(self.adversary, key, event, self.number)
-
-    def finite_clients(self, event: Event, reports: Params) -> Array:
-        """Return the clients of a tick with finite messages: `i32[S]`, `EMPTY` for others.
-
-        Of a message that is not finite nobody keeps anything.
-
-        Args:
-          reports: Leaves `[S, ...]`.
-        """
-        if self.adversary.is_idle:
-            return event.clients
-        return jnp.where(finite(reports, event.clients != EMPTY)[1], event.clients, EMPTY)
-
-
-def noted(method: MethodT) -> MethodT:
-    """Note that a function of a stage was called."""
-
-    @functools.wraps(method)
-    def call(self: "Stage", *args: Any, **named: Any) -> Any:
-        self.calls.add(method.__name__)
-        return method(self, *args, **named)
-
-    return cast(MethodT, call)
+Pair = tuple[Params, Params]
+"""Models that a stage passes on, and its memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,10 +82,14 @@ class Stage:
         """Return the first memory. sent: A message, leaves `[...]`."""
         return ()
 
-    def client(
-        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
-    ) -> tuple[Params, Params]:
-        """Do the clients' part.
+
+class LocalNoise(Stage):
+    """Honest clients clip their progress and add their own noise, see `server.privacy`."""
+
+    name = "local_privacy"
+
+    def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
+        """Return noisy models of honest clients, and those that attackers did reach.
 
         Args:
           event: The tick.
@@ -134,19 +100,7 @@ class Stage:
         Returns:
           Models that clients say they reached, leaves `[S, ...]`, and the memory.
         """
-        return local, memory
-
-
-class LocalNoise(Stage):
-    """Honest clients clip their progress and add their own noise, see `server.privacy.local`."""
-
-    name = "local_privacy"
-
-    @noted
-    def client(
-        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
-    ) -> tuple[Params, Params]:
-        """Return noisy models of honest clients, and those that attackers did reach."""
+        self.calls.add("client")
         if not self.is_on:
             return local, memory
         if not event.facts.keeps("clients", "steps"):
@@ -159,13 +113,9 @@ class LocalNoise(Stage):
             _, earlier = previous_visits(event.clients[None])
             keys = jax.vmap(jax.random.fold_in)(keys, earlier[0])
         # In at least 32 bits: in 16, noise has so few values that it gives the message away.
-        progress = jax.tree.map(
-            lambda y, x: rounding.wide_of(y) - rounding.wide_of(x), local, starts
-        )
-        noisy = privacy.privatise(keys, self.kind, progress)
-        claimed = jax.tree.map(
-            lambda x, d: (rounding.wide_of(x) + d).astype(x.dtype), starts, noisy
-        )
+        ends, begun = (jax.tree.map(wide_of, models) for models in (local, starts))
+        noisy = privacy.privatise(keys, self.kind, optax.tree.sub(ends, begun))
+        claimed = optax.tree.cast_like(optax.tree.add(begun, noisy), starts)
         if self.senders.adversary.is_idle:
             return claimed, memory
         return aggregation.where_slots(self.senders.attackers(key, event), local, claimed), memory
@@ -185,14 +135,12 @@ class Forgery(Stage):
         """Return the attackers' first memory."""
         return self.kind.first_memory(sent) if self.is_on else ()
 
-    @noted
-    def client(
-        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
-    ) -> tuple[Params, Params]:
+    def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
         """Return the models that attackers claim, and those of others as they are."""
-        seen = key, event, starts, local, self.senders.number
-        memory = attacks.remembering(self.senders.adversary, memory, *seen)
-        return attacks.attacked(self.senders.adversary, *seen, memory=memory), memory
+        self.calls.add("client")
+        seen = key, event, starts, local
+        memory = self.senders.remembered(*seen, memory)
+        return self.senders.claimed(*seen, memory=memory), memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,11 +180,9 @@ class Coding(Stage):
         zeros = jax.tree.map(jnp.zeros_like, sent)
         return batching.replicate(zeros, self.senders.number) if self.has_estimates else ()
 
-    @noted
-    def client(
-        self, key: Key, event: Event, memory: Params, starts: Params, local: Params
-    ) -> tuple[Params, Params]:
+    def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
         """Return the models that the server decodes, and the estimates."""
+        self.calls.add("client")
         if not self.has_estimates:
             turns = event.offset if self.senders.can_repeat else None
             return self.decode(key, event, (), starts, local, turns=turns)
@@ -267,7 +213,6 @@ class Coding(Stage):
         memory, reports = jax.lax.scan(exchange, memory, single)
         return jax.tree.map(lambda leaf: leaf[:, 0], reports), memory
 
-    @noted
     def decode(
         self,
         key: Key,
@@ -285,18 +230,19 @@ class Coding(Stage):
           estimates: Estimates of the slots' progress, leaves `[S, ...]`; () without error feedback.
           starts: Models that the slots started from, leaves `[S, ...]`.
           local: Models that they reached, leaves `[S, ...]`.
-          turns: As in `fedjax_sim.server.compression.messages.decode_messages`.
+          turns: As in `fedjax_sim.server.compression.decode_messages`.
 
         Returns:
           What is decoded, leaves `[S, ...]`, and the next estimates.
         """
-        decode = messages.decode_messages
+        self.calls.add("decode")
+        decode = compression.decode_messages
         if not self.has_estimates:
             return decode(self.kind, key, event, starts, local, turns=turns), ()
         progress = jax.tree.map(jnp.subtract, local, starts)
         sent = decode(self.kind, key, event, estimates, progress, turns=turns)
         if self.kind.has_omega:
-            size = messages.count_parameters(jax.tree.map(lambda leaf: leaf[0], local))
+            size = compression.count_parameters(jax.tree.map(lambda leaf: leaf[0], local))
             pace = self.kind.pace(size)
             sent = jax.tree.map(
                 lambda d, v: d + jnp.asarray(pace, d.dtype) * (v - d), estimates, sent
@@ -322,10 +268,7 @@ class PrivateSum(Stage):
         """Return the first bound if it adapts, or the noises of ticks that there were not."""
         return self.kind.first_memory(sent)
 
-    @noted
-    def server(
-        self, key: Key, event: Event, memory: Params, updates: Params
-    ) -> tuple[Params, Params]:
+    def server(self, key: Key, event: Event, memory: Params, updates: Params) -> Pair:
         """Sum clipped updates with the tick's weights, and add noise.
 
         Args:
@@ -339,13 +282,14 @@ class PrivateSum(Stage):
         Raises:
           ConfigError: If a step has changed the event.
         """
+        self.calls.add("server")
         if not event.facts.keeps("clients", "weight"):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.kind.name, f"{allowed}: epsilon is the schedule's")
         number = self.hyper.expected_reports
         bound = memory if isinstance(self.kind, privacy.AdaptiveClipping) else self.hyper.bound
         # In at least 32 bits.
-        known, _ = finite(jax.tree.map(rounding.wide_of, updates), event.clients != EMPTY)
+        known, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
         clipped, is_short = clip_updates(known, bound)
         exact = weighted_sum(event.weight, clipped)
         # Of the sum with weights 1 / m, once and not for each client or device.
@@ -373,15 +317,15 @@ class Downlink(Stage):
         """Return the initial model, which clients know."""
         return sent if self.is_on else ()
 
-    @noted
     def server(self, key: Key, event: Event, known: Params, sent: Params) -> Params:
         """Send a new model, leaves `[...]`, and return the one that clients know then."""
+        self.calls.add("server")
         if not self.is_on:
             return known
         change = jax.tree.map(jnp.subtract, sent, known)
         down_key = jax.random.fold_in(streams.lane_stream(key, "compression down"), event.tick)
-        heard = messages.compress(self.kind, down_key, change)
-        pace = self.kind.pace(messages.count_parameters(sent))
+        heard = compression.compress(self.kind, down_key, change)
+        pace = self.kind.pace(compression.count_parameters(sent))
         moved = jax.tree.map(lambda v, c: v + jnp.asarray(pace, v.dtype) * c, known, heard)
         return keep_if_empty(event, moved, known)
 
@@ -408,7 +352,6 @@ class Aggregation(Stage):
         """Whether messages are as clients made them, and their weighted sum is wanted."""
         return self.senders.adversary.is_idle and isinstance(self.kind, Mean)
 
-    @noted
     def sum(
         self,
         key: Key,
@@ -431,6 +374,7 @@ class Aggregation(Stage):
         Returns:
           Leaves `[...]`; 0 if nobody sends anything finite.
         """
+        self.calls.add("sum")
         weight = event.weight if weight is None else weight
         if self.is_plain:
             return batching.weighted_sum(weight if scale is None else scale * weight, updates)
@@ -445,7 +389,7 @@ class Aggregation(Stage):
         dropped = (event.clients != EMPTY).sum() - is_heard.sum()
         rule = self.kind.with_own(own) if jax.tree.leaves(own) else self.kind
         rule = rule.knowing(dropped)
-        centre = base.checked_centre(rule, rule_key, heard, share, is_heard)
+        centre = checked_centre(rule, rule_key, heard, share, is_heard)
         is_enough = (dropped == 0) | (is_heard.sum() >= rule.least())
         moves = is_heard.any() & is_enough & (used.sum() > 0)
 
@@ -498,36 +442,26 @@ class Aggregation(Stage):
 
 
 def combination_of(
-    hyper: Settings,
-    senders: Senders | None = None,
-    *,
-    rule: Rule | None = None,
-    has_own: bool = False,
+    hyper: Settings, senders: Senders | None = None, *, has_own: bool = False
 ) -> Aggregation:
-    """Bind the rule of settings, which need not have one, to who sends.
+    """Bind the rule of settings to who sends.
 
         assert combination_of(fedavg.Hyper()).is_plain  # the mean of honest messages
         assert combination_of(fedavg.Hyper(aggregator=Median())).kind == Median()
 
     Args:
-      hyper: Settings of a system.
+      hyper: `Robust` settings of a system.
       senders: Who sends; by default the clients, malicious ones as the settings say.
-      rule: Another rule than that of the settings.
       has_own: Whether the rule is given updates of the server's own.
-
-    Returns:
-      The stage; of settings that are not `Robust` the plain mean.
 
     Raises:
       ConfigError: If the rule needs such updates and is given none.
     """
-    rule = getattr(hyper, "aggregator", Mean()) if rule is None else rule
+    rule = hyper.aggregator
     if rule.needs_own() is not False and not has_own:
         allowed = (
             "a rule without an update of the server's own here, because messages to this "
             "server are something else than the progress of its model by local steps"
         )
         raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
-    if senders is None:
-        senders = Senders(hyper.num_clients, getattr(hyper, "adversary", Adversary()))
-    return Aggregation(rule, senders)
+    return Aggregation(rule, senders or Senders(hyper.num_clients, hyper.adversary))

@@ -175,10 +175,9 @@ def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights)
     Returns:
       `f64[T, S]`, in server versions.
     """
-    average = {"code_exact": "code_exact", **dict.fromkeys(AVERAGED, settings.average)}.get(
-        settings.rule, "none"
-    )
-    if average == "none":
+    is_exact = settings.rule == "code_exact"
+    average = "code_exact" if is_exact else settings.average
+    if average == "none" or not (is_exact or settings.rule in AVERAGED):
         return staleness.astype(float)
     # Sorted by client; the updates of a client are in order of arrival.
     order = jnp.argsort(clients.ravel(), stable=True)
@@ -266,12 +265,7 @@ def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: Count)
     return schedule._replace(weight=weigh_arrivals(hyper, schedule.clients, staleness))
 
 
-@checked
-def weigh_arrivals(
-    hyper: WeightedArrivals,
-    clients: Annotated[Array, shape("T S")],
-    staleness: Annotated[Array, shape("T S"), Limit(least=0)],
-) -> Array:
+def weigh_arrivals(hyper: WeightedArrivals, clients: Array, staleness: Array) -> Array:
     """Weight buffered arrivals by their staleness, as `staleness_weights` does.
 
         halved = StalenessWeights(rule="exponential", base=0.5)

@@ -71,7 +71,7 @@ from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import ConfigError, setting, struct
 from fedjax_sim.core.types import Algorithm, Problem
 from fedjax_sim.server import Memo, edges
-from fedjax_sim.server.compression.messages import count_message_bits
+from fedjax_sim.server.compression import count_message_bits
 from fedjax_sim.timelines import list_members, presets
 
 

@@ -25,9 +25,8 @@ from fedjax_sim.clients import LocalTraining, local_training, read_rows, write_c
 from fedjax_sim.core import batching, types
 from fedjax_sim.core.settings import struct
 from fedjax_sim.core.types import Algorithm, Problem
-from fedjax_sim.server import COMBINED, Robust, attacks, check_numbers, combination_of
-from fedjax_sim.server.compression import Identity, messages
-from fedjax_sim.server.compression.messages import Compression
+from fedjax_sim.server import COMBINED, Robust, attacks, check_numbers, combination_of, compression
+from fedjax_sim.server.compression import Compression, Identity
 from fedjax_sim.timelines import Contacts, presets, schedule_contacts
 
 
@@ -76,9 +75,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         start, known = read_rows(state.clients, rows), read_rows(state.known, rows)
         local, work = train(key, event, starts=start)  # y[i], after min(E, K) steps, not scaled
         sent = batching.replicate(state.server, event.clients.shape[0])
-        decode = partial(messages.decode_messages, hyper.compression, key, event)
+        decode = partial(compression.decode_messages, hyper.compression, key, event)
         seen = decode(known, sent, way="down")  # v[i]
-        claimed = attacks.attacked(hyper.adversary, key, event, start, local, num_clients)
+        claimed = attacks.Senders(num_clients, hyper.adversary).claimed(key, event, start, local)
         reports = decode(seen, claimed)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
         server = combination.mean_with_server(key, event, state.server, reports)
@@ -86,7 +85,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         share = 1 / (1 + is_present.sum())
         mixed = jax.tree.map(lambda v, y: y + (v - y) * share.astype(y.dtype), seen, local)
         if is_compressed:
-            pace = 1 / (1 + hyper.compression.omega(messages.count_parameters(state.server)))
+            pace = 1 / (1 + hyper.compression.omega(compression.count_parameters(state.server)))
             known = jax.tree.map(lambda r, v: r + (v - r) * jnp.asarray(pace, r.dtype), known, seen)
         clients = write_clients(state.clients, event.clients, mixed)
         return State(server, clients, write_clients(state.known, event.clients, known)), work
@@ -111,7 +110,7 @@ class Messages(types.Messages):
     def bits(self, params: types.Params, hyper: Hyper) -> tuple[int, int]:
         """Count the bits of a message to the server and of one from it."""
         up = hyper.aggregator.chosen.message_bits(hyper.compression, params)
-        return up, messages.count_message_bits(hyper.compression, params)
+        return up, compression.count_message_bits(hyper.compression, params)
 
     def check(self, hyper: Hyper, timeline: types.Timeline) -> None:
         """Check numbers of messages; their weights are equal."""

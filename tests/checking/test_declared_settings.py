@@ -17,8 +17,8 @@ from fedjax_sim import ConfigError
 from fedjax_sim.core.settings import check, fields, names_of
 from fedjax_sim.problems.latent import CellSampling
 from fedjax_sim.server import privacy
-from fedjax_sim.server.attacks.adversary import ATTACKS
-from fedjax_sim.server.compression.messages import COMPRESSORS
+from fedjax_sim.server.attacks import ATTACKS
+from fedjax_sim.server.compression import COMPRESSORS
 from fedjax_sim.server.rules import RULES
 
 TABLES = (COMPRESSORS, privacy.PRIVACY, privacy.LOCAL_PRIVACY, RULES, ATTACKS)

@@ -39,9 +39,9 @@ from fedjax_sim.core.settings import check
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.problems import latent
 from fedjax_sim.results import reports, trackers
+from fedjax_sim.server.accounting import audit_canaries
 from fedjax_sim.server.attacks import Attack
-from fedjax_sim.server.privacy.auditing import audit_canaries
-from fedjax_sim.server.privacy.kinds import Privacy
+from fedjax_sim.server.privacy import Privacy
 from fedjax_sim.server.rules import Rule
 from fedjax_sim.systems import fedavg
 from fedjax_sim.theory import favano, fedem, fedstaleweight, hierarchical

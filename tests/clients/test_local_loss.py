@@ -34,6 +34,7 @@ from fedjax_sim.systems import (
     langevin,
     scaffold,
 )
+from fedjax_sim.timelines.delays.client_table import ClientTable
 
 KEY = jax.random.key(7)
 MU, NU, DECAY = 0.3, 0.2, 0.5
@@ -160,6 +161,32 @@ def test_aux_on_devices_and_rows() -> None:
     for layout in (Layout(None, True, 1, 2), Layout(None, True, 1, 1, packed=True)):
         found = simulate(fedbuff.system, teaching(), layout, **settings)
         np.testing.assert_allclose(found.models, alone.models, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("system", [fedavg.system, fedbuff.system], ids=lambda each: each.name)
+def test_energy_is_that_of_steps_and_models_with_an_aux(system: Any) -> None:
+    """The aux stays with its client and takes none; a budget ends the run at the right tick."""
+    step, byte = np.arange(1.0, 6.0), np.arange(5.0)[::-1] / 100
+    table = ClientTable(energy_step=step, energy_byte=byte)
+    made: dict[str, Any] = {"num_clients": 5, "batch_size": 4, "lr": 0.1, "local_steps": 3}
+    made |= {"num_selected": 3} if system is fedavg.system else {"buffer_size": 3}
+    plain, hyper = system.Hyper(**made), system.Hyper(**made, client_table=table)
+
+    def run(hyper: Any, budget: Any) -> Any:
+        return fedjax_sim.simulate(system, teaching(), hyper, budget=budget, num_evals=6)
+
+    whole = run(hyper, fedjax_sim.Ticks(6))
+    used = [0.0]
+    for clients in whole.timelines[0].clients:
+        of_messages = 2 * 3 * 4 * byte[clients]  # a model of three numbers each way
+        used.append(used[-1] + (3 * step[clients] + of_messages).sum())
+    np.testing.assert_allclose(whole.curves.energy.values.ravel(), used, rtol=1e-6)
+    np.testing.assert_array_equal(whole.models, run(plain, fedjax_sim.Ticks(6)).models)
+    # The energy of the first four ticks and nearly that of the fifth.
+    spent = fedjax_sim.Energy(used[5] * (1 - 1e-5))
+    short = run(hyper, spent)
+    assert len(short.timelines[0].time) == 4
+    np.testing.assert_array_equal(short.models, run(plain, fedjax_sim.Ticks(4)).models)
 
 
 def test_rates_are_swept_with_an_aux() -> None:

@@ -17,8 +17,13 @@ from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.core.settings import ConfigError, check, full_name
 from fedjax_sim.core.types import full_precision_bits
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.server.compression import Identity, parse_compressor
-from fedjax_sim.server.compression.messages import compress, count_message_bits, decode_messages
+from fedjax_sim.server.compression import (
+    Identity,
+    compress,
+    count_message_bits,
+    decode_messages,
+    parse_compressor,
+)
 from fedjax_sim.systems import fedavg, quafl
 from tests.compression.variances import variance
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim.core.settings import ConfigError, check
-from fedjax_sim.server.privacy import epsilon_after, find_noise
-from fedjax_sim.server.privacy.accounting import Mechanism
-from fedjax_sim.server.privacy.kinds import parse_privacy
+from fedjax_sim.server.accounting import Mechanism
+from fedjax_sim.server.privacy import epsilon_after, find_noise, parse_privacy
 from fedjax_sim.systems import fedavg, feddyn, fednova, fedprox, scaffold
 
 dp = pytest.importorskip("dp_accounting", reason="epsilon is computed by dp-accounting")
@@ -162,10 +161,10 @@ def test_a_target_is_met_by_the_completed_settings() -> None:
     hyper = dataclasses.replace(PRIVATE, privacy=privacy)
     found = fedavg.system.fit.complete(hyper, None)
     assert found.privacy.noise > 0
-    spent = found.facts(np.array([0, 20, 40]))["epsilon"]
+    spent = found.privacy.epsilon_of(found, np.array([0, 20, 40]), None)
     assert 2.99 < spent[-1] <= 3.0
     with pytest.raises(ConfigError, match="rounds is 40, but must be at least 41"):
-        found.facts(np.array([0, 41]))
+        found.privacy.epsilon_of(found, np.array([0, 41]), None)
     assert parse_privacy(str(privacy)) == privacy
     adaptive = dataclasses.replace(
         PRIVATE, num_selected=2, privacy=parse_privacy("adaptive:epsilon=3:rounds=40")

@@ -40,7 +40,7 @@ def test_by_hand() -> None:
     found = participations_of(schedule_of([[0, 2, 0], [1, -1, -1], [3, 2, 1]]), 5)
     assert found.counts.tolist() == [2, 2, 2, 1, 0]
     assert found.separation.tolist() == [0, 1, 2, 3, 3]
-    assert (found.most, found.least_separation) == (2, 0)
+    assert (found.most, found.separation.min()) == (2, 0)
 
 
 @pytest.mark.parametrize("name", NAMES)

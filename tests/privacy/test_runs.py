@@ -10,8 +10,8 @@ import fedjax_sim
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.tables import final_rows
 from fedjax_sim.results import reports
+from fedjax_sim.server.accounting import Mechanism
 from fedjax_sim.server.privacy import epsilon_after, parse_privacy
-from fedjax_sim.server.privacy.accounting import Mechanism
 from fedjax_sim.systems import fedavg
 
 RESHUFFLED = ("--set", "sampling=reshuffled")

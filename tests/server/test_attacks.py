@@ -23,13 +23,11 @@ from fedjax_sim.server.attacks import (
     Honest,
     InnerProduct,
     Mimic,
+    Senders,
     SignFlip,
     are_malicious,
-    attacked,
     attacks_of_one_program,
-    malicious_slots,
     parse_attack,
-    remembering,
 )
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
@@ -279,7 +277,7 @@ def test_which_clients_and_when(jitted: bool) -> None:
     adversary = Adversary(attack=SignFlip(), attackers=(2, 5, 8), attack_from=3, attack_ticks=2)
 
     def slots(adversary: Adversary, tick: int) -> jax.Array:
-        return malicious_slots(adversary, KEY, event_of(tick, CLIENTS, weight=1.0), NUM)
+        return Senders(NUM, adversary).attackers(KEY, event_of(tick, CLIENTS, weight=1.0))
 
     run = jax.jit(slots) if jitted else slots
     theirs = np.isin(CLIENTS, (2, 5, 8))
@@ -298,13 +296,13 @@ def test_heavy() -> None:
 
     def slots(*weight: float) -> list[bool]:
         event = event_of(0, clients)._replace(weight=jnp.array(weight))
-        return malicious_slots(adversary, KEY, event, 4).tolist()
+        return Senders(4, adversary).attackers(KEY, event).tolist()
 
     assert slots(0.1, 0.4, 0, 0.0, 0.3) == [False, True, False, False, True]
     assert slots(0.2, 0.2, 0, 0.2, 0.2) == [True, True, False, True, True]
     for size in (3, 7, 10, 1000):
         event = event_of(0, jnp.arange(size), weight=1 / size)
-        assert malicious_slots(adversary, KEY, event, size).all()
+        assert Senders(size, adversary).attackers(KEY, event).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -319,7 +317,7 @@ def test_honest_slots_keep_their_bits(text: str, dtype: str) -> None:
     starts, local = make(), make()
     adversary = Adversary(attack=parse_attack(text), attackers=(2, 4, 0))
     event = event_of(5, CLIENTS)
-    run = jax.jit(lambda *models: attacked(adversary, KEY, event, *models, NUM))
+    run = jax.jit(lambda *models: Senders(NUM, adversary).claimed(KEY, event, *models))
     claimed = run(starts, local)
     forgers = np.isin(CLIENTS, (2, 4, 0))
     for before, after in zip(*map(jax.tree.leaves, (local, claimed)), strict=True):
@@ -338,7 +336,7 @@ def test_draws_differ_between_ticks_and_lanes() -> None:
     adversary = Adversary(attack=parse_attack("gaussian"), malicious=1.0)
     zeros = jnp.zeros((10, 3))
     drawn = [
-        attacked(adversary, key, event_of(tick, CLIENTS), zeros, zeros, NUM)
+        Senders(NUM, adversary).claimed(key, event_of(tick, CLIENTS), zeros, zeros)
         for key, tick in ((KEY, 0), (KEY, 1), (jax.random.key(4), 0))
     ]
     assert not np.any(np.asarray(drawn[0] == drawn[1])[CLIENTS >= 0])
@@ -354,7 +352,8 @@ def test_nobody_attacks_by_default() -> None:
         Adversary(malicious=0.5),
         Adversary(attack=SignFlip()),
     ):
-        assert attacked(idle, KEY, event_of(0, CLIENTS), local, local, NUM) is local
+        claimed = Senders(NUM, idle).claimed(KEY, event_of(0, CLIENTS), local, local)
+        assert claimed is local
 
 
 class State(NamedTuple):
@@ -373,7 +372,8 @@ def bind_rounds(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
     def step(key: jax.Array, state: State, event: Event) -> tuple[State, Any]:
         local, work = train(key, event, start=state.server)
         starts = replicate(state.server, event.clients.shape[0])
-        local = attacked(hyper.adversary, key, event, starts, local, hyper.num_clients)
+        senders = Senders(hyper.num_clients, hyper.adversary)
+        local = senders.claimed(key, event, starts, local)
         return State(weighted_sum(event.weight, local)), work
 
     return Algorithm(lambda key: State(problem.init(key)), step, lambda state: state.server)
@@ -562,7 +562,7 @@ def test_mimics_learn_from_honest_and_finite_messages_only() -> None:
     for clients, value in (([0, 1, -1, -1, -1], 1.0), ([0, 1, 2, 3, 4], np.nan)):
         changed = event.within(facts=event.facts, clients=jnp.array(clients, "int32"))
         models = jnp.full((5, 2), value)
-        after = remembering(adversary, memory, key, changed, models * 0, models, 5)
+        after = Senders(5, adversary).remembered(key, changed, models * 0, models, memory)
         jax.tree.map(np.testing.assert_array_equal, after, memory)
 
 

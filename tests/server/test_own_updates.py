@@ -18,8 +18,8 @@ from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.compression import TopK
-from fedjax_sim.server.own_updates import RootData, draw_root, own_update
 from fedjax_sim.server.privacy import LocalGaussian
+from fedjax_sim.server.reports import RootData, Wire, draw_root
 from fedjax_sim.server.rules import Bucketing, FLTrust, Mean, Median, rules_of_one_program
 from tests.conftest import Regression, SplitRegression, slow_but
 
@@ -125,10 +125,11 @@ def test_root_data_are_shuffled_in_each_tick(steps: int) -> None:
     problem, start = Used(jnp.asarray(COUNTS)), jnp.zeros(COUNTS.sum())
     root = draw_root(problem, bound.key, rule)
     places = (np.cumsum(COUNTS) - COUNTS)[root.clients] + np.asarray(root.examples)
+    ruled = bound.hyper.replace(aggregator=rule)
+    wire = Wire(problem, ruled, bound.plan, train=local_training)
 
     def used(t: int) -> np.ndarray:
-        given = problem, bound.hyper, bound.plan, local_training, bound.key, bound.event(t)
-        progress, work = own_update(*given, rule=rule, start=start)
+        progress, work = wire.own_update(bound.key, bound.event(t), start)
         assert int(work.needed) == int(work.executed) == steps
         return -np.asarray(progress)[places]
 

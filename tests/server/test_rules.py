@@ -32,8 +32,8 @@ from fedjax_sim.server.rules import (
     TrimmedMean,
     ordering,
     parse_rule,
+    squared_distances,
 )
-from fedjax_sim.server.rules.distances import squared_distances
 from tests.conftest import slow_but
 
 S, SHAPES = 11, {"kernel": (2, 3), "bias": (4,), "scale": (), "nothing": (0, 2)}

@@ -14,9 +14,17 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import System, Ticks
-from fedjax_sim.core.checking import Above0
 from fedjax_sim.core.schedules import CLOCKS, Schedule
-from fedjax_sim.core.settings import ConfigError, check, fixed, idle_of, names_of, setting, struct
+from fedjax_sim.core.settings import (
+    Above0,
+    ConfigError,
+    check,
+    fixed,
+    idle_of,
+    names_of,
+    setting,
+    struct,
+)
 from tests.systems.conftest import Kind
 
 NUM_TICKS = 5

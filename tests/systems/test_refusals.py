@@ -11,7 +11,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError
 from fedjax_sim.core.settings import check
-from fedjax_sim.server.compression.messages import parse_compressor
+from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.server.privacy import LocalGaussian
 
 STATIC = {"num_clients": 12, "num_selected": 2, "policy": "static"}

@@ -11,8 +11,7 @@ import fedjax_sim
 from fedjax_sim import Ticks
 from fedjax_sim.core.streams import stream
 from fedjax_sim.server.attacks import FreeRider, NotFinite
-from fedjax_sim.server.compression import parse_compressor
-from fedjax_sim.server.compression.messages import count_message_bits
+from fedjax_sim.server.compression import count_message_bits, parse_compressor
 from fedjax_sim.systems import fedavg, safa
 from fedjax_sim.timelines import ClientTable
 from tests.systems.live_loops import (

@@ -16,6 +16,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.settings import checks, declared, names
@@ -214,6 +215,11 @@ class OneOfSeveral(Checked):
         if np.any(np.asarray(self.which) >= len(self.options)):
             allowed = f"below {len(self.options)}, the number of options"
             raise ConfigError("which", self.which, allowed)
+
+    @property
+    def number(self) -> jax.Array:
+        """Number of the one that is chosen, `i32[]`, as sweeps may trace it as a float."""
+        return jnp.asarray(self.which).astype("int32")
 
     @property
     def chosen(self) -> Any:

@@ -65,8 +65,7 @@ from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion, Probability
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty, mean_of
-from fedjax_sim.server.compression import Identity
-from fedjax_sim.server.compression.messages import count_message_bits
+from fedjax_sim.server.compression import Identity, count_message_bits
 from fedjax_sim.systems.langevin import methods
 from fedjax_sim.systems.langevin.methods import Anchor, Controls, ModelMemories, Square
 from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds

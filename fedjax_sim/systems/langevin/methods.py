@@ -42,8 +42,7 @@ from fedjax_sim.core.settings import Checked, is_known, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Probability
 from fedjax_sim.core.types import Array, Event, Facts, Key, Params, Work
 from fedjax_sim.server import mean_of, weighted_sum
-from fedjax_sim.server.compression.base import Compressor, Identity
-from fedjax_sim.server.compression.messages import Compression, decode_messages
+from fedjax_sim.server.compression import Compression, Compressor, Identity, decode_messages
 
 SlopesAt = Callable[[Key, Event, Params], tuple[Params, Work]]
 """From a key, a tick and a model to the gradients of clients there, and the evaluations spent."""

@@ -10,7 +10,7 @@ import optax
 from fedjax_sim.core.schedules import Constant
 from fedjax_sim.core.settings import ConfigError, checked, fields, value_of
 from fedjax_sim.core.settings.declared import AtLeast0, Count, Fraction
-from fedjax_sim.server.privacy.accounting import NoisySteps, epsilon_after
+from fedjax_sim.server.accounting import NoisySteps, epsilon_after
 from fedjax_sim.theory.langevin.theorem import PrivacySetup, guarantee
 
 
