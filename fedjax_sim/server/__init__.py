@@ -10,6 +10,7 @@ inside the compiled program, except for the weights, which depend on the schedul
 of the timeline.
 """
 
+from fedjax_sim.server.aggregation import ServerMomentum as ServerMomentum
 from fedjax_sim.server.aggregation import ServerRate as ServerRate
 from fedjax_sim.server.aggregation import ServerStep as ServerStep
 from fedjax_sim.server.aggregation import expand as expand
