@@ -3,22 +3,16 @@
 import fedjax_sim.core.settings as _settings
 import fedjax_sim.core.types as _types
 
-from . import async_hierarchical as async_hierarchical
-from . import em as em
 from . import favano as favano
-from . import fedat as fedat
 from . import fedavg as fedavg
 from . import fedbuff as fedbuff
 from . import fedem as fedem
 from . import hierarchical as hierarchical
 from . import langevin as langevin
 from . import oort as oort
-from . import pisces as pisces
 from . import qfedavg as qfedavg
 from . import quafl as quafl
-from . import safa as safa
 from . import scaffold as scaffold
-from . import vr_fedem as vr_fedem
 from .fedavg import fedadagrad as fedadagrad
 from .fedavg import fedadam as fedadam
 from .fedavg import fedavgm as fedavgm
@@ -31,6 +25,12 @@ from .fedbuff import ca2fl as ca2fl
 from .fedbuff import fedasync as fedasync
 from .fedbuff import fedstaleweight as fedstaleweight
 from .fedbuff import gen_async as gen_async
+from .fedem import em as em
+from .fedem import vr_fedem as vr_fedem
+from .hierarchical import async_hierarchical as async_hierarchical
+from .in_flight import fedat as fedat
+from .in_flight import pisces as pisces
+from .in_flight import safa as safa
 from .oort import adacomm as adacomm
 from .oort import fedcs as fedcs
 from .oort import powerofchoice as powerofchoice
