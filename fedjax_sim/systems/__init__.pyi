@@ -10,9 +10,8 @@ from . import fedem as fedem
 from . import hierarchical as hierarchical
 from . import langevin as langevin
 from . import oort as oort
-from . import qfedavg as qfedavg
-from . import quafl as quafl
 from . import scaffold as scaffold
+from .favano import quafl as quafl
 from .fedavg import fedadagrad as fedadagrad
 from .fedavg import fedadam as fedadam
 from .fedavg import fedavgm as fedavgm
@@ -20,6 +19,7 @@ from .fedavg import fednova as fednova
 from .fedavg import fedopt as fedopt
 from .fedavg import fedprox as fedprox
 from .fedavg import fedyogi as fedyogi
+from .fedavg import qfedavg as qfedavg
 from .fedbuff import asyncfeded as asyncfeded
 from .fedbuff import ca2fl as ca2fl
 from .fedbuff import fedasync as fedasync
