@@ -199,7 +199,7 @@ class ServerMomentum(ServerRate):
 
 @struct
 class ServerStep(ServerRate):
-    """Settings of the server's step. With the defaults it takes the mean of what clients send.
+    """Settings of the server's step. With the defaults it takes the mean of clients' messages.
 
     They are inherited by the settings of FedAvg, for example, which is FedOpt with an optimizer.
 

@@ -424,7 +424,7 @@ class Wire:
         total: SumRequest | None = None,
         scale: Array | None = None,
     ) -> RoundState:
-        """Make the next model of what the clients of a round report, and publish it.
+        """Make the next model of the reports of a round, and publish it.
 
         It is the mean, or a step of the server's optimizer along the clients' mean progress if the
         settings have one (`ServerStep`).

@@ -107,10 +107,7 @@ class FedProx(Hyper):
 
 
 fedprox = cohort_system(
-    "fedprox",
-    FedProx,
-    algorithm,
-    "federated averaging with a pull of local models to the server's",
+    "fedprox", FedProx, algorithm, "federated averaging with a pull of local models to the server's"
 )
 
 

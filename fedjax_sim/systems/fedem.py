@@ -44,16 +44,15 @@ class WithMemories(CoinRounds, Expectation, Approximation):
 
 @struct
 class Hyper(WithMemories):
-    """Settings of FedEM: those of messages with memories, and what its metrics count."""
+    """Settings of FedEM: those of messages with memories, and the count of its metrics."""
 
     counted: Literal["all", "active"] = setting(
-        "all",
-        "Whose E-steps the metric \"epochs\" counts: all clients' or the participants'.",
+        "all", "Whose E-steps the metric \"epochs\" counts: all clients' or the participants'."
     )
 
 
 class State(NamedTuple):
-    """The state of FedEM, and of VR-FedEM, whose names of the server's statistics are in brackets.
+    """The state of FedEM and VR-FedEM; the paper's symbols of the latter are in brackets.
 
     Attributes:
       server: Expected statistics S_k (S_{t,k}), `f[q]`.
@@ -78,7 +77,7 @@ class State(NamedTuple):
     def after(
         self, hyper: WithMemories, key: Key, event: Event, oracle: Array, num_batches: Array
     ) -> "State":
-        """State after a tick, whose messages are compressed differences to the memories.
+        """State after a tick with messages that are compressed differences to the memories.
 
         Args:
           hyper: The settings.

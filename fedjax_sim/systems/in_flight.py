@@ -1,4 +1,4 @@
-"""Servers whose clients' work lasts for several ticks of a live clock: SAFA, FedAT and Pisces.
+"""Clients' work that lasts for several ticks of a live clock: SAFA, FedAT and Pisces.
 
 Dimension letters: those of `fedjax_sim.core.types`.
 """
@@ -32,7 +32,7 @@ def with_work_in_flight(
     sized_by: tuple[str, str],
     **changes: Any,
 ) -> types.System:
-    """System of a live clock whose clients' work lasts for several ticks.
+    """System with clients' work that lasts for several ticks of a live clock.
 
     Args:
       kind: Class of the settings, whose name is the system's.
