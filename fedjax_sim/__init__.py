@@ -4,7 +4,7 @@ Start with `sweep`, which runs a system (see `SYSTEMS`) on a problem for many se
 or with `simulate`, which runs one. `bind` hands out the program of a run, for a loop of one's own
 and for gradients through it. Where to look for the rest:
 
-    systems          one algorithm per file
+    systems          the algorithms, each like its paper's box
     problems         models, datasets and a partition among clients, made into a loss
     timelines        when the server acts and whose work it receives
     clients, server  local work; messages with their compression, privacy, attacks and rules

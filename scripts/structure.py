@@ -62,14 +62,15 @@ def imported_names(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the names that a file imports from this house: by local and by full name.
 
     Full names lack the package, as in "timelines.laws"; relative ones are "." alone. The stub of
-    the package's face counts as the face's text; it has relative imports of rooms.
+    a face counts as the face's text; it has relative imports.
     """
     stub = path.with_suffix(".pyi")
+    room = "" if path.parent.name == PACKAGE else path.parent.name
     listed = ast.parse(stub.read_text()).body if stub.exists() else []
     for node in listed:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                yield alias.name, f"{node.module or ''}.{alias.name}".removeprefix(".")
+                yield alias.name, ".".join(filter(None, (room, node.module, alias.name)))
     for node in ast.walk(ast.parse(path.read_text())):
         pairs = []
         if isinstance(node, ast.Import):

@@ -64,10 +64,10 @@ def tree_of(module: str) -> ast.Module:
 
 def public_names(module: str) -> list[str]:
     """Read what a face exports. These rooms are asked for their files by name."""
-    if (names := names_in(MODULES[module])) is not None:
-        return names
     if module == "systems":
         return [*fedjax_sim.systems.__all__]
+    if (names := names_in(MODULES[module])) is not None:
+        return names
     for node in tree_of(module).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)
@@ -180,7 +180,7 @@ def test_the_wheel_holds_this_package_alone() -> None:
     """`experiments`, `scripts` and `tests` run from a clone."""
     config = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert config["packages"]["find"]["include"] == ["fedjax_sim*"]
-    assert config["package-data"] == {"fedjax_sim": ["py.typed", "__init__.pyi"]}
+    assert config["package-data"] == {"fedjax_sim": ["py.typed", "__init__.pyi", "systems/*.pyi"]}
     assert config["dynamic"]["version"] == {"attr": "fedjax_sim.version.__version__"}
 
 

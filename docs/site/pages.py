@@ -336,8 +336,8 @@ def algorithms_page() -> str:
         [
             "# Algorithms",
             "",
-            "Each system is one file in `fedjax_sim/systems`. A page here is made from that file:",
-            "the publication and the algorithm from its docstring, the settings from its `Hyper`.",
+            "A system, or several alike, is one file in `fedjax_sim/systems`. A page here is made",
+            "from it: publication and algorithm from a docstring, the settings from its `Hyper`.",
             "`fedjax-sim list SYSTEM` prints the same settings.",
             "",
             "| system | publication | how it works |",
@@ -348,9 +348,17 @@ def algorithms_page() -> str:
     )
 
 
+def docstring_of(name: str) -> str:
+    """Docstring of a system's file, or of its settings if the file has several systems."""
+    tree, kind = ast.parse(module_of(name).read_text()), SYSTEMS[name].Hyper.__name__
+    named = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == kind)
+    node: ast.Module | ast.ClassDef = tree if kind == "Hyper" else next(named)
+    return ast.get_docstring(node) or ""
+
+
 def citation(name: str) -> str:
-    """Return the first sentence of a system's module, which names its publication."""
-    doc = ast.get_docstring(ast.parse(module_of(name).read_text())) or ""
+    """Return the first sentence of a system's docstring, which names its publication."""
+    doc = docstring_of(name)
     return linked_papers(doc.partition("\n\n")[0].replace("\n", " "))
 
 
@@ -365,8 +373,7 @@ def linked_papers(text: str) -> str:
 
 def algorithm_page(name: str) -> str:
     """Describe one system: publication, algorithm, picture, settings and source."""
-    system, source = SYSTEMS[name], module_of(name).read_text()
-    doc = ast.get_docstring(ast.parse(source)) or ""
+    system, source, doc = SYSTEMS[name], module_of(name).read_text(), docstring_of(name)
     head, _, rest = doc.partition("\n\n")
     return "\n".join(
         [

@@ -596,7 +596,7 @@ def measure_spider(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int 
 
         @jax.jit
         def run() -> Any:
-            def step(state: vr_fedem.State, event: Event) -> Any:
+            def step(state: fedem.State, event: Event) -> Any:
                 state, _ = algorithm.step(key, state, event)
                 return state, state.server
 

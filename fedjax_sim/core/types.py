@@ -274,3 +274,8 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
     weigh: Callable[[HyperT, Array, Array], Array] | None = None
     paper: Any = None
     live: Live[HyperT] | None = None
+
+    @property
+    def system(self) -> "System[HyperT, StateT, InfoT]":
+        """The system, under the name that it has in the module of a system."""
+        return self

@@ -5,11 +5,12 @@
 binds the stages (`report_settings` says how, and counts their bits), `versions` keeps old server
 models for clients that still work from them, `staleness` weights stale updates, `edges` are local
 servers between clients and the global one, and `memories` belong to expectation maximisation.
-What a single system needs is in its folder (`systems.fedopt`, `systems.langevin`). All of it runs
+What a single system needs is in its file (`systems.fedavg`, `systems.langevin`). All of it runs
 inside the compiled program, except for the weights, which depend on the schedule alone and are part
 of the timeline.
 """
 
+from fedjax_sim.server.aggregation import ServerMomentum as ServerMomentum
 from fedjax_sim.server.aggregation import ServerRate as ServerRate
 from fedjax_sim.server.aggregation import ServerStep as ServerStep
 from fedjax_sim.server.aggregation import expand as expand

@@ -7,7 +7,7 @@ Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import optax
 from fedjax_sim.clients.local_settings import optimizer_named, refuse_name
 from fedjax_sim.core.batching import weighted_sum
 from fedjax_sim.core.schedules import Schedule, schedule_of
-from fedjax_sim.core.settings import Above0, Checked, setting, struct
+from fedjax_sim.core.settings import Above0, Checked, Limit, is_known, setting, struct
 from fedjax_sim.core.types import Array, Event, Params, StateT
 
 
@@ -141,7 +141,7 @@ def keep_if_empty(event: Event, after: StateT, before: StateT) -> StateT:
 def _makes_transformations(value: Any) -> bool:
     refuse_name("server_optimizer", value)
     try:
-        return isinstance(value(0.1), optax.GradientTransformation)
+        return value is None or isinstance(value(0.1), optax.GradientTransformation)
     except (TypeError, ValueError):
         return False
 
@@ -175,26 +175,60 @@ class ServerRate(Checked):
 
 
 @struct
-class ServerStep(ServerRate):
-    """Settings of the server's step. With the defaults it takes the clients' mean progress.
+class ServerMomentum(ServerRate):
+    """Settings of a server's step with momentum: v <- beta v + mean progress, w <- w + eta v.
 
-    They are inherited by the settings of FedOpt, for example.
+    They are inherited by the settings of FedBuff, for example.
 
-        optimizer, progress = ServerStep(server_lr=0.5).server_transformation(), jnp.array([4.0])
-        update, _ = optimizer.update(-progress, optimizer.init(progress))
-        assert update == 0.5 * 4.0
-        hyper = fedjax_sim.SYSTEMS["fedopt"].Hyper(server_lr=0.1, server_optimizer=optax.adam)
+        optimizer = ServerMomentum(server_lr=0.5, server_momentum=0.9).server_transformation()
+        assert optimizer.init(jnp.zeros(3))[0].trace.shape == (3,)  # v
     """
 
-    server_optimizer: Callable[..., optax.GradientTransformation] = setting(
-        optax.sgd,
-        "Optimizer of the server, whose state lasts.",
-        allowed="the name of an optax optimizer, or a function from a learning rate to a gradient "
-        "transformation",
-        accepts=_makes_transformations,
-        parse=optimizer_named,
+    server_momentum: Annotated[float, Limit(least=0, most=0.999)] = setting(
+        0.0,
+        "Momentum of the server, beta: share of its last step that is added to the next.",
+        simpler_at=(0.0,),
     )
 
     def server_transformation(self) -> optax.GradientTransformation:
         """Make the server's optimizer."""
-        return self.server_optimizer(self.server_lr)
+        momentum = None if is_known(self.server_momentum, 0) else self.server_momentum
+        return optax.sgd(self.server_lr, momentum)
+
+
+@struct
+class ServerStep(ServerRate):
+    """Settings of the server's step. With the defaults it takes the mean of clients' messages.
+
+    They are inherited by the settings of FedAvg, for example, which is FedOpt with an optimizer.
+
+        optimizer = ServerStep(server_lr=0.5, server_optimizer=optax.sgd).server_transformation()
+        progress = jnp.array([4.0])
+        update, _ = optimizer.update(-progress, optimizer.init(progress))
+        assert update == 0.5 * 4.0
+        hyper = fedjax_sim.SYSTEMS["fedavg"].Hyper(server_lr=0.1, server_optimizer=optax.adam)
+    """
+
+    server_lr: Above0 = setting(
+        1.0,
+        "Learning rate of the server, a factor on its steps.",
+        only_with={"server_optimizer": lambda optimizer: optimizer is not None},
+    )
+    server_optimizer: Callable[..., optax.GradientTransformation] | None = setting(
+        None,
+        "Optimizer of the server, which follows the clients' mean progress, and whose state lasts; "
+        "none for the mean of what they send.",
+        allowed="the name of an optax optimizer, or a function from a learning rate to a gradient "
+        "transformation",
+        accepts=_makes_transformations,
+        parse=lambda name: None if name == "none" else optimizer_named(name),
+    )
+
+    def decided(self) -> dict[str, str]:
+        """Settings without effect by name, with words for their replacements."""
+        alone = {"server_lr_schedule": "server_optimizer none"}
+        return super().decided() | (alone if self.server_optimizer is None else {})
+
+    def server_transformation(self) -> optax.GradientTransformation | None:
+        """Make the server's optimizer, if it has one."""
+        return None if self.server_optimizer is None else self.server_optimizer(self.server_lr)

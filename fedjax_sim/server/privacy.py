@@ -64,7 +64,7 @@ from jax.flatten_util import ravel_pytree
 from fedjax_sim.clients.clipping import clip_sums as clip_sums
 from fedjax_sim.clients.clipping import clip_updates as clip_updates
 from fedjax_sim.clients.clipping import finite
-from fedjax_sim.core import batching, checking, settings, streams
+from fedjax_sim.core import batching, settings, streams
 from fedjax_sim.core.settings import (
     Above0,
     AtLeast0,
@@ -567,7 +567,7 @@ def parse_privacy(text: str) -> Privacy:
 
 
 def gaussian_like(
-    key: Key, model: Params, deviation: Annotated[Array | float, checking.shape(""), Limit(least=0)]
+    key: Key, model: Params, deviation: Annotated[Array | float, settings.shape(""), Limit(least=0)]
 ) -> Params:
     """Draw Gaussian noise in the shape of a model.
 

@@ -228,9 +228,12 @@ class Wire:
         self.is_summed = self.rule.is_plain and not (
             self.noise.is_on or self.code.is_on or self.privacy.is_on
         )
+        of_server = getattr(hyper, "server_transformation", lambda: None)
+        self.has_step = of_server() is not None
         # A plain mean of models needs weights that sum to 1.
         has_mean = self.rule.is_plain and not report_settings.has_poisson_cohorts(hyper)
-        self.has_mean = has_mean and not self.privacy.is_on and not self.downlink.is_on
+        has_mean = has_mean and not self.privacy.is_on and not self.downlink.is_on
+        self.has_mean = has_mean and not self.has_step
 
     def _check_used(self, stage: stages.Stage) -> None:
         """Refuse a stage that is switched on, and that was not called."""
@@ -412,6 +415,9 @@ class Wire:
           The mean, leaves `[...]`, and what both sides remember. In an empty tick these are those
           of the state.
         """
+        if self.has_step:
+            allowed = "none: this system's step takes the mean of what clients send"
+            raise ConfigError("server_optimizer", "an optimizer", allowed)
         if not self._is_mean(event):
             progress, memo = self.progress(key, event, state, local, total=total)
             mean = jax.tree.map(jnp.add, state.server, progress)
@@ -516,42 +522,79 @@ class Wire:
         kept = versions.next_version(state, event, self.start(memo, server))
         return Versioned(server, kept.versions, memo)
 
-    def first_step(self, server: Params) -> RoundState:
-        """Begin with the initial model and a fresh server optimizer, which the settings have.
+    def first_round(self, server: Params, clients: Params = ()) -> RoundState:
+        """Begin rounds with the initial model, and the first state of the server's optimizer.
 
         Args:
           server: The initial model, leaves `[...]`.
+          clients: What is kept for every client, leaves `[N, ...]`.
 
         Returns:
           The first state.
         """
-        optimizer = self.hyper.server_transformation().init(server)
-        return RoundState(server, optimizer, memo=self.first(server))
+        return RoundState(server, self.first_optimizer(server), clients, self.first(server))
 
-    def step(
-        self, key: Key, event: Event, state: RoundState, memo: Memo, progress: Params
+    def advance(
+        self,
+        key: Key,
+        event: Event,
+        state: RoundState,
+        local: Params,
+        *,
+        total: SumRequest | None = None,
+        scale: Array | None = None,
     ) -> RoundState:
-        """Step along the clients' mean progress by the server's optimizer, and publish.
+        """Make the next model of the reports of a round, and publish it.
+
+        It is the mean, or a step of the server's optimizer along the clients' mean progress if the
+        settings have one (`ServerStep`).
 
         Args:
-          state: The state before it.
-          memo: What both sides remember.
-          progress: The clients' mean progress, leaves `[...]`.
+          state: The state before it, of `first_round`.
+          local: As in `average`.
+          total: As in `average`.
+          scale: As in `progress`.
 
         Returns:
           The next state.
         """
+        if not self.has_step and scale is None:
+            server, memo = self.average(key, event, state, local, total=total)
+            return state._replace(server=server, memo=memo)
+        progress, memo = self.progress(key, event, state, local, total=total, scale=scale)
+        server, memory = self.step(event, state.server, state.memory, progress)
+        memo = self.publish(key, event, memo, server)
+        return state._replace(server=server, memory=memory, memo=memo)
+
+    def first_optimizer(self, server: Params) -> Params:
+        """Return the first state of the server's optimizer; () if it has none."""
+        return self.hyper.server_transformation().init(server) if self.has_step else ()
+
+    def step(
+        self, event: Event, server: Params, optimizer: Params, progress: Params
+    ) -> tuple[Params, Params]:
+        """Step along the clients' mean progress by the server's optimizer.
+
+        Args:
+          server: The model before it, leaves `[...]`.
+          optimizer: The optimizer's state.
+          progress: The clients' mean progress, leaves `[...]`.
+
+        Returns:
+          The next model and state. In an empty tick they stay.
+        """
+        if not self.has_step:
+            return jax.tree.map(jnp.add, server, progress), optimizer
         slope = jax.tree.map(lambda leaf: -leaf, progress)
-        optimizer = self.hyper.at_tick(event).server_transformation()
-        updates, memory = optimizer.update(slope, state.memory, state.server)
-        flags = untrained_leaves(self.problem, state.server)
+        follow = self.hyper.at_tick(event).server_transformation()
+        updates, after = follow.update(slope, optimizer, server)
+        flags = untrained_leaves(self.problem, server)
         if flags is not None:  # Running statistics are averaged, not optimised.
             updates = jax.tree.map(
                 lambda u, d, is_mean: d if is_mean else u, updates, progress, flags
             )
-        after = optax.apply_updates(state.server, updates), memory
-        server, optimizer = keep_if_empty(event, after, (state.server, state.memory))
-        return RoundState(server, optimizer, memo=self.publish(key, event, memo, server))
+        stepped = optax.apply_updates(server, updates), after
+        return keep_if_empty(event, stepped, (server, optimizer))
 
     def metrics(self, state: Sent) -> dict[str, Array]:
         """Report the bound of updates' norms, `clip_norm`, if it adapts.

@@ -55,7 +55,7 @@ exchange are S = T, a single round; `ticks_per_round` and `group_metrics` evalua
 
 There are two levels and no tree: servers in between would do several rounds between two global
 rounds, but here all groups have the same rounds. Groups that do not wait for each other are the
-system `async_hierarchical`.
+system `async_hierarchical`, which is here too.
 """
 
 from functools import partial
@@ -68,11 +68,13 @@ import optax
 
 from fedjax_sim import clients, timelines
 from fedjax_sim.core import batching, trees, types
-from fedjax_sim.core.settings import ConfigError, setting, struct
-from fedjax_sim.core.types import Algorithm, Problem
-from fedjax_sim.server import Memo, edges
-from fedjax_sim.server.compression import count_message_bits
-from fedjax_sim.timelines import list_members, presets
+from fedjax_sim.core.settings import ConfigError, group, setting, struct
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.server import Memo, ServerRate, edges
+from fedjax_sim.server.compression import Identity, count_message_bits
+from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
+from fedjax_sim.server.versions import Versioned, stale_models
+from fedjax_sim.timelines import GroupArrivals, presets
 
 
 @struct
@@ -107,21 +109,21 @@ class State(NamedTuple):
       memo: What both sides remember of messages.
     """
 
-    server: types.Params
-    groups: types.Params
+    server: Params
+    groups: Params
     memo: Memo
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind hierarchical learning to a problem."""
     train = edges.edge_training(problem, hyper, plan)
     wire = edges.EdgeWire(problem, hyper, plan)
 
-    def init(key: types.Key) -> State:
+    def init(key: Key) -> State:
         server = problem.init(key)
         return State(server, batching.replicate(server, hyper.num_groups), wire.first(server))
 
-    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
+    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         num_slots = event.clients.shape[0]
         # At the first tick of a round the groups take the server's model, later they go
         # on.
@@ -143,14 +145,14 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         memo = jax.tree.map(lambda new, old: jnp.where(is_last, new, old), published, memo)
         return State(server, clients.write_clients(state.groups, event.clients, groups), memo), work
 
-    def metrics(state: State) -> dict[str, types.Array]:
+    def metrics(state: State) -> dict[str, Array]:
         if not hyper.group_metrics:
             return {}
         found, groups = jax.lax.map(problem.evaluate, state.groups), range(hyper.num_groups)
         return {f"{name}_group_{i}": found[name][i] for name in found for i in groups}
 
-    def client_models(state: State) -> tuple[types.Params, types.Array]:
-        return state.groups, jnp.asarray(list_members(hyper).size)
+    def client_models(state: State) -> tuple[Params, Array]:
+        return state.groups, jnp.asarray(timelines.list_members(hyper).size)
 
     return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
 
@@ -177,7 +179,7 @@ class Messages(edges.GroupMessages):
 
 
 paper = presets.preset(Hyper, presets.GROUPS)
-system = types.System(
+system: types.System = types.System(
     "hierarchical",
     Hyper,
     timelines.schedule_group_rounds,
@@ -187,4 +189,106 @@ system = types.System(
     hints=types.Hints(timelines.group_rounds_within, edges.iteration_examples),
     fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,
+)
+
+
+# Groups that report one by one.
+
+
+@struct
+class AsyncHierarchical(GroupArrivals, edges.EdgeTraining, ServerRate):
+    """Asynchronous hierarchical learning: each group reports when it is done.
+
+        x -> `state.server`    x_i -> `groups`    Z -> `hyper.num_reports`
+        beta -> `hyper.server_lr`    c_i -> `event.weight`
+
+    The groups of `systems.hierarchical` (Ali and Arafa, arXiv 2302.04851) do not wait for each
+    other. A group i takes the global model x^v, iterates until the sync time S has passed, and
+    reports D_i = x_i - x^v, with an exchange delay of its own. It continues from the global model
+    of that moment. The global server mixes reports as FedBuff does (Nguyen et al. 2022, arXiv
+    2106.06639): when Z of them have arrived,
+
+        x <- x + beta sum_i c_i D_i,    c_i = (M w_i / Z) s(tau_i) r_i
+
+    with weights w_i of the groups and staleness tau_i, the number of global models made since x^v.
+    The discount s is chosen by `rule`: "mean" is 1. The factor r_i is that of `aggregation`, for
+    t_i iterations: 1 / t_i with "divide_by_steps", 1 with "average", and T / t_i with "fednova",
+    where T is the mean of t over the buffer, weighted like the D_i.
+
+    Even if all groups report together, only the one that fills the buffer continues from the new
+    model. With one group and Z = 1 this is the synchronous system. For `client_variance` a group is
+    one holder of a model, whatever its size.
+
+    The paper names asynchronous groups as future work; these rules are ours.
+    """
+
+    staleness: StalenessWeights = group(
+        StalenessWeights(rule="mean", normalised=False), "weights of the reports in a buffer"
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If clients would need an estimate that their group is still making.
+        """
+        super().check_together()
+        is_compressed = not isinstance(self.messages.compression, Identity)
+        if self.messages.error_feedback and is_compressed and self.num_reports > 1:
+            allowed = (
+                "false with num_reports above 1 and compressed messages of clients, because a "
+                "group may report twice at once, and its second round needs estimates of the first"
+            )
+            raise ConfigError("messages.error_feedback", True, allowed)
+
+
+def schedule_reports(key: Key, hyper: AsyncHierarchical, num_ticks: int) -> types.Timeline:
+    """Schedule reports of groups; the weight of a slot is c_i."""
+    schedule = timelines.schedule_group_arrivals(key, hyper, num_ticks)  # M w_i / Z
+    staleness = jnp.arange(num_ticks)[:, None] - schedule.version
+    clients, num = schedule.clients, hyper.num_groups
+    discount = staleness_weights(clients, staleness, hyper.staleness, num_clients=num)
+    weight = schedule.weight * (discount * hyper.num_reports)
+    total = weight.sum(axis=1, keepdims=True)
+    share = weight / jnp.where(total > 0, total, 1)
+    rule = timelines.aggregation_weights(share, schedule.steps, hyper.aggregation)
+    return schedule._replace(weight=total * rule)
+
+
+def one_by_one(
+    problem: Problem, hyper: AsyncHierarchical, plan: Plan
+) -> Algorithm[Versioned, Work]:
+    """Bind asynchronous hierarchical learning to a problem."""
+    train = edges.edge_training(problem, hyper, plan)
+    wire = edges.EdgeWire(problem, hyper, plan, can_repeat=True)
+
+    def init(key: Key) -> Versioned:
+        return wire.first_version(problem.init(key))
+
+    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
+        start = stale_models(state, event)  # x^v
+        # A group's iterations before a round number its rounds.
+        groups, memo, work = train(key, event, state.memo, starts=start, draws=event.offset)
+        reports, memo = wire.receive(key, event, memo, start, groups)
+        progress = jax.tree.map(jnp.subtract, reports, start)  # D_i
+        mixed = wire.sum(key, event, progress)  # 0 if all slots are empty
+        rate = hyper.at_tick(event).server_lr
+        server = jax.tree.map(lambda x, d: x + rate * d, state.server, mixed)
+        return wire.next_version(key, event, state, memo, server), work
+
+    return wire.algorithm(init, step)
+
+
+async_hierarchical = system._replace(
+    name="async_hierarchical",
+    Hyper=AsyncHierarchical,
+    timeline=schedule_reports,
+    algorithm=one_by_one,
+    summary=(
+        "groups with local servers that report one by one; the global server mixes what has arrived"
+    ),
+    can_repeat=True,
+    messages=edges.GroupMessages(),
+    hints=types.Hints(timelines.group_arrivals_within, edges.iteration_examples),
+    paper=presets.preset(AsyncHierarchical, presets.GROUPS),
 )

@@ -26,7 +26,7 @@ from scipy import stats
 
 from fedjax_sim.core.settings import checked, checked_all
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, OneOf, Probability
-from fedjax_sim.systems.favano import step_counts
+from fedjax_sim.systems.favano import StepCounts
 from fedjax_sim.timelines import STEP_COUNT_LAWS
 
 Numbers = npt.NDArray[np.float64]
@@ -114,14 +114,14 @@ def step_law(
         contact_probability: Probability of being contacted at a server step, s / n.
         round_time: Time between two server steps.
         max_steps: K, the most local steps between two contacts.
-        law: Name of a law of the step count, from `fedjax_sim.systems.favano.step_counts`.
+        law: Name of a law of the step count, from `fedjax_sim.systems.favano`.
 
     Returns:
         `f64[N, K + 1]`, each row non-negative with sum 1.
     """
     with jax.enable_x64(True):
         rates = jnp.asarray(rate, float)
-        counts = step_counts.StepCounts(rates, contact_probability, round_time, law)
+        counts = StepCounts(rates, contact_probability, round_time, law)
         tails = np.asarray(counts.at_least(max_steps))
     return -np.diff(tails, axis=-1, prepend=1.0, append=0.0)
 

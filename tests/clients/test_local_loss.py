@@ -231,7 +231,50 @@ def test_a_regulariser_of_the_start_is_the_proximal_term() -> None:
     assert np.abs(found.models - without.models).max() > 1e-3
 
 
-@pytest.mark.parametrize("system", [fedavg, fedbuff, ditto, scaffold], ids=lambda s: s.__name__)
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_a_loss_reads_what_the_system_keeps_for_the_client(name: str) -> None:
+    """SCAFFOLD's control variates and FedDyn's gradients are its own rows, as in an own loop."""
+    problem, rate, num_steps, alpha = teaching(), 0.1, 3, 0.1
+    run = simulate(fedjax_sim.SYSTEMS[name], problem, num_selected=3)
+    x, kept = np.ones(3), np.zeros((5, 3))  # c_i, or g_i
+    memory = np.zeros(3)  # c, or h
+    for cohort in run.timelines[0].clients:
+        ends = {}
+        for i in cohort:
+            # The loss adds the row to the gradient, and the system its own correction.
+            pull = memory - kept[i] if name == "scaffold" else -kept[i]
+            own = kept[i] + pull
+            ends[i] = _pulled(
+                problem, i, x, num_steps, own, rate, 0 if name == "scaffold" else alpha
+            )
+        moved = np.array([ends[i] - x for i in cohort])
+        if name == "scaffold":
+            new = {i: kept[i] - memory - (ends[i] - x) / (num_steps * rate) for i in cohort}
+            memory = memory + sum(new[i] - kept[i] for i in cohort) / 5
+            x = x + moved.mean(axis=0)
+        else:
+            new = {i: kept[i] - alpha * (ends[i] - x) for i in cohort}
+            memory = memory - alpha * moved.sum(axis=0) / 5
+            x = x + moved.mean(axis=0) - memory / alpha
+        for i in cohort:
+            kept[i] = new[i]
+    np.testing.assert_allclose(np.ravel(run.models), x, rtol=1e-4, atol=1e-5)
+
+
+def _pulled(
+    problem: Teaching, client: int, start: Any, steps: int, own: Any, lr: float, alpha: float
+) -> np.ndarray:
+    """Train as `taught`, with a pull of strength alpha to the start more."""
+    x, y = (np.asarray(each[client], float) for each in (problem.inputs, problem.targets))
+    w, teacher = start, 2 * start
+    for _ in range(steps):
+        slope = x.T @ (x @ w - y) / len(y) + (MU + alpha) * (w - start) + NU * (w - teacher) + own
+        teacher = DECAY * teacher + (1 - DECAY) * w
+        w = w - lr * slope
+    return w
+
+
+@pytest.mark.parametrize("system", [fedavg, fedbuff, ditto, scaffold], ids=lambda s: s.system.name)
 def test_measures_are_curves_and_change_no_bits(system: Any) -> None:
     """They are means over the steps since the last evaluation, of all clients and of each."""
     of_cohort = {} if system is fedbuff else {"num_selected": 3}

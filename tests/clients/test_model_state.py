@@ -202,7 +202,7 @@ def test_an_optimizer_of_the_server_does_not_move_statistics() -> None:
 def test_fedbn_is_fedper_with_normalisation_layers() -> None:
     """Bit for bit; clients keep scales, biases and statistics."""
     problem = problem_of()
-    same = {"num_selected": 3, "personal": fedbn.NORMS}
+    same = {"num_selected": 3, "personal": fedbn.Hyper().personal}
     a, b = simulate(fedbn.system, problem, num_selected=3), simulate(fedper.system, problem, **same)
     jax.tree.map(np.testing.assert_array_equal, a.models, b.models)
     shared, own = fedbn.Hyper().split(a.models)

@@ -97,7 +97,7 @@ def test_names_in_code_are_those_of_the_package() -> None:
 
 
 def test_every_system_module_has_a_system() -> None:
-    """As pages say of each, among them `systems.fedopt`, which has several."""
+    """As pages say of each, among them `systems.fedopt`, which is in the file of FedAvg."""
     for name in fedjax_sim.systems.__all__:
         if name != "SYSTEMS":
             module = getattr(fedjax_sim.systems, name)

@@ -123,13 +123,14 @@ def test_clocks_are_those_of_the_systems_named() -> None:
     clocks = {getattr(timelines, name): systems for name, systems in rows}
     named = set()
     for clock, text in clocks.items():
-        for name in re.findall(r"systems/(\w+)(?:/\1)?\.py", text):
+        for name in re.findall(r"\[`(\w+)`\]\([^)]*/systems/", text):
             bases = SYSTEMS[name].Hyper.__mro__
             assert next(base for base in bases if base in clocks) is clock, name
             named.add(clock)
     assert set(clocks) == named
     # The table of live clocks names all systems that have one.
-    found = re.findall(r"systems/(\w+)\.py", live.partition("## How long work takes")[0])
+    rows_of_live = live.partition("## How long work takes")[0]
+    found = re.findall(r"\[`(\w+)`\]\([^)]*/systems/", rows_of_live)
     assert set(found) == {name for name, system in SYSTEMS.items() if system.live is not None}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim.systems.favano.step_counts import (
+from fedjax_sim.systems.favano import (
     StepCounts,
     mean_steps_given,
     prob_any_given,
