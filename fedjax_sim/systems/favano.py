@@ -395,7 +395,7 @@ system = types.System(
 
 
 @struct
-class QuAFL(Contacts, LocalTraining, messages.Compression, Robust):
+class QuAFL(Contacts, LocalTraining, compression.Compression, Robust):
     """QuAFL (Zakerinia et al., arXiv 2206.10032), as FAVANO's paper describes and runs it.
 
         w_t -> `state.server`    w^i -> `state.clients[i]`    S_t -> `event.clients`
