@@ -256,8 +256,6 @@ def as_law(law: Law | str) -> Law:
     return settings.parse_kind("law", LAWS, law) if isinstance(law, str) else law
 
 
-RECORDED = ("clock.round_time", "clock.carry_residual")
-"""Settings of clocks that have no effect with a recorded trace."""
 BLOCK = 2**14
 """Limit of updates in one draw of running times."""
 
@@ -573,7 +571,7 @@ class Clients(Checked):
           Words for what takes the place of each setting, by its full name.
         """
         found = {f"delays.{name}": what for name, what in self.delays.decided().items()}
-        of_clock = [name for name in RECORDED if name in fields(type(self))]
+        of_clock = {"clock.round_time"} & fields(type(self)).keys()
         return super().decided() | found | self.delays.decided_by_trace(*of_clock)
 
     @property
