@@ -44,7 +44,7 @@ from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import close
-from fedjax_sim.timelines.rounds.synchronous import rounds_within
+from fedjax_sim.timelines.rounds import rounds_within
 
 
 @struct

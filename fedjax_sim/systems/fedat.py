@@ -46,7 +46,7 @@ from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices
 from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
-from fedjax_sim.timelines.rounds.synchronous import check_clients
+from fedjax_sim.timelines.rounds import check_clients
 
 
 @struct

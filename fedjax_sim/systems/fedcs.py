@@ -41,7 +41,7 @@ from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Plan, Problem
 from fedjax_sim.server import Reports
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
-from fedjax_sim.timelines.rounds.synchronous import CohortClock
+from fedjax_sim.timelines.rounds import CohortClock
 
 ROUNDING = 1e-5
 """Share by which deadlines are longer, because a client's time is a rounded sum of many."""

@@ -52,7 +52,7 @@ from fedjax_sim.core.types import EMPTY, Array, Hints, Key, Problem
 from fedjax_sim.server import Reports, ServerRate, stale_models
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
-from fedjax_sim.timelines.rounds.synchronous import check_clients
+from fedjax_sim.timelines.rounds import check_clients
 
 
 @struct

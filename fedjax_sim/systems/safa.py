@@ -53,7 +53,7 @@ from fedjax_sim.server.report_settings import ReportMessages, downlink_of_slots
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import draw_devices
-from fedjax_sim.timelines.rounds.synchronous import are_in_time, check_clients
+from fedjax_sim.timelines.rounds import are_in_time, check_clients
 
 
 @struct

@@ -247,10 +247,7 @@ def time_available(windows: Windows, client: Array, begin: Array, end: Array) ->
 
 @checked
 def draw_losses(
-    key: Key,
-    shares: Annotated[Array, Limit(least=0, most=1)] | None,
-    client: Array,
-    update: Array,
+    key: Key, shares: Annotated[Array, Limit(least=0, most=1)] | None, client: Array, update: Array
 ) -> Array:
     """Draw whether updates are lost.
 
