@@ -13,7 +13,7 @@ from fedjax_sim.core.checking import AtLeast0, Count, checked
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Key, Timeline
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
-from fedjax_sim.timelines.delays.devices import bisect, draw_devices, time_available
+from fedjax_sim.timelines.delays.devices import bisect, draw_devices
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, draw_runtimes
 
 
@@ -127,7 +127,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     if devices.windows is not None:
         begin = jnp.where(previous >= 0, clock[previous], 0.0)
         end = jnp.broadcast_to(clock[:, None], begin.shape)
-        window = jnp.where(window > 0, time_available(devices.windows, selected, begin, end), 0.0)
+        window = jnp.where(window > 0, devices.windows.time_available(selected, begin, end), 0.0)
     if devices.transfer is not None:
         window -= devices.transfer[selected]
     is_whole = jnp.abs(window - jnp.round(window)) < 1e-9 * (1 + window)

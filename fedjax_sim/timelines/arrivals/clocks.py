@@ -283,6 +283,25 @@ def lane_by_lane(
     return one_lane(key, needed)
 
 
+def first_order(key: Key, num_clients: int) -> Array:
+    """Draw the order in which clients get the first tasks, from the lane's key: `i32[N]`."""
+    own_key = lane_stream(lane_stream(key, "replacements"), "first tasks")
+    return jax.random.permutation(own_key, num_clients).astype("int32")
+
+
+def draw_idle(key: Key, event: Array, number: Array, num_idle: int) -> Array:
+    """Draw one of the idle clients, from 1, or the one that has finished, which is 0: `i32[]`.
+
+    Args:
+      key: The lane's key.
+      event: Number of the finished work, `i32[]`.
+      number: Number of the draw for it, `i32[]`.
+      num_idle: Number of idle clients.
+    """
+    event_key = jax.random.fold_in(lane_stream(key, "replacements"), event)
+    return jax.random.randint(jax.random.fold_in(event_key, number), (), 0, num_idle + 1, "int32")
+
+
 def draw_until(draw: Callable[[Array], Array], accepts: Callable[[Array], Array]) -> Array:
     """Draw until a draw is accepted, at most `TRIES` times.
 
@@ -413,7 +432,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     return _timeline(acts, client, version, holds, hyper)
 
 
-def _replace_finished(key: Key, hyper: Arrivals, num: int) -> tuple[Array, Array, Array, Array]:
+def _replace_finished(key: Key, hyper: Arrivals, num: int) -> tuple[Array, ...]:
     """Find the first arrivals if M clients are at work at any time.
 
     At time 0 these are M clients drawn without replacement, available or not. A client that
@@ -485,25 +504,6 @@ def _replace_finished(key: Key, hyper: Arrivals, num: int) -> tuple[Array, Array
     start, keys = work.begin(first, updates[:num_tasks], begin, begin[0] - 1, begin[0])
     state = State(Queue.of(keys, 1), order_of_all, updates, start, jnp.int32(0))
     return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
-
-
-def first_order(key: Key, num_clients: int) -> Array:
-    """Draw the order in which clients get the first tasks, from the lane's key: `i32[N]`."""
-    own_key = lane_stream(lane_stream(key, "replacements"), "first tasks")
-    return jax.random.permutation(own_key, num_clients).astype("int32")
-
-
-def draw_idle(key: Key, event: Array, number: Array, num_idle: int) -> Array:
-    """Draw one of the idle clients, from 1, or the one that has finished, which is 0: `i32[]`.
-
-    Args:
-      key: The lane's key.
-      event: Number of the finished work, `i32[]`.
-      number: Number of the draw for it, `i32[]`.
-      num_idle: Number of idle clients.
-    """
-    event_key = jax.random.fold_in(lane_stream(key, "replacements"), event)
-    return jax.random.randint(jax.random.fold_in(event_key, number), (), 0, num_idle + 1, "int32")
 
 
 def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> Update:
