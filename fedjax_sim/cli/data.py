@@ -94,7 +94,7 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
             raise ConfigError(flag, value, allowed)
     model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
     kind = arguments.partition or ("iid" if is_latent else defaults.partition)
-    make_one, _ = partition.PARTITIONS[kind]
+    make_one = partition.PARTITIONS[kind]
     parameters, hints = inspect.signature(make_one).parameters, settings.hints_of(make_one)
     options = {key: one.default for key, one in parameters.items() if one.default is not one.empty}
     for flag in PARTITION_FLAGS:

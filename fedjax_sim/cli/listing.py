@@ -125,7 +125,7 @@ def _everything() -> dict[str, dict[str, str]]:
         "data sets": datasets.names(),
         "models": {name: entry.summary for name, entry in models.MODELS.items()},
         "latent-variable models": {name: entry.summary for name, entry in latent.MODELS.items()},
-        "partitions": {name: summary for name, (_, summary) in partition.PARTITIONS.items()},
+        "partitions": {name: partition.summary(name) for name in partition.PARTITIONS},
         "rules (aggregator)": _kinds(rules.RULES),
         "attacks (attack)": _kinds(attacks.ATTACKS),
         "compressors (compression, downlink)": _kinds(compression.COMPRESSORS),

@@ -109,11 +109,11 @@ def auto(
     """
     convolve: Convolution = lax.conv_general_dilated
     if _is_plain(lhs, rhs, **options):
-        convolve = patches
-        if targets.is_for_cpu() and _is_for_winograd(lhs, rhs, window_strides, **options):
-            out = _sizes(lhs, rhs, window_strides, padding, options)[-1]
-            if min(rhs.shape[-2:]) >= MANY and saves_products(out):
-                convolve = winograd
+        convolve, is_wide = patches, min(rhs.shape[-2:]) >= MANY
+        is_for_tiles = is_wide and _is_for_winograd(lhs, rhs, window_strides, **options)
+        if targets.is_for_cpu() and is_for_tiles:
+            geometry = _geometry(lhs, rhs, window_strides, padding, options)
+            convolve = winograd if saves_products(geometry.out) else patches
     return convolve(lhs, rhs, window_strides, padding, **options)
 
 
@@ -152,11 +152,9 @@ def patches(
             f"a kernel from {rhs.shape[-2]} to {rhs.shape[-1]} channels does not fit an input of "
             f"{lhs.shape[-1]} channels in {groups} groups"
         )
-    dilation, strides, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
-    _check_fit(lhs, rhs, pads, out)
+    geometry = _geometry(lhs, rhs, window_strides, padding, options)
     if 0 in (lhs.size, rhs.size):
-        return lax.conv_general_dilated(lhs, rhs, strides, pads, **options)
-    geometry = _Geometry(rhs.shape[:-2], dilation, strides, pads, out, options.get("precision"))
+        return lax.conv_general_dilated(lhs, rhs, geometry.strides, geometry.pads, **options)
     if groups > 1 and rhs.shape[-2] == 1:
         copies = rhs.shape[-1] // groups
         x = jnp.repeat(lhs, copies, axis=-1) if copies > 1 else lhs
@@ -170,7 +168,7 @@ def patches(
 
         y = jax.vmap(of_group, in_axes=-2, out_axes=-2)(x, kernel)
         return y.reshape(*y.shape[:-2], -1)
-    if rhs.shape[-1] >= NARROW or math.prod(dilation) > 1:
+    if rhs.shape[-1] >= NARROW or math.prod(geometry.dilation) > 1:
         return _convolve(lhs, rhs, geometry)
     return _convolve_in_blocks(lhs, rhs, geometry)
 
@@ -200,9 +198,8 @@ def winograd(
     """
     if not _is_for_winograd(lhs, rhs, window_strides, **options):
         return patches(lhs, rhs, window_strides, padding, **options)
-    _, _, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
-    _check_fit(lhs, rhs, pads, out)
-    return convolve_3x3(_padded(lhs, pads), rhs, options.get("precision"))
+    geometry = _geometry(lhs, rhs, window_strides, padding, options)
+    return convolve_3x3(_padded(lhs, geometry.pads), rhs, geometry.precision)
 
 
 CONVOLUTIONS: dict[str, Convolution] = {
@@ -261,19 +258,14 @@ def pooled(convolve: Convolution) -> Convolution:
     def convolve_and_pool(
         lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, **options: Any
     ) -> Array:
-        by_patches = convolve in (patches, auto)
         is_narrow_image = lhs.ndim == 4 and lhs.size > 0 < rhs.shape[-1] <= NARROW
-        is_product = _is_plain(lhs, rhs, **options) and _is_whole(**options)
-        if by_patches and is_narrow_image and is_product:
-            dilation, strides, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
-            blocks, precision = tuple(n // 2 for n in out), options.get("precision")
-            plain = _Geometry(rhs.shape[:-2], dilation, strides, pads, blocks, precision)
-            wide, geometry = _widen(rhs, plain)
-            if (
-                dilation == (1, 1)
-                and min(out) > 1
-                and _images_at_once(lhs, wide, geometry) == lhs.shape[0]
-            ):
+        is_plain = _is_plain(lhs, rhs, **options) and options.get("feature_group_count", 1) == 1
+        if convolve in (patches, auto) and is_narrow_image and is_plain:
+            plain = _geometry(lhs, rhs, window_strides, padding, options)
+            blocks = tuple(n // 2 for n in plain.out)
+            wide, geometry = _widen(rhs, plain._replace(out=blocks))
+            is_whole = min(blocks) > 0 and _images_at_once(lhs, wide, geometry) == len(lhs)
+            if plain.dilation == (1, 1) and is_whole:
                 largest, _ = _block_maxima_and_places(lhs, wide, geometry)
                 return largest.reshape(lhs.shape[0], *geometry.out, -1)
         return max_pool(convolve(lhs, rhs, window_strides, padding, **options))
@@ -340,19 +332,14 @@ def _is_plain(lhs: Array, rhs: Array, **options: Any) -> bool:
     return has_channels_last and options.get("batch_group_count", 1) == 1 and is_undilated
 
 
-def _is_whole(**options: Any) -> bool:
-    """Tell whether channels are not in groups."""
-    return bool(options.get("feature_group_count", 1) == 1)
-
-
-def _sizes(
+def _geometry(
     lhs: Array,
     rhs: Array,
     window_strides: Sequence[int],
     padding: Padding,
     options: Mapping[str, Any],
-) -> tuple[Sizes, Sizes, Pads, Sizes]:
-    """Return dilation, strides, padding and size of the output, one entry per axis of space."""
+) -> _Geometry:
+    """Find where windows lie. Raises `ValueError` unless there is at least one output."""
     num_axes = lhs.ndim - 2
     dilation = tuple(options.get("rhs_dilation") or (1,) * num_axes)
     strides = tuple(window_strides) if window_strides else (1,) * num_axes
@@ -366,23 +353,19 @@ def _sizes(
         (size + sum(pad) - length) // stride + 1
         for size, pad, length, stride in zip(lhs.shape[1:-1], pads, window, strides, strict=True)
     )
-    return dilation, strides, pads, out
-
-
-def _check_fit(lhs: Array, rhs: Array, pads: Pads, out: Sequence[int]) -> None:
-    """Check that there is at least one output. Raises `ValueError` otherwise."""
     if min(out) < 1:
         raise ValueError(
             f"a window of {rhs.shape[:-2]} does not fit into an input of {lhs.shape[1:-1]} "
             f"with padding {pads}"
         )
+    return _Geometry(rhs.shape[:-2], dilation, strides, pads, out, options.get("precision"))
 
 
 def _is_for_winograd(lhs: Array, rhs: Array, window_strides: Sequence[int], **options: Any) -> bool:
     """Tell whether a 3x3 window takes steps of 1 over arrays of 32 bits or more, none empty."""
     return (
         _is_plain(lhs, rhs, **options)
-        and _is_whole(**options)
+        and options.get("feature_group_count", 1) == 1
         and rhs.shape[:-2] == (3, 3)
         and 0 not in (lhs.size, rhs.size)
         and math.prod(window_strides or (1,)) == 1

@@ -20,7 +20,7 @@ JAX's own `jax.custom_derivatives.linear_call` does the same, but not under `vma
 
 import contextvars
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -31,9 +31,21 @@ from jax.interpreters import ad, batching, mlir
 In = TypeVar("In")
 Out = TypeVar("Out")
 Kept = TypeVar("Kept")
-Shapes = Sequence[tuple[tuple[int, ...], np.dtype]]
 Flat = Callable[[list[Array], list[Array]], list[Array]]
 """A function of the residuals' leaves and of the leaves in which it is linear."""
+
+
+class _Linear(NamedTuple):
+    """A linear function with its transpose: the primitive's parameter."""
+
+    fun: Flat
+    transpose: Flat
+    shapes: tuple[tuple[tuple[int, ...], np.dtype], ...]  # of the results
+    num_kept: int  # the first arguments are so many residuals
+
+    def of(self, args: Sequence[Any]) -> list[Array]:
+        """Compute the results for residuals and tangents."""
+        return _linear.bind(*args, linear=self)
 
 
 def linear_with_transpose(
@@ -75,15 +87,9 @@ def linear_with_transpose(
         found = transpose(kept_tree.unflatten(kept), out_tree.unflatten(slopes))
         return given_tree.flatten_up_to(found)
 
-    out = _linear.bind(
-        *kept,
-        *given,
-        fun=flat_fun,
-        transpose=flat_transpose,
-        shapes=tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)),
-        num_kept=len(kept),
-    )
-    return out_tree.unflatten(out)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like))
+    linear = _Linear(flat_fun, flat_transpose, shapes, len(kept))
+    return out_tree.unflatten(linear.of([*kept, *given]))
 
 
 def bilinear_jvp(
@@ -125,91 +131,72 @@ def _as_now(fun: Callable[[Kept, In], Out]) -> Callable[[Kept, In], Out]:
     return run
 
 
-def _compute(
-    *args: Array, fun: Flat, transpose: Flat, shapes: Shapes, num_kept: int
-) -> list[Array]:
-    return fun(list(args[:num_kept]), list(args[num_kept:]))
+def _compute(*args: Array, linear: _Linear) -> list[Array]:
+    return linear.fun(list(args[: linear.num_kept]), list(args[linear.num_kept :]))
 
 
-def _shapes_of(*args: Array, shapes: Shapes, **params: Any) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(shape, dtype) for shape, dtype in shapes]
+def _shapes_of(*args: Array, linear: _Linear) -> list[jax.core.ShapedArray]:
+    return [jax.core.ShapedArray(shape, dtype) for shape, dtype in linear.shapes]
 
 
 def _jvp(
-    args: Sequence[Array], dots: Sequence[Any], *, fun: Flat, num_kept: int, **params: Any
+    args: Sequence[Array], dots: Sequence[Any], *, linear: _Linear
 ) -> tuple[list[Array], list[Array]]:
     """Differentiate in both: by the same function in the tangents, by JAX in the residuals."""
-
-    def apply(*args: Array) -> list[Array]:
-        return _linear.bind(*args, fun=fun, num_kept=num_kept, **params)
-
-    kept, given = list(args[:num_kept]), list(args[num_kept:])
-    moved = [i for i, dot in enumerate(dots[:num_kept]) if type(dot) is not ad.Zero]
+    num = linear.num_kept
+    kept, given = list(args[:num]), list(args[num:])
+    moved = [i for i, dot in enumerate(dots[:num]) if type(dot) is not ad.Zero]
     parts = []
-    if any(type(dot) is not ad.Zero for dot in dots[num_kept:]):
-        parts.append(apply(*kept, *map(ad.instantiate_zeros, dots[num_kept:])))
+    if any(type(dot) is not ad.Zero for dot in dots[num:]):
+        parts.append(linear.of([*kept, *map(ad.instantiate_zeros, dots[num:])]))
     if moved:
 
         def of_moved(*values: Array) -> list[Array]:
             replaced = dict(zip(moved, values, strict=True))
-            return fun([replaced.get(i, each) for i, each in enumerate(kept)], given)
+            return linear.fun([replaced.get(i, each) for i, each in enumerate(kept)], given)
 
         parts.append(jax.jvp(of_moved, [kept[i] for i in moved], [dots[i] for i in moved])[1])
-    return apply(*args), [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
+    return linear.of(args), [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
 
 
-def _transpose(
-    slopes: Sequence[Any], *args: Any, transpose: Flat, num_kept: int, **params: Any
-) -> list[Array | None]:
+def _transpose(slopes: Sequence[Any], *args: Any, linear: _Linear) -> list[Array | None]:
     """Run the given transpose as part of the backward pass, as `jax.custom_vjp` does."""
-    kept, given = list(args[:num_kept]), args[num_kept:]
+    kept, given = list(args[: linear.num_kept]), args[linear.num_kept :]
     if all(type(slope) is ad.Zero for slope in slopes):
         return [None] * len(args)
-    found = transpose(kept, [ad.instantiate_zeros(slope) for slope in slopes])
+    found = linear.transpose(kept, [ad.instantiate_zeros(slope) for slope in slopes])
+    of_given: list[Array | None] = []
     for of_tangent, tangent in zip(found, given, strict=True):
-        expected = tangent.aval if ad.is_undefined_primal(tangent) else jax.typeof(tangent)
+        is_wanted = ad.is_undefined_primal(tangent)
+        expected = tangent.aval if is_wanted else jax.typeof(tangent)
         if (of_tangent.shape, of_tangent.dtype) != (expected.shape, expected.dtype):
             raise TypeError(
                 f"a transpose returned {jax.typeof(of_tangent)} for a tangent that is {expected}"
             )
-    # Tangents that are known here are zeros that JAX has put in for inputs without a derivative.
-    return [
-        *(None for _ in kept),
-        *(
-            of_tangent if ad.is_undefined_primal(tangent) else None
-            for of_tangent, tangent in zip(found, given, strict=True)
-        ),
-    ]
+        # Known tangents are zeros that JAX has put in for inputs without a derivative.
+        of_given.append(of_tangent if is_wanted else None)
+    return [None] * len(kept) + of_given
 
 
 def _batch(
-    args: Sequence[Array],
-    dims: Sequence[int | None],
-    *,
-    fun: Flat,
-    transpose: Flat,
-    shapes: Shapes,
-    num_kept: int,
+    args: Sequence[Array], dims: Sequence[int | None], *, linear: _Linear
 ) -> tuple[list[Array], list[int]]:
     """Map both functions. The cotangent of a tangent that is not mapped is summed up."""
     size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
-    of_kept, of_given = list(dims[:num_kept]), list(dims[num_kept:])
-    back = jax.vmap(transpose, in_axes=(of_kept, 0), out_axes=[dim or 0 for dim in of_given])
+    of_kept, of_given = list(dims[: linear.num_kept]), list(dims[linear.num_kept :])
+    axes = [dim or 0 for dim in of_given]
+    back = jax.vmap(linear.transpose, in_axes=(of_kept, 0), out_axes=axes)
 
     def summed(kept: list[Array], slopes: list[Array]) -> list[Array]:
-        return [
-            each.sum(0) if dim is None else each
-            for each, dim in zip(back(kept, slopes), of_given, strict=True)
-        ]
+        found = zip(back(kept, slopes), of_given, strict=True)
+        return [each.sum(0) if dim is None else each for each, dim in found]
 
-    out = _linear.bind(
-        *args,
-        fun=jax.vmap(fun, in_axes=(of_kept, of_given)),
+    mapped = linear._replace(
+        fun=jax.vmap(linear.fun, in_axes=(of_kept, of_given)),
         transpose=summed,
-        shapes=tuple(((size, *shape), dtype) for shape, dtype in shapes),
-        num_kept=num_kept,
+        shapes=tuple(((size, *shape), dtype) for shape, dtype in linear.shapes),
     )
-    return out, [0] * len(out)
+    return mapped.of(args), [0] * len(linear.shapes)
 
 
 _linear = core.Primitive("linear_with_transpose")

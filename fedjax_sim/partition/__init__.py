@@ -26,3 +26,4 @@ from fedjax_sim.partition.schemes import iid as iid
 from fedjax_sim.partition.schemes import make as make
 from fedjax_sim.partition.schemes import natural as natural
 from fedjax_sim.partition.schemes import shards as shards
+from fedjax_sim.partition.schemes import summary as summary

@@ -188,6 +188,24 @@ def _top_up(per_class: np.ndarray, least: int) -> np.ndarray:
     return held
 
 
+def _options(name: str) -> dict[str, inspect.Parameter]:
+    """List the arguments of a partition besides labels, number of clients and seed, by name."""
+    known = inspect.signature(PARTITIONS[name]).parameters
+    return {each: known[each] for each in known if each not in ("labels", "num_clients", "seed")}
+
+
+def summary(name: str) -> str:
+    """Describe a partition in one line, with its options.
+
+        assert summary("iid") == "Split the examples at random into equal parts"
+
+    Args:
+      name: A name in `PARTITIONS`.
+    """
+    line = str(PARTITIONS[name].__doc__).partition(".\n")[0]
+    return line + (f" (options {', '.join(options)})" if (options := _options(name)) else "")
+
+
 def make(
     name: str, labels: np.ndarray, *, num_clients: Count, seed: Seed, **options: Any
 ) -> Partition:
@@ -212,12 +230,7 @@ def make(
       ConfigError: If the name or an option is unknown, if a required option is missing, or if the
         function refuses a value.
     """
-    function = PARTITIONS[name][0]
-    known = {
-        option: parameter
-        for option, parameter in inspect.signature(function).parameters.items()
-        if option not in ("labels", "num_clients", "seed")
-    }
+    function, known = PARTITIONS[name], _options(name)
     for option in options:
         if option not in known:
             raise ConfigError(
@@ -232,46 +245,18 @@ def make(
 
 
 checked_all(__name__)
-PARTITIONS: Named[tuple[Callable[..., Partition], str]] = Named(
+PARTITIONS: Named[Callable[..., Partition]] = Named(
     "partition",
     {
-        "iid": (iid, "random equal parts"),
-        "classes": (
-            by_label.classes_per_client,
-            "equal parts of a few distinct classes each (option classes, 2 by default)",
-        ),
-        "dirichlet": (
-            dirichlet,
-            "each class in Dirichlet proportions over clients (options alpha, min_examples)",
-        ),
-        "shards": (
-            shards,
-            "equal shards of the data sorted by label (option shards_per_client, 2 by default)",
-        ),
-        "label_groups": (
-            by_label.label_groups,
-            "the first few labels for the last clients, all other labels for the first clients "
-            "(options slow_fraction, slow_labels, held_out)",
-        ),
-        "dirichlet_groups": (
-            by_label.dirichlet_groups,
-            "each class in Dirichlet proportions over groups of clients, evenly within a group "
-            "(options group_sizes, alpha, min_examples)",
-        ),
-        "disjoint_groups": (
-            by_label.disjoint_groups,
-            "groups of clients that share no label, a few labels per client "
-            "(options group_sizes, classes)",
-        ),
-        "pachinko": (
-            by_label.pachinko,
-            "a superclass, then a class in it, in Dirichlet proportions of each client, for "
-            "CIFAR-100 (options alpha, 0.1 by default, and in Python beta and superclasses)",
-        ),
-        "natural": (
-            natural,
-            "the clients that the data came with, if any (in Python: option client_ids, an array)",
-        ),
+        "iid": iid,
+        "classes": by_label.classes_per_client,
+        "dirichlet": dirichlet,
+        "shards": shards,
+        "label_groups": by_label.label_groups,
+        "dirichlet_groups": by_label.dirichlet_groups,
+        "disjoint_groups": by_label.disjoint_groups,
+        "pachinko": by_label.pachinko,
+        "natural": natural,
     },
 )
-"""A function and a description of one line for each name."""
+"""The function of each name."""

@@ -41,7 +41,7 @@ passed *is at most* S or T, where Eq. 7 and 13 continue until it *is at least*. 
 followed. A group does at least one iteration, as the baseline S = 0 needs.
 
 Compressed messages, lost ones and clients' hours are explained in `fedjax_sim.server.edges` and
-`fedjax_sim.timelines.grouped.rounds`; the paper has none of these.
+`fedjax_sim.timelines.grouped`; the paper has none of these.
 
 Readings. The local server's mean is unweighted, and the global server counts clients, not examples;
 `weighting` and `group_weights` offer the alternatives. Delays are drawn per group, whatever E is;

@@ -33,7 +33,7 @@ from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices
 from fedjax_sim.timelines.live import Clock, Flights, Instant, Received, Sizes
-from fedjax_sim.timelines.rounds.synchronous import are_in_time, check_clients
+from fedjax_sim.timelines.rounds import are_in_time, check_clients
 
 
 def with_work_in_flight(

@@ -63,7 +63,7 @@ from fedjax_sim.server.report_settings import downlink_of_slots
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import close, draw_devices
-from fedjax_sim.timelines.rounds.synchronous import CohortClock, rounds_within
+from fedjax_sim.timelines.rounds import CohortClock, rounds_within
 
 
 def choice_key(key: Key, number: Array) -> Key:

@@ -154,12 +154,12 @@ def check_values(
     for row in range(0, num, rows):
         for tick in range(0, num_ticks, ticks):
             piece = Timeline(*(leaf[row : row + rows, tick : tick + ticks] for leaf in timeline))
-            _check_slots(piece, num_clients, tick, least_weight)
-            if not system.can_repeat:
-                _check_once(system, piece, tick)
+            _check_slots(system, piece, num_clients, tick, least_weight)
 
 
-def _check_slots(timeline: Timeline, num_clients: int, first: int, least_weight: float) -> None:
+def _check_slots(
+    system: System, timeline: Timeline, num_clients: int, first: int, least_weight: float
+) -> None:
     """Check the slots of some ticks, of which `first` is the first one's number."""
     ticks = first + np.arange(timeline.time.shape[1])[:, None]
     is_known = np.isfinite(timeline.time)[..., None]
@@ -181,12 +181,8 @@ def _check_slots(timeline: Timeline, num_clients: int, first: int, least_weight:
                 allowed = "finite" + (" and at least 0" if least_weight == 0 else "")
             field = f"{name} of tick {first + place[1]} in slot {place[2]} of the timeline"
             raise ConfigError(field, values[place].item(), allowed)
-
-
-def _check_once(system: System, timeline: Timeline, first: int) -> None:
-    """Check that no client has several slots of a tick, of which `first` is the first number."""
-    filled = np.where(np.isfinite(timeline.time)[..., None], timeline.clients, EMPTY)
-    if (filled[..., 1:] > filled[..., :-1]).all():
+    filled = np.where(is_known, timeline.clients, EMPTY)
+    if system.can_repeat or (filled[..., 1:] > filled[..., :-1]).all():
         return
     filled = np.sort(filled, axis=-1)
     is_twice = (filled[..., 1:] == filled[..., :-1]) & (filled[..., 1:] != EMPTY)

@@ -12,7 +12,7 @@ from fedjax_sim.core import settings, streams
 from fedjax_sim.core.settings import AtLeast0, Checked, ConfigError, Count, checked, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Key, Timeline
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
-from fedjax_sim.timelines.delays.devices import bisect, draw_devices, time_available
+from fedjax_sim.timelines.delays.devices import bisect, draw_devices
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, draw_runtimes
 
 
@@ -43,22 +43,6 @@ class ContactClock(Checked):
         "Time of the first contact, in periods. 1 gives clients a first window of work; 0 makes "
         "contact at time 0, when no step is done.",
     )
-    carry_residual: bool = setting(
-        False,
-        "Whether an unfinished step keeps its running time at a contact, counted anew from then; "
-        "otherwise the time is drawn again.",
-    )
-    busy_during_interaction: bool = setting(
-        False,
-        "Whether a contacted client starts to compute only when the exchange is over, which "
-        "shortens the window between contacts.",
-        only_with={"server_interact": settings.is_not(0)},
-    )
-    strict_deadline: bool = setting(
-        False,
-        "Whether a step counts only if it ends strictly before the contact; otherwise a step that "
-        "ends at the contact counts too.",
-    )
 
 
 @struct
@@ -85,8 +69,8 @@ class Contacts(Clients):
         """Check combinations of settings.
 
         Raises:
-          ConfigError: If the cohort exceeds the clients, the period is not positive, or a setting
-            does not fit the delay law.
+          ConfigError: If the cohort exceeds the clients, the period is not positive, or delays are
+            those of whole updates.
         """
         super().check_together()
         if self.num_selected > self.num_clients:
@@ -98,10 +82,6 @@ class Contacts(Clients):
         if self.delays.time_of == "update":
             allowed = '"step", as contacts interrupt clients between steps'
             raise ConfigError("delays.time_of", "update", allowed)
-        if self.delays.law.is_count:
-            switches = "carry_residual", "busy_during_interaction", "strict_deadline"
-            why = f"under runtime_law = {self.delays.law}, whose counts do not depend on time"
-            settings.check_left(self, {f"clock.{name}": False for name in switches}, why)
 
 
 @checked
@@ -138,23 +118,22 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
         is_reached = devices.are_available(clients, now) & ~devices.are_lost(clients, number)
         clients = jnp.where(is_reached, clients, EMPTY)
     previous, _ = previous_visits(clients)
-    delay = hyper.clock.server_interact if hyper.clock.busy_during_interaction else 0.0
     # Multiply a whole number of ticks by the period, because a difference of two large clock times
     # would be rounded. A window that is whole up to rounding is made whole.
     since_start = (tick + hyper.clock.first_contact) * period
-    window = jnp.where(previous >= 0, (tick - previous) * period - delay, since_start)
+    window = jnp.where(previous >= 0, (tick - previous) * period, since_start)
     # Time in which a client can work: without breaks and transfers.
     if devices.windows is not None:
-        begin = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
+        begin = jnp.where(previous >= 0, clock[previous], 0.0)
         end = jnp.broadcast_to(clock[:, None], begin.shape)
-        window = jnp.where(window > 0, time_available(devices.windows, selected, begin, end), 0.0)
+        window = jnp.where(window > 0, devices.windows.time_available(selected, begin, end), 0.0)
     if devices.transfer is not None:
         window -= devices.transfer[selected]
     is_whole = jnp.abs(window - jnp.round(window)) < 1e-9 * (1 + window)
     window = jnp.where(is_whole, jnp.round(window), jnp.maximum(window, 0.0))
     # Local steps in the windows.
     if hyper.delays.trace is not None:
-        start = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
+        start = jnp.where(previous >= 0, clock[previous], 0.0)
         steps = _trace_steps(clients, start, jnp.broadcast_to(clock[:, None], start.shape), hyper)
     else:
         steps = _law_steps(key, clients, window, hyper)
@@ -173,51 +152,23 @@ def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Arra
     if law.is_count:
         steps = jnp.minimum(times[..., 0], hyper.local_steps)
         return jnp.where(window > 0, steps, 0).astype("int32")
-    if hyper.clock.carry_residual:
-        return _carried_steps(clients, times, window, hyper)
-    return _completed(times, window, hyper)
-
-
-def _completed(times: Array, window: Array, hyper: Contacts) -> Array:
-    """Count the steps with running times `f64[..., K]` that end within the window `f64[...]`."""
-    finish, end = jnp.cumsum(times, axis=-1), window[..., None]
     # A sum of K equal times may miss the window's end by its last bits.
-    slack = 1e-12 * end
-    done = finish < end - slack if hyper.clock.strict_deadline else finish <= end + slack
-    return done.sum(axis=-1).astype("int32")
-
-
-def _carried_steps(clients: Array, times: Array, window: Array, hyper: Contacts) -> Array:
-    """Count steps like `_completed`, where a visit begins with the time left unfinished before."""
-
-    def visit(unfinished: Array, tick: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        clients, times, window = tick
-        left = unfinished[clients]
-        times = times.at[:, 0].set(jnp.where(left > 0, left, times[:, 0]))
-        steps = _completed(times, window, hyper)
-        padded = jnp.pad(times, ((0, 0), (0, 1)))
-        next_time = jnp.take_along_axis(padded, steps[:, None], axis=1)[:, 0]
-        place = jnp.where(clients == EMPTY, hyper.num_clients, clients)
-        return unfinished.at[place].set(next_time, mode="drop"), steps
-
-    nothing = jnp.zeros(hyper.num_clients, times.dtype)
-    return jax.lax.scan(visit, nothing, (clients, times, window))[1]
+    end = window[..., None]
+    return (jnp.cumsum(times, axis=-1) <= end + 1e-12 * end).sum(axis=-1).astype("int32")
 
 
 def _trace_steps(clients: Array, start: Array, end: Array, hyper: Contacts) -> Array:
-    """Count the recorded steps, at most K, that finish between start and end `f64[T, S]`."""
+    """Count the recorded steps, at most K, that finish after `start` and by `end`, `f64[T, S]`."""
     rows = hyper.recorded.by_client(hyper.num_clients)
     first, finish = jnp.asarray(rows.first), jnp.asarray(rows.finish)
 
     def rows_until(time: Array) -> Array:
-        """Find the end of the clients' rows that finish before a time, or at it."""
+        """Find the end of the clients' rows that finish by a time."""
 
         def is_before(row: Array) -> Array:
-            at = finish[jnp.minimum(row, finish.size - 1)]
-            return at < time if hyper.clock.strict_deadline else at <= time
+            return finish[jnp.minimum(row, finish.size - 1)] <= time
 
         return bisect(is_before, first[clients], first[clients + 1], trips=32)
 
-    # A step that ended exactly at the previous contact was counted there, unless the deadline is
-    # strict.
+    # A step that ended exactly at the previous contact was counted there.
     return jnp.minimum(rows_until(end) - rows_until(start), hyper.local_steps).astype("int32")

@@ -22,7 +22,7 @@ from fedjax_sim.core.clocks import Instant
 from fedjax_sim.engine.machine import compiling, memory, processes
 from fedjax_sim.engine.planning import placement
 from fedjax_sim.engine.program.replay import Replay
-from fedjax_sim.timelines.delays.trace import Trace
+from fedjax_sim.timelines.delays.client_table import Trace
 
 FEDAVG, OORT = (fedjax_sim.SYSTEMS[name] for name in ("fedavg", "oort"))
 SCALE = 1.0

@@ -19,9 +19,9 @@ from fedjax_sim.core.types import Timeline
 from fedjax_sim.engine.planning.budgets import ticks_in_budget
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.systems import hierarchical
-from fedjax_sim.timelines.grouped.groups import paper_delays
 from tests.conftest import slow_but
 from tests.experiments.running import FILES, claims, judged, run, summary
+from tests.timelines.grouped.test_groups import COEFFICIENTS
 
 JUDGED: dict[str, dict[int, bool | None]] = {
     "clock": {**dict.fromkeys((1, 2, 3, 27), True), 17: False},
@@ -221,7 +221,7 @@ def test_mirrored_groups_have_the_same_models() -> None:
 def test_clocks_are_those_of_the_papers_coefficients() -> None:
     """The delays per group equal those by the system's slopes, for groups of unequal size."""
     own = setup.clock([10, 20], setup.FIG7)
-    named = paper_delays(*setup.FIG7)
+    named = dict(zip(COEFFICIENTS, setup.FIG7, strict=True))
     for word in ("shift", "mean"):
         assert own[word] == pytest.approx(
             [named[f"{word}_per_client"] * n + named[word] for n in (10, 20)]

@@ -34,8 +34,8 @@ def test_same_seed_same_partition_and_other_seed_another(name):
 
 @pytest.mark.parametrize("name", partition.PARTITIONS)
 def test_registered_functions_share_a_signature_and_refuse_bad_values(name):
-    function, line = partition.PARTITIONS[name]
-    assert line and "\n" not in line
+    function, line = partition.PARTITIONS[name], partition.summary(name)
+    assert all(option in line for option in CALLS[name]) and "\n" not in line
     parameters = inspect.signature(function).parameters
     assert next(iter(parameters)) == "labels" and {"num_clients", "seed"} < set(parameters)
     labels = labels_of([60] * 10)

@@ -17,7 +17,7 @@ import fedjax_sim
 from fedjax_sim.core.streams import stream
 from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.timelines import complete_groups, draw_losses
-from fedjax_sim.timelines.grouped.rounds import exchange_times, iteration_times
+from fedjax_sim.timelines.grouped import exchange_times, iteration_times
 from tests.reference import hierarchical_loop as loop
 from tests.reference.cohort_loops import PLAIN, Compressed
 from tests.reference.draws import BATCH, LR, SEED, Gradient, assert_same, simulate

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.core.settings import check
+from fedjax_sim import Timeline
 from fedjax_sim.core.streams import stream
 from fedjax_sim.engine.planning.budgets import ticks_in_budget
 from fedjax_sim.timelines import Contacts, draw_client_rates, presets, schedule_contacts
@@ -84,42 +83,6 @@ def capped_binomial_mean(rate: float, windows: np.ndarray, chance: np.ndarray) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("switch", "shorter", "means"),
-    [("strict_deadline", 1, (12.15, 2.12)), ("busy_during_interaction", 3, None)],
-)
-def test_shorter_windows(
-    draw: Callable, switch: str, shorter: int, means: tuple[float, float] | None
-) -> None:
-    """With integer times, a strict deadline shortens the window by one time unit.
-
-    A client that is busy during the exchange loses the duration of the exchange.
-    """
-    drawn = Drawn(draw, CONTACTS(**{switch: True}), num_ticks=1000, seeds=16)
-    rounds = np.arange(1, 150)
-    for i, rate in enumerate((FAST, SLOW)):
-        expected = capped_binomial_mean(
-            rate, PERIOD * rounds - shorter, stats.geom.pmf(rounds, SHARE)
-        )
-        if means is not None:
-            assert abs(expected - means[i]) < 0.005
-        assert_mean(drawn.of(rate, drawn.timeline.steps, skip=50), expected, precision=0.025)
-
-
-@pytest.mark.slow
-def test_carrying_over_unfinished_steps_slows_slow_clients_down(draw: Callable) -> None:
-    """Long draws survive contacts, which slows slow clients down.
-
-    A slow client's mean falls gradually from 2.19 to 1.13, and its P(E > 0) from .741 to .383.
-    """
-    drawn = Drawn(draw, CONTACTS(carry_residual=True), num_ticks=1500, seeds=16)
-    steps = drawn.timeline.steps
-    assert_mean(drawn.of(SLOW, steps, skip=1000), 1.13, precision=0.04, rounded=0.015)
-    assert_mean(drawn.of(SLOW, steps > 0, skip=1000), 0.383, precision=0.03, rounded=0.005)
-    assert_mean(drawn.of(FAST, steps, skip=1000), 12.24, precision=0.01, rounded=0.01)
-
-
-@pytest.mark.slow
 def test_early_contacts_have_shorter_windows(draw: Callable) -> None:
     """E[X] at the first server steps, whose windows are shorter: all clients start at time 0."""
     drawn = Drawn(draw, CONTACTS(), num_ticks=20, seeds=250)
@@ -176,8 +139,6 @@ def test_a_step_per_time_unit_leaves_nothing_to_chance(draw: Callable) -> None:
     hyper = FEW.replace(server_wait=2.0, server_interact=1.0, rate_fast=1.0, rate_slow=1.0)
     schedule, window = draw(schedule_contacts, hyper, num_ticks=40)
     np.testing.assert_array_equal(schedule.steps, np.minimum(window, 9))
-    strict, _ = draw(schedule_contacts, hyper.replace(strict_deadline=True), num_ticks=40)
-    np.testing.assert_array_equal(strict.steps, np.minimum(window - 1, 9))
 
 
 def test_a_first_contact_at_time_zero_finds_no_steps(draw: Callable) -> None:
@@ -213,10 +174,7 @@ def test_a_contact_at_the_end_of_the_budget_belongs_to_it(
 
 
 def test_whole_windows_are_whole(draw: Callable) -> None:
-    """100 periods of 4.35 are 435 units of time.
-
-    A client that does a step per unit does 435 of them, or 434 before a strict deadline.
-    """
+    """100 periods of 4.35 are 435 units of time: a client that does a step per unit does 435."""
     hyper = CONTACTS(
         num_clients=1,
         num_selected=1,
@@ -228,29 +186,12 @@ def test_whole_windows_are_whole(draw: Callable) -> None:
     )
     hyper = hyper.replace(first_contact=100.0)
     assert 100 * 4.35 < 435
-    for strict, expected in ((False, 435), (True, 434)):
-        schedule, window = draw(
-            schedule_contacts, hyper.replace(strict_deadline=strict), num_ticks=1
-        )
-        assert window[0, 0, 0] == 435 and schedule.steps[0, 0, 0] == expected
+    schedule, window = draw(schedule_contacts, hyper, num_ticks=1)
+    assert window[0, 0, 0] == schedule.steps[0, 0, 0] == 435
 
 
-@pytest.mark.parametrize("name", ["carry_residual", "busy_during_interaction", "strict_deadline"])
-def test_counts_that_do_not_depend_on_time_take_no_clock(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"{name} is True, but must be False under runtime_law = count_geom"
-    ):
-        check(CONTACTS(runtime_law="count_geom", **{name: True}))
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("changes", [{}, {"carry_residual": True}])
-def test_first_ticks_do_not_depend_on_how_many_are_asked_for(
-    draw: Callable, changes: dict[str, Any]
-) -> None:
-    short, long = (
-        draw(schedule_contacts, FEW.replace(**changes), num_ticks=num) for num in (17, 40)
-    )
+def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable) -> None:
+    short, long = (draw(schedule_contacts, FEW, num_ticks=num) for num in (17, 40))
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :17])
 
@@ -289,8 +230,4 @@ def test_constant_times_that_fill_a_window_fit_into_it(
     schedule, window = draw(schedule_contacts, hyper, num_ticks=12)
     np.testing.assert_array_equal(
         schedule.steps, np.minimum(np.round(window / 7) * steps_in_a_window, 50)
-    )
-    strict, _ = draw(schedule_contacts, hyper.replace(strict_deadline=True), num_ticks=12)
-    np.testing.assert_array_equal(
-        strict.steps, np.minimum(np.round(window / 7) * steps_in_a_window - 1, 50)
     )

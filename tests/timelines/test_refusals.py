@@ -154,7 +154,6 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         for kind, given, name, value in (
             (ARRIVALS, {"server_interact": 0.5}, "clock.server_interact", 0.5),
             (ROUNDS, {"num_selected": 2, "round_time": "mean"}, "clock.round_time", "mean"),
-            (CONTACTS, {"num_selected": 2, "carry_residual": True}, "clock.carry_residual", True),
             (ARRIVALS, {"restart": "fresh"}, "clock.restart", "fresh"),
             (ARRIVALS, {"rate_slow": 0.1}, "delays.rate_slow", 0.1),
         )

@@ -13,7 +13,8 @@ Dimension letters: `N` clients, `Z` clients taken at a time, `D` numbers of a ke
 level.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +23,8 @@ from fedjax_sim.core.types import Array
 
 FAN = 4
 """Children of a node. With 20 clients taken at a time, 8, 16 and 32 were slower on a CPU."""
-
-
-class Earliest(NamedTuple):
-    """The clients with the smallest keys, in order.
-
-    Attributes:
-      clients: `i32[Z]`, distinct.
-      keys: `f64[Z, D]`, their keys.
-      path: Per level of the queue, nodes `i32[Z]` that are or have below them the clients.
-    """
-
-    clients: Array
-    keys: Array
-    path: tuple[Array, ...]
+IN_BOUNDS: Mapping[str, Any] = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+"""Rows that are there and not negative, which makes reading and writing them quick."""
 
 
 class Queue(NamedTuple):
@@ -63,39 +52,25 @@ class Queue(NamedTuple):
             keys = _smallest(levels[-1].reshape(-1, FAN, keys.shape[1]))
         return cls((*levels, keys))
 
-    def earliest(self, num: int) -> Earliest:
+    def earliest(self, num: int) -> tuple[Array, Array]:
         """Find the clients with the smallest keys, which stay in the queue.
 
         Args:
           num: Number of clients to find, Z, as given to `of`.
+
+        Returns:
+          The clients in order, `i32[Z]`, all different; and their keys, `f64[Z, D]`.
         """
         *levels, keys = self.levels
-        candidates = jnp.arange(len(keys), dtype="int32")
-        nodes, keys = _first(candidates, keys, num)
-        path = [nodes]
+        nodes, keys = _first(jnp.arange(len(keys), dtype="int32"), keys, num)
         for level in reversed(levels):
             keys = _children(level, nodes).reshape(-1, keys.shape[1])
             candidates = (nodes[:, None] * FAN + jnp.arange(FAN, dtype="int32")[None]).ravel()
             nodes, keys = _first(candidates, keys, num)
-            path.append(nodes)
-        return Earliest(nodes, keys, tuple(reversed(path)))
+        return nodes, keys
 
-    def replaced(self, path: tuple[Array, ...], keys: Array) -> "Queue":
-        """Give the clients found by `earliest` new keys.
-
-        Args:
-          path: The path to these clients.
-          keys: Their new keys, `f64[Z, D]`.
-        """
-        changed: list[Array] = []
-        for depth, (level, nodes) in enumerate(zip(self.levels, path, strict=True)):
-            if depth > 0:
-                keys = _smallest(_children(changed[-1], nodes))
-            changed.append(put_rows(level, nodes, keys))
-        return Queue(tuple(changed))
-
-    def replaced_each(self, clients: Array, keys: Array) -> "Queue":
-        """Give a few clients new keys, one after the other on each level.
+    def replaced(self, clients: Array, keys: Array) -> "Queue":
+        """Give some clients new keys.
 
         Args:
           clients: Any clients, `i32[Z]`. The same one may be given twice with the same key.
@@ -105,25 +80,20 @@ class Queue(NamedTuple):
         for level in self.levels:
             if changed:
                 clients = clients // FAN
-                keys = _smallest(changed[-1].reshape(-1, FAN, keys.shape[1])[clients])
-            for i in range(len(clients)):
-                level = put_rows(level, clients[i : i + 1], keys[i : i + 1])
-            changed.append(level)
+                keys = _smallest(_children(changed[-1], clients))
+            # Nodes above several clients are written several times, with the same key.
+            changed.append(level.at[clients].set(keys, **IN_BOUNDS))
         return Queue(tuple(changed))
 
 
 def take_rows(table: Array, rows: Array) -> Array:
-    """Look up rows of a table by their distinct numbers `i[Z]`, none of which is negative."""
-    return table.at[rows].get(
-        mode="promise_in_bounds", unique_indices=True, wrap_negative_indices=False
-    )
+    """Look up rows by their numbers, none negative: `i[Z]`, or `i[]` for one row."""
+    return table.at[rows].get(**IN_BOUNDS)
 
 
 def put_rows(table: Array, rows: Array, values: Array) -> Array:
-    """Replace rows of a table, given by their distinct numbers `i[Z]`, none of them negative."""
-    return table.at[rows].set(
-        values, mode="promise_in_bounds", unique_indices=True, wrap_negative_indices=False
-    )
+    """Replace rows by their distinct numbers, none negative: `i[Z]`, or `i[]` for one row."""
+    return table.at[rows].set(values, unique_indices=True, **IN_BOUNDS)
 
 
 def _children(level: Array, parents: Array) -> Array:

@@ -34,6 +34,19 @@ CLOSE_IN_32_BITS = 1e-6
 """The same for times of 32 bits, which live clocks have within a period."""
 
 
+def close(like: Array) -> float:
+    """Return `CLOSE`, or the larger tolerance of floats of 32 bits."""
+    return CLOSE if like.dtype == jnp.float64 else CLOSE_IN_32_BITS
+
+
+class Place(NamedTuple):
+    """Where clients are in their windows once they can work."""
+
+    wait: Array  # f64[...]  time until then
+    window: Array  # i32[...]  the window in which they are then
+    worked: Array  # f64[...]  time of the period in windows before then
+
+
 class Windows(NamedTuple):
     """When clients are available.
 
@@ -58,6 +71,89 @@ class Windows(NamedTuple):
     total: Array
     phase: Array
     most: int
+
+    def breaks(self, client: Array, at: Array, busy: Array) -> tuple[Array, Array]:
+        """Find out how long clients that are given work wait before it, and pause during it.
+
+        Args:
+          client: Client numbers, `i32[...]`.
+          at: Places in the clients' periods, `f[...]`.
+          busy: Time of receiving, computing and sending, `f[...]`.
+
+        Returns:
+          Times, `f[...]` each.
+        """
+        place = self.place(client, at)
+        wanted = place.worked + busy
+        total = self.total[client]
+        cycles = jnp.maximum(jnp.ceil(wanted / total - close(busy)) - 1, 0)
+        left, worked = wanted - cycles * total, self.worked + (self.end - self.begin)
+        last = self._search(client, worked, left, total)
+        # Breaks before each window are added up, instead of times within windows, so that work
+        # within one window ends exactly its running time after it began.
+        before = self.begin - self.worked
+        pauses = cycles * (self.period[client] - total) + before[last]
+        return place.wait, jnp.maximum(pauses - before[place.window], 0)
+
+    def time_available(self, client: Array, begin: Array, end: Array) -> Array:
+        """Compute how long clients are available between two times.
+
+        Args:
+          client: Client numbers, `i32[...]`.
+          begin: Virtual times, `f64[...]`.
+          end: Virtual times, `f64[...]`.
+
+        Returns:
+          Times, `f64[...]`.
+        """
+
+        def until(time: Array) -> Array:
+            place = self.place(client, self.at(client, time))
+            passed = time + place.wait + self.phase[client]
+            cycles = jnp.floor(passed / self.period[client] + CLOSE)
+            return cycles * self.total[client] + place.worked
+
+        inside = jnp.maximum(until(end) - until(begin), 0)
+        return jnp.where(self.total[client] < self.period[client], inside, end - begin)
+
+    def at(self, client: Array, time: Array | Instant) -> Array:
+        """Find the place in their periods at which clients are: `f[...]`."""
+        period, phase = self.period[client], self.phase[client]
+        if not isinstance(time, Instant):
+            return (time + phase) % period
+        # The remainder of a float is exact, whatever the time is.
+        within = jax.lax.rem(jnp.broadcast_to(time.value, period.shape), period)
+        return (within + (phase + time.rest)) % period
+
+    def place(self, client: Array, at: Array) -> Place:
+        """Find the window in which clients are at places `f[...]` in their periods, or the next."""
+        period, first = self.period[client], self.first[client]
+        found = self._search(client, self.end, at, period, strictly=True)
+        is_over = found == self.end_of[client]
+        window = jnp.where(is_over, first, found)
+        begin = self.begin[window]
+        wait = jnp.where(is_over, period - at + begin, jnp.maximum(begin - at, 0))
+        # Who is a rounding before a window is in it.
+        waits = (self.total[client] < period) & (wait > close(at) * period)
+        wait = jnp.where(waits, wait, 0)
+        within = jnp.where(is_over, 0, jnp.maximum(at - begin, 0))
+        return Place(wait, window, self.worked[window] + within)
+
+    def _search(
+        self, client: Array, value: Array, wanted: Array, scale: Array, *, strictly: bool = False
+    ) -> Array:
+        """Find clients' first windows of at least, or above, the wanted value: `i32[...]`.
+
+        If there is none, this is the number after the client's last window.
+        """
+        slack = close(wanted) * scale
+
+        def is_before(window: Array) -> Array:
+            here = value[jnp.minimum(window, self.begin.size - 1)]
+            return here <= wanted + slack if strictly else here < wanted - slack
+
+        ends = self.first[client], self.end_of[client]
+        return bisect(is_before, *ends, trips=self.most.bit_length())
 
 
 class Drawn(NamedTuple):
@@ -151,7 +247,7 @@ class Devices(NamedTuple):
         busy = running if self.transfer is None else running + self.transfer[client]
         wait = pauses = jnp.zeros_like(busy)
         if self.windows is not None:
-            wait, pauses = _breaks(self.windows, client, _at(self.windows, client, time), busy)
+            wait, pauses = self.windows.breaks(client, self.windows.at(client, time), busy)
         begin = wait if isinstance(time, Instant) else time + wait
         return begin, begin + busy + pauses
 
@@ -159,7 +255,7 @@ class Devices(NamedTuple):
         """Compute how long clients `i32[...]` will be away from then on: `f[...]`, 0 if here."""
         if self.windows is None:
             return jnp.zeros(jnp.shape(client))
-        return _place(self.windows, client, _at(self.windows, client, time)).wait
+        return self.windows.place(client, self.windows.at(client, time)).wait
 
     def are_available(self, client: Array, time: Array | Instant) -> Array:
         """Tell whether clients `i32[...]` are available: `bool[...]`."""
@@ -196,59 +292,8 @@ def loss_shares(hyper: Clients) -> Array | None:
     return jnp.asarray(hyper.delays.drop_rates, float) if hyper.delays.loses_updates else None
 
 
-def _breaks(windows: Windows, client: Array, at: Array, busy: Array) -> tuple[Array, Array]:
-    """Find out how long clients that are given work wait before it, and pause during it.
-
-    Args:
-      windows: When clients are available.
-      client: Client numbers, `i32[...]`.
-      at: Places in the clients' periods, `f[...]`.
-      busy: Time of receiving, computing and sending, `f[...]`.
-
-    Returns:
-      Times, `f[...]` each.
-    """
-    place = _place(windows, client, at)
-    wanted = place.worked + busy
-    total = windows.total[client]
-    cycles = jnp.maximum(jnp.ceil(wanted / total - close(busy)) - 1, 0)
-    left = wanted - cycles * total
-    length = windows.end - windows.begin
-    last = _search(windows, client, lambda j: windows.worked[j] + length[j], left, total)
-    # Breaks before each window are added up, instead of times within windows, so that work within
-    # one window ends exactly its running time after it began.
-    pauses = cycles * (windows.period[client] - total) + _pause(windows, last)
-    return place.wait, jnp.maximum(pauses - _pause(windows, place.window), 0)
-
-
-def time_available(windows: Windows, client: Array, begin: Array, end: Array) -> Array:
-    """Compute how long clients are available between two times.
-
-    Args:
-      windows: When clients are available.
-      client: Client numbers, `i32[...]`.
-      begin: Virtual times, `f64[...]`.
-      end: Virtual times, `f64[...]`.
-
-    Returns:
-      Times, `f64[...]`.
-    """
-
-    def until(time: Array) -> Array:
-        at = _place(windows, client, _at(windows, client, time))
-        passed = time + at.wait + windows.phase[client]
-        cycles = jnp.floor(passed / windows.period[client] + CLOSE)
-        return cycles * windows.total[client] + at.worked
-
-    inside = jnp.maximum(until(end) - until(begin), 0)
-    return jnp.where(windows.total[client] < windows.period[client], inside, end - begin)
-
-
 def draw_losses(
-    key: Key,
-    shares: Annotated[Array, Limit(least=0, most=1)] | None,
-    client: Array,
-    update: Array,
+    key: Key, shares: Annotated[Array, Limit(least=0, most=1)] | None, client: Array, update: Array
 ) -> Array:
     """Draw whether updates are lost.
 
@@ -303,67 +348,6 @@ def _windows(key: Key, hyper: Clients) -> Windows | None:
     return Windows(everyone, everyone + 1, none, all_on, none, cycle, all_on, phase, 1)
 
 
-class _Place(NamedTuple):
-    """Where clients are in their windows once they can work."""
-
-    wait: Array  # f64[...]  time until then
-    window: Array  # i32[...]  the window in which they are then
-    worked: Array  # f64[...]  time of the period in windows before then
-
-
-def _at(windows: Windows, client: Array, time: Array | Instant) -> Array:
-    """Find the place in their periods at which clients are: `f[...]`."""
-    period, phase = windows.period[client], windows.phase[client]
-    if not isinstance(time, Instant):
-        return (time + phase) % period
-    # The remainder of a float is exact, whatever the time is.
-    within = jax.lax.rem(jnp.broadcast_to(time.value, period.shape), period)
-    return (within + (phase + time.rest)) % period
-
-
-def close(like: Array) -> float:
-    """Return `CLOSE`, or the larger tolerance of floats of 32 bits."""
-    return CLOSE if like.dtype == jnp.float64 else CLOSE_IN_32_BITS
-
-
-def _place(windows: Windows, client: Array, at: Array) -> _Place:
-    """Find the window in which clients are at places `f[...]` in their periods, or the next one."""
-    period, first = windows.period[client], windows.first[client]
-    found = _search(windows, client, lambda j: windows.end[j], at, period, strictly=True)
-    is_over = found == windows.end_of[client]
-    window = jnp.where(is_over, first, found)
-    begin = windows.begin[window]
-    wait = jnp.where(is_over, period - at + begin, jnp.maximum(begin - at, 0))
-    # Who is a rounding before a window is in it.
-    waits = (windows.total[client] < period) & (wait > close(at) * period)
-    wait = jnp.where(waits, wait, 0)
-    within = jnp.where(is_over, 0, jnp.maximum(at - begin, 0))
-    return _Place(wait, window, windows.worked[window] + within)
-
-
-def _search(
-    windows: Windows,
-    client: Array,
-    value: Callable[[Array], Array],
-    wanted: Array,
-    scale: Array,
-    *,
-    strictly: bool = False,
-) -> Array:
-    """Find clients' first windows of at least, or above, the wanted value: `i32[...]`.
-
-    If there is none, this is the number after the client's last window.
-    """
-    slack = close(wanted) * scale
-
-    def is_before(window: Array) -> Array:
-        here = value(jnp.minimum(window, windows.begin.size - 1))
-        return here <= wanted + slack if strictly else here < wanted - slack
-
-    ends = windows.first[client], windows.end_of[client]
-    return bisect(is_before, *ends, trips=windows.most.bit_length())
-
-
 def bisect(is_before: Callable[[Array], Array], low: Array, high: Array, *, trips: int) -> Array:
     """Find the first place from `low` on that a condition does not hold of, by bisection.
 
@@ -384,8 +368,3 @@ def bisect(is_before: Callable[[Array], Array], low: Array, high: Array, *, trip
         return jnp.where(go_right, middle + 1, low), jnp.where(go_right, high, middle)
 
     return jax.lax.fori_loop(0, trips, halve, (low, high))[0]
-
-
-def _pause(windows: Windows, window: Array) -> Array:
-    """Compute the time of breaks before a window, from the start of its period: `f64[...]`."""
-    return windows.begin[window] - windows.worked[window]

@@ -18,8 +18,12 @@ from fedjax_sim.core import settings, streams
 from fedjax_sim.core.settings import Checked, ConfigError, Kind, Named, fields, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Limit, Probability
 from fedjax_sim.core.types import Array, Key, Leaf, Settings
-from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
-from fedjax_sim.timelines.delays.trace import Trace, read_trace
+from fedjax_sim.timelines.delays.client_table import (
+    ClientTable,
+    Trace,
+    read_client_table,
+    read_trace,
+)
 
 RATES, SPREADS = ("rate_fast", "rate_slow"), ("spread_fast", "spread_slow")
 """Names of the settings for fast and slow clients."""
@@ -256,8 +260,6 @@ def as_law(law: Law | str) -> Law:
     return settings.parse_kind("law", LAWS, law) if isinstance(law, str) else law
 
 
-RECORDED = ("clock.round_time", "clock.carry_residual")
-"""Settings of clocks that have no effect with a recorded trace."""
 BLOCK = 2**14
 """Limit of updates in one draw of running times."""
 
@@ -551,15 +553,15 @@ class Clients(Checked):
             self.recorded  # noqa: B018 - checks the clients
         if not self.source_of_times:
             return
-        times = [
+        idle = settings.idle_of(self)
+        left = [
             name
             for name, field in fields(type(self)).items()
             if field.metadata["of_time"]
+            and name not in idle
             and not settings.is_given(self, name)
             and np.any(np.asarray(settings.value_of(self, name)) != 0)
         ]
-        idle = settings.idle_of(self)
-        left = [name for name in times if name not in idle]
         if left:
             others = f", and so must {', '.join(left[1:])}" if left[1:] else ""
             allowed = f"given in the unit of time of {self.source_of_times}{others}"
@@ -573,7 +575,7 @@ class Clients(Checked):
           Words for what takes the place of each setting, by its full name.
         """
         found = {f"delays.{name}": what for name, what in self.delays.decided().items()}
-        of_clock = [name for name in RECORDED if name in fields(type(self))]
+        of_clock = {"clock.round_time"} & fields(type(self)).keys()
         return super().decided() | found | self.delays.decided_by_trace(*of_clock)
 
     @property
@@ -626,12 +628,11 @@ class Clients(Checked):
           The settings.
         """
         this: Settings = self
-
-        def given(own: float, bits: int) -> Leaf:
-            return np.where(np.asarray(own) > 0, own, float(bits))[()]
-
-        bits_up, bits_down = given(this.delays.bits_up, up), given(this.delays.bits_down, down)
-        return this.replace(bits_up=bits_up, bits_down=bits_down)
+        bits = {"bits_up": up, "bits_down": down}
+        own = {name: np.asarray(getattr(this.delays, name)) for name in bits}
+        return this.replace(
+            **{name: np.where(own[name] > 0, own[name], float(bits[name]))[()] for name in bits}
+        )
 
     @property
     def energies(self) -> tuple[np.ndarray, np.ndarray] | None:

@@ -20,8 +20,8 @@ def earliest_of_lanes(
 
     def lane(keys: jax.Array, added: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         def once(queue: Queue, added: jax.Array) -> tuple[Queue, tuple[jax.Array, jax.Array]]:
-            first = queue.earliest(num)
-            return queue.replaced(first.path, first.keys + added), (first.clients, first.keys)
+            clients, keys = queue.earliest(num)
+            return queue.replaced(clients, keys + added), (clients, keys)
 
         queue, taken = jax.lax.scan(once, Queue.of(keys, num), added)
         return *taken, queue.levels[0]

@@ -32,7 +32,7 @@ from fedjax_sim.timelines import (
     schedule_group_arrivals,
     schedule_group_rounds,
 )
-from fedjax_sim.timelines.delays.devices import draw_devices, time_available
+from fedjax_sim.timelines.delays.devices import draw_devices
 
 GROUPS = presets.preset(Groups, presets.GROUPS)
 CONTACTS = presets.preset(Contacts, presets.FAVANO)
@@ -108,7 +108,7 @@ def test_work_in_windows() -> None:
         return (
             devices.times_of_work(client, time, running),
             devices.are_available(client, time),
-            time_available(devices.windows, client, time, time + busy),
+            devices.windows.time_available(client, time, time + busy),
         )
 
     with jax.enable_x64(True):

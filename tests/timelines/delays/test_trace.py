@@ -114,12 +114,8 @@ def test_rows_that_cannot_be(columns: tuple, words: str) -> None:
         Trace(*columns)
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, strict: bool) -> None:
-    """At most K rows count.
-
-    A row that ends at the contact counts, unless the deadline is strict.
-    """
+def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable) -> None:
+    """At most K rows count, and a row that ends at the contact does."""
     trace = recorded(whole=True)
     hyper = CONTACTS(
         num_clients=6,
@@ -127,7 +123,6 @@ def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, stric
         local_steps=3,
         server_wait=2.0,
         server_interact=1.0,
-        strict_deadline=strict,
         trace=trace,
     )
     schedule, _ = draw(schedule_contacts, hyper, num_ticks=25)
@@ -136,11 +131,7 @@ def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, stric
         now = schedule.time[0, t]
         for slot, i in enumerate(schedule.clients[0, t]):
             finish = trace.finish[trace.client == i]
-            done = (
-                np.sum((finish >= last[i]) & (finish < now))
-                if strict
-                else np.sum((finish > last[i]) & (finish <= now))
-            )
+            done = np.sum((finish > last[i]) & (finish <= now))
             assert schedule.steps[0, t, slot] == min(done, 3)
             last[i] = now
     assert 0 < schedule.steps.mean() < 3

@@ -27,16 +27,13 @@ from fedjax_sim.timelines import (
     group_rounds_within,
     list_members,
     loss_shares,
-    paper_delays,
     presets,
     schedule_group_rounds,
 )
-from fedjax_sim.timelines.grouped.groups import (
+from fedjax_sim.timelines.grouped import (
     AGGREGATIONS,
-    delay_sizes,
-)
-from fedjax_sim.timelines.grouped.rounds import (
     aggregation_weights,
+    delay_sizes,
     exchange_times,
     group_work,
     iteration_times,
@@ -54,6 +51,12 @@ EXACT = {
 """Settings that make delays independent of the groups' sizes."""
 CERTAIN = {**EXACT, "mean": 0.0, "exchange_mean": 0.0}
 """The same without randomness."""
+COEFFICIENTS = (
+    *("shift_per_client", "shift", "mean_per_client", "mean"),
+    *("exchange_shift_per_group", "exchange_shift"),
+    *("exchange_mean_per_group", "exchange_mean"),
+)
+"""Settings of the paper's delay coefficients d, b, e, f, d_g, b_g, e_g and f_g."""
 
 FIG3, FIG6 = (0.09, 0.1, 0.009, 0.01, 1, 3, 0.05, 0.1), (1e-3, 0.5, 1e-3, 0.05, 5, 10, 1e-3, 0.05)
 FIG7, FIG8 = (0.01, 0.85, 1e-3, 0.085, 4, 2, 0.4, 0.2), (0.1, 1.4, 0.01, 0.14, 4, 2, 0.5, 1)
@@ -129,7 +132,7 @@ def test_delays_follow_from_sizes(name: str) -> None:
         num_groups=len(sizes),
         group_sizes=sizes,
         active_per_group=active,
-        **paper_delays(*vector),
+        **dict(zip(COEFFICIENTS, vector, strict=True)),
     )
     check(groups)
     with jax.enable_x64(True):

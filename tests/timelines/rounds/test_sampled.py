@@ -19,7 +19,7 @@ from fedjax_sim.timelines import (
     schedule_cohort_rounds,
 )
 from fedjax_sim.timelines.cohorts import draw_by_share, draw_cohorts, draw_poisson_cohorts
-from fedjax_sim.timelines.rounds.synchronous import draw_work_times
+from fedjax_sim.timelines.rounds import draw_work_times
 
 COHORT_ROUNDS = presets.preset(CohortRounds, presets.FAVANO)
 
