@@ -43,11 +43,13 @@ class LatentModel(Protocol):
     """A latent-variable model without data: the mathematics of a `LatentProblem`.
 
     A frozen struct whose arrays are pytree leaves. Examples are pytrees of leaves `[B, ...]`,
-    weights are `f[B]`; s, phi and theta are those of `LatentProblem`.
+    weights are `f[B]`; s, phi and theta are those of `LatentProblem`. A model that inherits from
+    this class has no penalty and no metrics unless it says so.
     """
 
     def with_data(self, examples: Params, weight: Array) -> Self:
         """Take in the statistics of all data that the server needs; weights sum to 1."""
+        return self
 
     def initial(self, key: Key, examples: Params, weight: Array) -> Array:
         """Draw natural parameters to start from, given all data: `f[q]`."""
@@ -68,15 +70,17 @@ class LatentModel(Protocol):
     def loss(self, params: Params, examples: Params) -> Array:
         """Compute -log p(y; theta) of every example, up to a constant: `f[B]`."""
 
-    def penalty(self, params: Params) -> Array:
+    def penalty(self, params: Params) -> Array | float:
         """Compute the penalty R(theta): `f[]`.
 
         Args:
           params: theta.
         """
+        return 0.0
 
     def metrics(self, statistics: Array, params: Params) -> Mapping[str, Array]:
         """Compute further metrics, each a scalar."""
+        return {}
 
 
 @struct.dataclass
