@@ -24,16 +24,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import shapes_of_model
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems.checking import form_of
-from fedjax_sim.problems.client_data import (
-    Checked,
-    Counts,
-    Index,
-    check_examples,
-    check_fields,
-    pad_partitions,
-)
-from fedjax_sim.problems.examples import read_arrays
+from fedjax_sim.problems import client_data
 
 EXAMPLES_AT_ONCE = 4096
 """Examples that a CPU evaluates together; the arrays of many more would not stay in its cache."""
@@ -84,7 +75,7 @@ class LatentModel(Protocol):
 
 
 @struct.dataclass
-class Estimation(Checked):
+class Estimation(client_data.ClientExamples):
     """A latent-variable model and the examples of clients.
 
     The objective is F(theta) = (1/N) sum_i share_i mean_j -log p(y_ij; theta) + R(theta), where the
@@ -102,8 +93,8 @@ class Estimation(Checked):
 
     model: LatentModel
     data: Params
-    index: Index
-    counts: Counts
+    index: client_data.Index
+    counts: client_data.Counts
     share: Annotated[Array, shape("N"), Limit(above=0)]
     start: Annotated[Array, shape("q"), Limit()] | None = None
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
@@ -112,14 +103,14 @@ class Estimation(Checked):
 
     def _check_together(self) -> None:
         if dataclasses.is_dataclass(self.model):
-            check_fields(self.model)
-        check_examples(self.data, self.index, self.counts)
+            client_data.check_fields(self.model)
+        super()._check_together()
         try:
             drawn = jax.eval_shape(lambda: self.model.initial(jax.random.key(0), *self._pooled()))
         except Exception as error:  # Whatever a model raises.
             reason = " ".join(str(error).split())
             allowed = f"examples that {type(self.model).__name__} takes ({reason})"
-            raise ConfigError("data", form_of(self.data), allowed) from error
+            raise ConfigError("data", client_data.form_of(self.data), allowed) from error
         if self.start is not None and self.start.shape != drawn.shape:
             raise ConfigError(
                 "shape of start", self.start.shape, f"{drawn.shape}, as of statistics"
@@ -247,9 +238,8 @@ class Estimation(Checked):
 
     def _weights(self) -> Array:
         """Compute share_i / counts_i for every place of client i, 0 for padding: `f[N, M]`."""
-        is_there = jnp.arange(self.index.shape[1])[None] < self.counts[:, None]
         weights = self.share[:, None] / self.counts[:, None].astype(self.share.dtype)
-        return jnp.where(is_there, weights, 0)
+        return jnp.where(self.are_examples, weights, 0)
 
     def _pooled(self) -> tuple[Params, Array]:
         """Gather all clients' examples, leaves `[N M, ...]`, and their weights with sum 1."""
@@ -309,8 +299,8 @@ def make_estimations(
       ConfigError: If `weighting`, a number of the model, the data or a partition is not allowed.
     """
     if dataclasses.is_dataclass(model):
-        check_fields(model)
-    examples, num = read_arrays("data", data)
+        client_data.check_fields(model)
+    examples, num = client_data.read_arrays("data", data)
     dtype = jax.tree.leaves(examples)[0].dtype
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
         dtype = jnp.dtype("float32")
@@ -320,7 +310,7 @@ def make_estimations(
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
     given = None if start is None else jnp.asarray(start, dtype)
     problems: list[Estimation] = []
-    clients = pad_partitions(partitions, num)
+    clients = client_data.pad_partitions(partitions, num)
     for partition, (index, device_counts) in zip(partitions, clients, strict=True):
         counts = np.asarray(partition.counts)
         share = np.ones(len(counts))
@@ -339,6 +329,6 @@ def make_estimations(
         except Exception as error:  # Whatever a model raises.
             reason = " ".join(str(error).split())
             allowed = f"examples that {type(model).__name__} takes ({reason})"
-            raise ConfigError("data", form_of(data), allowed) from error
+            raise ConfigError("data", client_data.form_of(data), allowed) from error
         problems.append(problem)
     return problems
