@@ -639,7 +639,8 @@ def check_fields(struct: Any) -> None:
       ConfigError: If a field is of another type, shape or range.
     """
     lengths: dict[str, int] = {}
-    for name, kind in _kinds_of(type(struct)).items():
+    owner: Any = type(struct)
+    for name, kind in _kinds_of(owner).items():
         value = getattr(struct, name)
         # A list could stand for an array in arguments, but is a pytree here.
         if isinstance(value, list) or not kind.accepts(value, lengths):
@@ -675,7 +676,7 @@ def check_examples(data: Params, index: Array, counts: Array, of: str = "") -> N
     for field, array in (("index", index), ("counts", counts)):
         if not jnp.issubdtype(array.dtype, np.integer):
             raise ConfigError(f"type of {of}{field}", str(array.dtype), "a kind of whole numbers")
-    _check_positions(of, Partition(index, counts), lengths.pop()[0])
+    _check_positions(of, Partition(np.asarray(index), np.asarray(counts)), lengths.pop()[0])
 
 
 CLIENTS_AT_ONCE = 50

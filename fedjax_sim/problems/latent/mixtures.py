@@ -91,7 +91,7 @@ class Mixture(NamedTuple):
 
     weights: Array
     means: Array
-    covariance: Array | None = None
+    covariance: Leaf = None
 
 
 class OfComponents(LatentModel):
