@@ -175,7 +175,10 @@ class Supervised(client_data.ClientExamples):
         return [f"{who}{name}" for name in names for who in ("", *_OF_CLIENTS)]
 
     def _check_together(self) -> None:
+        from fedjax_sim.problems import building  # Which imports this module.
+
         super()._check_together()
+        building.check_shapes(self)
         if self.test_index is not None and self.test_counts is not None:
             client_data.check_examples(self.test_data, self.test_index, self.test_counts, "test_")
         if self.test_rows is not None and self.num_tests is not None:

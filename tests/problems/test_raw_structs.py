@@ -98,6 +98,13 @@ def run(problem: Any) -> Any:
         ("supervised", {"index": INDEX + 5}, "index is 5, but must be from 0 to 2"),
         ("supervised", {"model": 3}, "model is 3, but must be a Model, with apply, init"),
         ("supervised", {"loss_of": 3}, "loss_of is 3, but must be a function"),
+        (
+            "supervised",
+            {"loss_of": lambda outputs, targets: outputs},
+            "shape of the loss is (2, 1)",
+        ),
+        ("supervised", {"data": (DATA[:, :0], DATA)}, "examples of test is '(float32[2, 1],"),
+        ("supervised", {"data": DATA}, "data is 'float32[3, 1]', but must be such that it can be"),
         ("supervised", {"prior_precision": jnp.array(-1.0)}, "of finite numbers of at least 0"),
         ("supervised", {"test_block": 0}, "test_block is 0, but must be a whole number of at"),
         (
