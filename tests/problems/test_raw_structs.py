@@ -104,7 +104,6 @@ def run(problem: Any) -> Any:
             "shape of the loss is (2, 1)",
         ),
         ("supervised", {"data": (DATA[:, :0], DATA)}, "examples of test is '(float32[2, 1],"),
-        ("supervised", {"data": DATA}, "data is 'float32[3, 1]', but must be such that it can be"),
         ("supervised", {"prior_precision": jnp.array(-1.0)}, "of finite numbers of at least 0"),
         ("supervised", {"test_block": 0}, "test_block is 0, but must be a whole number of at"),
         (
