@@ -19,7 +19,7 @@ from experiments.fedem.setup import PAPER, curves_of, even, figure_of, mean_afte
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, interval, rule, table
 from fedjax_sim import Ticks, datasets
 from fedjax_sim.problems import latent
-from fedjax_sim.problems.latent.features import principal_components
+from fedjax_sim.problems.latent.estimates import principal_components
 from fedjax_sim.results.plots import LABELS
 from fedjax_sim.systems import fedem, vr_fedem
 

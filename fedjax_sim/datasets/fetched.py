@@ -317,13 +317,15 @@ def _make_builder_class(asked: _Asked) -> Any:
     import tensorflow_datasets as tfds
     from PIL import Image
 
-    source = asked.source
-    generic: Any = tfds.core.GeneratorBasedBuilder
+    source, is_known = asked.source, asked.source.image_shape is None
+    base: Any = tfds.builder_cls(asked.name) if is_known else tfds.core.GeneratorBasedBuilder
 
-    class NewBuilder(generic, skip_registration=True):  # type: ignore[call-arg]
-        VERSION = tfds.core.Version("1.0.0")
+    class Builder(base, skip_registration=True):  # type: ignore[call-arg]
+        VERSION = base.VERSION if is_known else tfds.core.Version("1.0.0")
 
         def _info(self) -> object:
+            if is_known:
+                return super()._info()
             features = {
                 "image": tfds.features.Image(shape=source.image_shape),
                 "label": tfds.features.ClassLabel(),
@@ -332,9 +334,6 @@ def _make_builder_class(asked: _Asked) -> Any:
             table = tfds.features.FeaturesDict(features)
             return tfds.core.DatasetInfo(builder=self, description=source.summary, features=table)
 
-    base: Any = tfds.builder_cls(asked.name) if source.image_shape is None else NewBuilder
-
-    class Builder(base, skip_registration=True):  # type: ignore[call-arg]
         def _split_generators(self, dl_manager: object) -> dict[str, Iterator]:
             raw: Any = source.read(*_find_raw_files(asked, dl_manager))
             if raw.class_names is not None:

@@ -10,6 +10,7 @@ name in `fedjax_sim.models.calls.SWITCHES`, are given it.
 Dimension letters: `B` examples of a mini-batch.
 """
 
+import abc
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +24,10 @@ from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import PARAMETERS, Model, check_switches, switches_of
 
 if TYPE_CHECKING:
-    import equinox as eqx
     from flax import nnx
 
 STATE = "batch_stats"
 """The collection of a network's state."""
-Rngs = Mapping[str, Key] | None
-"""Random streams by name; None in evaluations."""
 
 
 @checked
@@ -52,8 +50,7 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
     from flax import nnx
 
     parts: Any = nnx.split(make(nnx.Rngs(0)), nnx.Param, nnx.RngState, ...)
-    graph, params, streams, state = parts
-    return _Nnx(make, graph, jax.tree.structure(params), streams, state)
+    return _Nnx(make, parts)
 
 
 @checked
@@ -81,9 +78,7 @@ def from_equinox(make: Callable[[Key], Any]) -> Model:
         if isinstance(index, eqx.nn.StateIndex) and isinstance(state, tuple):
             allowed = "one without a state, or made by eqx.nn.make_with_state"
             raise ConfigError("equinox module", type(module).__name__, allowed)
-    fixed = eqx.partition(module, eqx.is_inexact_array)[1]
-    takes_key = "key" in inspect.signature(module).parameters
-    return _Equinox(make, takes_key, fixed, state)
+    return _Equinox(make, eqx.partition(module, eqx.is_inexact_array)[1], state)
 
 
 @checked
@@ -110,57 +105,36 @@ def from_haiku(function: Callable[..., Any]) -> Model:
     return _Haiku(function)
 
 
-def _dropout_key(train: bool, rngs: Rngs) -> Key | None:
-    """Return the key of local steps, None in evaluations."""
-    return (rngs or {})["dropout"] if train else None
-
-
-def _collections(params: Params, state: Params) -> Params:
-    """Put parameters and a state together; without a state there are only parameters."""
-    if not jax.tree.leaves(state):
-        return params
-
-    def as_float(leaf: Array) -> Array:
-        return leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype("float32")
-
-    return {PARAMETERS: params, STATE: jax.tree.map(as_float, state)}
-
-
-def _parts(params: Params, like: Params) -> tuple[Params, Params]:
-    """Undo `_collections`; the state gets the structure and types of `like`."""
-    leaves, structure = jax.tree.flatten(like)
-    if not leaves:
-        return params, like
-
-    def typed(kept: Array, leaf: Array) -> Array:
-        is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
-        return kept if is_float else jnp.round(kept).astype(leaf.dtype)
-
-    kept = map(typed, jax.tree.leaves(params[STATE]), leaves)
-    return params[PARAMETERS], jax.tree.unflatten(structure, kept)
-
-
-def _results(outputs: Any, state: Params, mutable: Sequence[str]) -> Any:
-    """Outputs alone, or with the collection of the new state."""
-    return (outputs, {STATE: _collections((), state)[STATE]}) if mutable else outputs
-
-
 @dataclasses.dataclass(frozen=True)
-class _Nnx:
-    """See `from_nnx`. Everything that follows from `make` is left out of comparisons."""
+class _Adapted(abc.ABC):
+    """A network of another library, compared with others by `make` alone.
 
-    make: "Callable[[nnx.Rngs], nnx.Module]"
-    graph: "nnx.GraphDef" = dataclasses.field(compare=False)
-    structure: jax.tree_util.PyTreeDef = dataclasses.field(compare=False)
-    streams: "nnx.State" = dataclasses.field(compare=False)
-    state: "nnx.State" = dataclasses.field(compare=False)
+    Attributes:
+      make: Makes the library's module, or is the function that calls its modules.
+    """
+
+    make: Callable[..., Any]
+
+    @abc.abstractmethod
+    def draw(self, key: Key, x: Array) -> tuple[Params, Params]:
+        """Draw the parameters and the state; without leaves there is no state."""
+
+    @abc.abstractmethod
+    def like(self, x: Array) -> Params:
+        """Return the state, or its shapes, with the library's structure and types."""
+
+    @abc.abstractmethod
+    def call(
+        self, params: Params, state: Params, x: Array, key: Key | None, *, train: bool
+    ) -> tuple[Any, Params]:
+        """Compute the outputs of `[B, ...]` and the next state; the key is that of local steps."""
 
     def init(self, key: Key, x: Array) -> Params:
-        """Draw the parameters."""
-        from flax import nnx
-
-        parts: Any = nnx.split(self.make(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
-        return _collections(*map(nnx.to_pure_dict, parts[1::2]))
+        """Draw the parameters, and the state in a collection of its own."""
+        params, state = self.draw(key, x)
+        if not jax.tree.leaves(state):
+            return params
+        return {PARAMETERS: params, STATE: jax.tree.map(_as_float, state)}
 
     def apply(
         self,
@@ -168,76 +142,106 @@ class _Nnx:
         x: Array,
         *,
         train: bool = False,
-        rngs: Rngs = None,
+        rngs: Mapping[str, Key] | None = None,
         mutable: Sequence[str] = (),
     ) -> Any:
-        """Compute the outputs of `[B, ...]`."""
+        """Compute the outputs of `[B, ...]`; with `mutable` also the collection of the state."""
+        state: Params = self.like(x) if _has_state(params) else {}
+        if leaves := jax.tree.leaves(state):
+            kept = map(_as_typed, jax.tree.leaves(params[STATE]), leaves)
+            state = jax.tree.unflatten(jax.tree.structure(state), kept)
+            params = params[PARAMETERS]
+        key = (rngs or {})["dropout"] if train else None
+        outputs, state = self.call(params, state, x, key, train=train)
+        return (outputs, {STATE: jax.tree.map(_as_float, state)}) if mutable else outputs
+
+
+def _has_state(params: Params) -> bool:
+    return isinstance(params, Mapping) and {*params} == {PARAMETERS, STATE}
+
+
+def _as_float(leaf: Array) -> Array:
+    return leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype("float32")
+
+
+def _as_typed(kept: Array, leaf: Array) -> Array:
+    """Undo `_as_float` for a leaf of a known type."""
+    is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return kept if is_float else jnp.round(kept).astype(leaf.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nnx(_Adapted):
+    """See `from_nnx`; the parts are a module's graph, parameters, random streams and state."""
+
+    parts: "tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]" = dataclasses.field(compare=False)
+
+    def draw(self, key: Key, x: Array) -> tuple[Params, Params]:
         from flax import nnx
 
-        key = _dropout_key(train, rngs)
-        leaves, structure = jax.tree.flatten(self.streams)
+        parts: Any = nnx.split(self.make(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
+        return nnx.to_pure_dict(parts[1]), nnx.to_pure_dict(parts[3])
+
+    def like(self, x: Array) -> Params:
+        return self.parts[3]
+
+    def call(
+        self, params: Params, state: Params, x: Array, key: Key | None, *, train: bool
+    ) -> tuple[Any, Params]:
+        from flax import nnx
+
+        graph, own, streams, _ = self.parts
+        leaves, structure = jax.tree.flatten(streams)
         if key is not None:
             for i, leaf in enumerate(leaves):
                 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                     leaves[i] = jax.random.fold_in(key, i)
-        params, state = _parts(params, self.state)
         # Put together anew, because variables belong to the trace in which they were made.
-        states = (
-            jax.tree.unflatten(self.structure, jax.tree.leaves(params)),
-            jax.tree.unflatten(structure, leaves),
-            state,
-        )
-        module = nnx.merge(self.graph, *states)
+        params = jax.tree.unflatten(jax.tree.structure(own), jax.tree.leaves(params))
+        state = state if jax.tree.leaves(state) else self.parts[3]
+        module = nnx.merge(graph, params, jax.tree.unflatten(structure, leaves), state)
         if train:
             module.train()
         else:
             module.eval()
         outputs = module(x, **switches_of(module.__call__, train=train))
         after: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
-        return _results(outputs, nnx.to_pure_dict(after[3]), mutable)
+        return outputs, nnx.to_pure_dict(after[3])
 
 
 @dataclasses.dataclass(frozen=True)
-class _Equinox:
-    """See `from_equinox`. Everything that follows from `make` is left out of comparisons."""
+class _Equinox(_Adapted):
+    """See `from_equinox`."""
 
-    make: "Callable[[Key], eqx.Module]"
-    takes_key: bool
     fixed: Any = dataclasses.field(compare=False)
     state: Any = dataclasses.field(compare=False)
 
-    def init(self, key: Key, x: Array) -> Params:
-        """Draw the parameters."""
+    def draw(self, key: Key, x: Array) -> tuple[Params, Params]:
         import equinox as eqx
 
         module, state = _with_state(self.make(key))
-        return _collections(eqx.filter(module, eqx.is_inexact_array), jax.tree.leaves(state))
+        return eqx.filter(module, eqx.is_inexact_array), jax.tree.leaves(state)
 
-    def apply(
-        self,
-        params: Params,
-        x: Array,
-        *,
-        train: bool = False,
-        rngs: Rngs = None,
-        mutable: Sequence[str] = (),
-    ) -> Any:
-        """Compute the outputs of `[B, ...]`."""
+    def like(self, x: Array) -> Params:
+        return self.state
+
+    def call(
+        self, params: Params, state: Params, x: Array, key: Key | None, *, train: bool
+    ) -> tuple[Any, Params]:
         import equinox as eqx
 
-        params, state = _parts(params, self.state)
         module = eqx.nn.inference_mode(eqx.combine(params, self.fixed), value=not train)
         options, has_state = switches_of(module, train=train), bool(jax.tree.leaves(state))
-        keys = _dropout_key(train, rngs) if self.takes_key else None
-        if keys is not None:
-            keys = jax.random.split(keys, jax.tree.leaves(x)[0].shape[0])
+        keys = None
+        if key is not None and "key" in inspect.signature(module).parameters:
+            keys = jax.random.split(key, jax.tree.leaves(x)[0].shape[0])
 
         def of_one(x: Array, key: Key | None) -> Any:
             given = options if key is None else {"key": key, **options}
             return module(x, state, **given) if has_state else (module(x, **given), ())
 
         outputs, after = jax.vmap(of_one, out_axes=(0, None), axis_name="batch")(x, keys)
-        return _results(outputs, jax.tree.leaves(after), mutable)
+        return outputs, jax.tree.leaves(after)
 
 
 def _with_state(made: Any) -> tuple[Any, Any]:
@@ -246,44 +250,30 @@ def _with_state(made: Any) -> tuple[Any, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Haiku:
+class _Haiku(_Adapted):
     """See `from_haiku`."""
 
-    function: Callable[..., Any]
-
-    def init(self, key: Key, x: Array) -> Params:
-        """Draw the parameters."""
+    def draw(self, key: Key, x: Array) -> tuple[Params, Params]:
         import haiku as hk
 
-        if not jax.tree.leaves(self._shape_of_state(x)):
-            options = switches_of(self.function, train=False)
-            return hk.transform(self.function).init(key, x, **options)
-        options = switches_of(self.function, train=True)
-        return _collections(*hk.transform_with_state(self.function).init(key, x, **options))
+        if jax.tree.leaves(self.like(x)):
+            return self._draw_in_training(key, x)
+        options = switches_of(self.make, train=False)
+        return hk.transform(self.make).init(key, x, **options), {}
 
-    def apply(
-        self,
-        params: Params,
-        x: Array,
-        *,
-        train: bool = False,
-        rngs: Rngs = None,
-        mutable: Sequence[str] = (),
-    ) -> Any:
-        """Compute the outputs of `[B, ...]`."""
+    def like(self, x: Array) -> Params:
+        return jax.eval_shape(lambda key: self._draw_in_training(key, x), jax.random.key(0))[1]
+
+    def call(
+        self, params: Params, state: Params, x: Array, key: Key | None, *, train: bool
+    ) -> tuple[Any, Params]:
         import haiku as hk
 
-        has_state = isinstance(params, Mapping) and {*params} == {PARAMETERS, STATE}
-        params, state = _parts(params, self._shape_of_state(x) if has_state else {})
-        given = _dropout_key(train, rngs), x
-        options = switches_of(self.function, train=train)
-        made = hk.transform_with_state(self.function)
-        return _results(*made.apply(params, state, *given, **options), mutable)
+        options = switches_of(self.make, train=train)
+        return hk.transform_with_state(self.make).apply(params, state, key, x, **options)
 
-    def _shape_of_state(self, x: Array) -> Params:
-        """Describe the state by its shapes and types."""
+    def _draw_in_training(self, key: Key, x: Array) -> tuple[Params, Params]:
         import haiku as hk
 
-        init = hk.transform_with_state(self.function).init
-        options = switches_of(self.function, train=True)
-        return jax.eval_shape(lambda key: init(key, x, **options), jax.random.key(0))[1]
+        options = switches_of(self.make, train=True)
+        return hk.transform_with_state(self.make).init(key, x, **options)

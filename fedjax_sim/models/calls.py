@@ -106,18 +106,6 @@ def state_of(model: Model, params: Params) -> tuple[str, ...]:
     return tuple(sorted(k for k in params if k != PARAMETERS and jax.tree.leaves(params[k])))
 
 
-def knows_training(model: Model) -> bool:
-    """Tell whether a network behaves differently in training, for example because it has dropout.
-
-    Args:
-      model: A flax module, or another object with `init` and `apply`.
-
-    Returns:
-      Whether it has a switch. It is then given random streams in training.
-    """
-    return bool(_arguments_of(model, train=True) or _attributes_of(model, train=True))
-
-
 def draw_params(model: Model, key: Key, x: Any) -> Params:
     """Draw a network's parameters.
 
@@ -126,8 +114,8 @@ def draw_params(model: Model, key: Key, x: Any) -> Params:
       key: A random key.
       x: Inputs like those that it will be given, leaves `[B, ...]`.
     """
-    options = _arguments_of(model, train=False) if isinstance(model, nn.Module) else {}
-    return _switched(model, train=False).init(key, x, **options)
+    network, options, _ = _called(model, train=False)
+    return network.init(key, x, **(options if isinstance(model, nn.Module) else {}))
 
 
 def outputs_of(
@@ -153,34 +141,31 @@ def outputs_of(
       The outputs, leaves `[B, ...]`. Floating-point ones are of at least 32 bits, so that losses,
       metrics and their sums are too. With `mutable` a pair of them and the collections by name.
     """
-    options: dict[str, Any] = _arguments_of(model, train=train)
-    if train and knows_training(model):
+    network, options, has_switch = _called(model, train=train)
+    if train and has_switch:
         options["rngs"] = rngs
     if mutable:
         options["mutable"] = list(mutable)
-    found = _switched(model, train=train).apply(params, x, **options)
+    found = network.apply(params, x, **options)
     return (in_32_bits(found[0]), found[1]) if mutable else in_32_bits(found)
 
 
-def _arguments_of(model: Model, *, train: bool) -> dict[str, bool]:
-    """Return the switches among the arguments of a network's calls, with their values."""
-    return switches_of(model.__call__ if isinstance(model, nn.Module) else model.apply, train=train)
+def _called(model: Model, *, train: bool) -> tuple[Model, dict[str, Any], bool]:
+    """Set the switches of a network.
 
-
-def _attributes_of(model: Model, *, train: bool) -> dict[str, bool]:
-    """Return the switches among the attributes of a flax module, with their values."""
-    if not isinstance(model, nn.Module):
-        return {}
-    arguments = _arguments_of(model, train=train)
-    names = {field.name for field in dataclasses.fields(model)} - {*arguments}
-    return {
-        name: train is value
-        for name, value in SWITCHES.items()
-        if name in names and isinstance(getattr(model, name), bool | None)
-    }
-
-
-def _switched(model: Model, *, train: bool) -> Model:
-    """Set the switches among a network's attributes."""
-    attributes: dict[str, Any] = _attributes_of(model, train=train)
-    return model.clone(**attributes) if isinstance(model, nn.Module) and attributes else model
+    Returns:
+      The network, with the switches among its attributes set; the switches among the arguments of
+      its calls, with their values; and whether there is one of either kind.
+    """
+    call = model.__call__ if isinstance(model, nn.Module) else model.apply
+    options: dict[str, Any] = switches_of(call, train=train)
+    attributes: dict[str, Any] = {}
+    if isinstance(model, nn.Module):
+        names = {field.name for field in dataclasses.fields(model)} - {*options}
+        attributes = {
+            name: train is value
+            for name, value in SWITCHES.items()
+            if name in names and isinstance(getattr(model, name), bool | None)
+        }
+        model = model.clone(**attributes) if attributes else model
+    return model, options, bool(options or attributes)

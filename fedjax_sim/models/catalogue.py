@@ -1,6 +1,7 @@
 """Networks by name."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from flax import linen as nn
@@ -25,23 +26,23 @@ class Entry(NamedTuple):
     make: Callable[[int, Convolution], nn.Module]
 
 
+def _plain(summary: str, make: Callable[[int], nn.Module]) -> Entry:
+    """Enter a network without convolutions."""
+    return Entry(summary, lambda num_classes, _: make(num_classes))
+
+
 MODELS: Named[Entry] = Named(
     "model",
     {
-        "logistic": Entry(
-            "logistic regression", lambda num_classes, _: LogisticRegression(num_classes)
+        "logistic": _plain("logistic regression", LogisticRegression),
+        "mlp32": _plain(
+            "perceptron with 32 hidden units, FAVANO's network for MNIST", partial(MLP, (32,))
         ),
-        "mlp32": Entry(
-            "perceptron with 32 hidden units, FAVANO's network for MNIST",
-            lambda num_classes, _: MLP((32,), num_classes),
-        ),
-        "mlp50": Entry(
+        "mlp50": _plain(
             "perceptron with 50 hidden units, hierarchical FL's network for MNIST",
-            lambda num_classes, _: MLP((50,), num_classes),
+            partial(MLP, (50,)),
         ),
-        "mlp128": Entry(
-            "perceptron with 128 hidden units", lambda num_classes, _: MLP((128,), num_classes)
-        ),
+        "mlp128": _plain("perceptron with 128 hidden units", partial(MLP, (128,))),
         "lenet": Entry("LeNet-5, the CNN of hierarchical FL", LeNet),
         "cnn2": Entry(
             "two double-convolution blocks, FedStaleWeight's CNN for 28x28",
@@ -54,13 +55,10 @@ MODELS: Named[Entry] = Named(
         "cnn_small": Entry("two convolutions and one pooling, as in pfl's benchmark", SmallCNN),
         "resnet20": Entry("ResNet-20 with group normalisation, for 32x32", resnet20),
         "resnet18": Entry("ResNet-18 with group normalisation, for 64x64", resnet18),
-        "char_lstm": Entry(
-            "two layers of 256 LSTM cells over characters, for text",
-            lambda num_classes, _: CharacterRNN(num_classes),
-        ),
-        "char_gru": Entry(
+        "char_lstm": _plain("two layers of 256 LSTM cells over characters, for text", CharacterRNN),
+        "char_gru": _plain(
             "two layers of 256 GRU cells over characters, for text",
-            lambda num_classes, _: CharacterRNN(num_classes, cell="gru"),
+            partial(CharacterRNN, cell="gru"),
         ),
     },
 )

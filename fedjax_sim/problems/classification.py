@@ -1,10 +1,12 @@
-"""Image classification by any model with logits, a case of `fedjax_sim.problems.Supervised`.
+"""Cases of `fedjax_sim.problems.Supervised` with classes: images, characters of texts, and two.
 
 Training images may be cropped and mirrored at random. Each mini-batch is changed anew inside the
-compiled program, so no changed image is ever stored.
+compiled program, so no changed image is ever stored. The clients of a play are its speakers. Two
+classes may have a Bayesian logistic regression, with a Gaussian prior.
 
 Dimension letters: `N` clients, `B` examples of a mini-batch, `n` training and `m` test examples,
-`K` classes, `H`, `W`, `C` height, width and channels of an image.
+`K` classes or character codes, `H`, `W`, `C` height, width and channels of an image, `L` characters
+that are predicted in a sequence, `P` coefficients.
 """
 
 import dataclasses
@@ -19,15 +21,25 @@ import numpy as np
 from flax import struct
 
 from fedjax_sim.core import streams, targets, trees
-from fedjax_sim.core.settings import Above0, AtLeast0, ConfigError, Finite, Whole, checked
+from fedjax_sim.core.settings import (
+    Above0,
+    AtLeast0,
+    ConfigError,
+    Finite,
+    FloatType,
+    Whole,
+    checked,
+)
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.datasets.arrays import Dataset
+from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.models.calls import Model, outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import building
+from fedjax_sim.problems.building import check_shapes
 from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
-from fedjax_sim.problems.supervision import Supervised, inf_for_nan
+from fedjax_sim.problems.supervision import Preparation, Supervised, inf_for_nan
 
 
 @checked
@@ -330,3 +342,227 @@ def check_data(dataset: Dataset) -> None:
             raise ConfigError(f"dtype of {part}_labels", str(labels.dtype), "an integer type")
         if labels.min(initial=0) < 0:
             raise ConfigError(f"{part}_labels", "an array with negative labels", "at least 0")
+
+
+SEQUENCES_AT_ONCE = 100
+"""Test sequences that are evaluated together: a limit on the memory for activations."""
+
+
+@struct.dataclass(repr=False)
+class NextCharacter(Supervised):
+    """Cross-entropy of each character of a sequence, given the characters before it.
+
+    Means are over characters, not over sequences, and padding does not count. The data are
+    sequences of character codes, `u8[n, L + 1]`, and stay on the device as bytes.
+    """
+
+    def chance(self) -> Mapping[str, float]:
+        """Return the accuracy of always naming the most frequent character, and half of one more.
+
+        The half keeps rounding out of comparisons.
+        """
+        codes = np.asarray(self.test_data)[:, 1:]
+        codes = codes[codes != PADDING]
+        known = np.bincount(codes[codes != UNKNOWN], minlength=1)
+        return {"accuracy": (float(known.max()) + 0.5) / codes.size}
+
+
+def inputs_and_targets(sequences: Array) -> tuple[Array, Array]:
+    """Return the first and the last L codes of sequences `u8[B, L + 1]`: `i32[B, L]` each."""
+    return sequences[:, :-1].astype("int32"), sequences[:, 1:].astype("int32")
+
+
+def is_right_character(logits: Array, targets: Array) -> Array:
+    """Tell which characters are predicted: `bool[B, L]`, never those without a code."""
+    return is_right(logits, targets) & (targets != UNKNOWN)
+
+
+def is_character(targets: Array) -> Array:
+    """Tell which targets are no padding: `bool[B, L]`."""
+    return targets != PADDING
+
+
+@checked
+def make_next_characters(
+    model: Model,
+    dataset: Text,
+    partitions: Sequence[Partition],
+    *,
+    per_client: bool = False,
+    test_partition: Partition | list[Partition] | None = None,
+    start: Params | None = None,
+    frozen: str | Callable[[str], bool] | None = None,
+) -> list[NextCharacter]:
+    """Build one problem per partition, for a sweep with a partition per seed.
+
+    All problems share one copy of the sequences.
+
+        play = "ANNA:\\nHello.\\n\\nBEN:\\nGoodbye.\\n\\n" * 20
+        text = from_text(play, sequence_length=10, name="play")
+        who = text.train_speakers
+        clients = natural(who, client_ids=who, num_clients=2, seed=0)
+        network = CharacterRNN(text.num_classes, hidden=(8,))
+        [problem] = make_next_characters(network, text, [clients])
+
+    Args:
+      model: A network with logits `[B, L, K]` for codes `i32[B, L]`, such as
+        `fedjax_sim.models.CharacterRNN`; K is `dataset.num_classes`.
+      dataset: Training and test sequences, as `fedjax_sim.datasets.load_text` returns them.
+      partitions: Partitions of `dataset.train_sequences`, for example from
+        `fedjax_sim.partition.natural` with `dataset.train_speakers` as clients.
+      per_client: Whether accuracy and loss are evaluated for each client too.
+      test_partition: The clients' own test sequences, for example those of the speakers in
+        `dataset.test_speakers`, once or for each of the partitions; None if these belong to nobody.
+      start: Parameters to start from, or some of them, as in `fedjax_sim.problems.supervised`.
+      frozen: Which parameters are not trained, as in `fedjax_sim.problems.supervised`.
+
+    Returns:
+      One problem per partition, in the same order. "accuracy" is a share of characters, and "loss"
+      is in nats per character. A character without a code always counts as wrong, whatever was
+      predicted; its loss still counts.
+
+    Raises:
+      ConfigError: If a partition does not fit the data set, or the model's logits have the wrong
+        shape.
+    """
+    tests = [test_partition] if isinstance(test_partition, Partition) else test_partition
+    make = partial(
+        NextCharacter,
+        data=on_device("train_sequences", dataset.train_sequences),
+        test_data=on_device("test_sequences", dataset.test_sequences),
+        model=model,
+        loss_of=cross_entropy,
+        metrics=(("accuracy", Metric(is_right_character)),),
+        mask_of=is_character,
+        prepare=Preparation(inputs_and_targets),
+        per_client=per_client,
+        test_block=SEQUENCES_AT_ONCE,
+    )
+    made = building.build(make, partitions, tests, start, frozen)
+    length = dataset.train_sequences.shape[1] - 1
+    if check_shapes(made[0])[1:] != (length, dataset.num_classes):
+        allowed = f"one with {dataset.num_classes} logits for each character, as many as codes"
+        raise ConfigError("model", type(model).__name__, allowed)
+    return made
+
+
+class _Linear:
+    """The network: logits `f[B]` of inputs `f[B, P]`, from coefficients that begin at 0."""
+
+    def init(self, key: Key, x: Array, /) -> Array:
+        return jnp.zeros(x.shape[1:], x.dtype)
+
+    def apply(self, params: Array, x: Array, /) -> Array:
+        chex.assert_shape(params, x.shape[1:])
+        return x @ params
+
+
+def _cross_entropy(logits: Array, labels: Array) -> Array:
+    return jax.nn.softplus(logits) - labels * logits
+
+
+def _is_right(logits: Array, labels: Array) -> Array:
+    return (logits > 0) == (labels == 1)
+
+
+_LINEAR = _Linear()
+
+
+@struct.dataclass(repr=False)
+class Logistic(Supervised):
+    """A logistic regression on examples that clients hold.
+
+    The last of the P coefficients w is the intercept; it has the same prior as the others. The
+    energy is the sum of the losses of all training examples plus prior_precision / 2 ||w||^2. The
+    prior's term is divided evenly among the examples, so a client's part of it is proportional to
+    its number of examples.
+
+    The data are inputs `f[n, P]`, whose last column is 1, and labels `f[n]`, 0 or 1.
+    """
+
+    @property
+    def test_labels(self) -> Array:
+        """Classes of the test examples: `i32[m]`."""
+        return self.test_data[1].astype("int32")
+
+    def energy(self, params: Array) -> Array:
+        """Compute minus the logarithm of the posterior density, up to a constant.
+
+        Args:
+          params: `f[P]`, the coefficients.
+
+        Returns:
+          `f[]`, in nats.
+        """
+        losses = jax.vmap(lambda client: self.client_loss(params, client, jax.random.key(0)))(
+            jnp.arange(self.counts.shape[0])
+        )
+        return self.counts @ losses
+
+    def predict(self, params: Array) -> Array:
+        """Compute the class probabilities of all test examples: `f[m, 2]`."""
+        one = jax.nn.sigmoid(self.outputs(params))
+        return jnp.stack([1 - one, one], axis=-1)
+
+
+@checked
+def make_logistic(
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    prior_precision: AtLeast0 = 1.0,
+    dtype: FloatType = "float32",
+    test_partition: Partition | None = None,
+) -> Logistic:
+    """Build a logistic regression that starts from zero coefficients.
+
+        two = data._replace(train_labels=data.train_labels % 2, test_labels=data.test_labels % 2)
+        two = two._replace(num_classes=2)
+        problem = make_logistic(two, iid(two.train_labels, num_clients=5, seed=0))
+        assert problem.init(key).shape == (4 * 4 * 1 + 1,)  # a coefficient for each pixel, and 1
+
+    Args:
+      dataset: Training and test set with two classes, as `fedjax_sim.datasets.load` returns them.
+      partition: Who holds which training example, from a function of `fedjax_sim.partition`.
+      prior_precision: Precision of the Gaussian prior on all coefficients, at least 0.
+      dtype: Floating type of the problem. "float64" needs `jax.enable_x64`.
+      test_partition: The clients' own test examples, on which the model is evaluated for each
+        client too; None for none.
+
+    Returns:
+      The problem. Bytes are scaled to [0, 1]; other inputs are used as they are.
+
+    Raises:
+      ConfigError: If the data are not allowed or have other classes than 0 and 1,
+        `prior_precision` is not allowed, or a partition does not fit the data set.
+    """
+    if dataset.num_classes != 2:
+        allowed = "2 for a logistic regression of two classes"
+        raise ConfigError("num_classes of the data set", dataset.num_classes, allowed)
+    check_data(dataset)
+    for name in ("train_labels", "test_labels"):
+        if (largest := int(np.max(getattr(dataset, name), initial=0))) > 1:
+            raise ConfigError(f"largest of {name}", largest, "at most 1")
+
+    def examples(images: np.ndarray, labels: np.ndarray) -> tuple[Array, Array]:
+        scale = 255 if np.asarray(images).dtype == np.uint8 else 1
+        flat = np.asarray(images, dtype).reshape(len(images), -1) / scale
+        inputs = trees.as_array(np.concatenate([flat, np.ones((len(flat), 1))], axis=1), dtype)
+        return inputs, trees.as_array(labels, dtype)
+
+    data = examples(dataset.train_images, dataset.train_labels)
+    tests = None if test_partition is None else [test_partition]
+    make = partial(
+        Logistic,
+        data=data,
+        test_data=examples(dataset.test_images, dataset.test_labels),
+        model=_LINEAR,
+        loss_of=_cross_entropy,
+        metrics=(("accuracy", Metric(_is_right)),),
+        prior_precision=trees.as_array(prior_precision, dtype),
+        start=jnp.zeros(data[0].shape[1], dtype),
+        per_client=test_partition is not None,
+        test_block=len(dataset.test_labels),
+    )
+    [problem] = building.build(make, [partition], tests)
+    return problem

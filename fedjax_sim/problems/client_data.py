@@ -1,4 +1,7 @@
-"""Clients' examples as positions in shared arrays, from partitions or from an id per example.
+"""Users' examples as arrays, and clients' examples as positions in them.
+
+Examples are read from arrays, tensors, data sets or a DataFrame; who holds which is a partition, or
+follows from an id per example.
 
 Examples lie on the device once, whatever the number of clients, seeds and problems. A client's
 examples are positions in them, padded so that all clients, and all partitions of a sweep, have the
@@ -6,24 +9,41 @@ same number of places.
 
 Problems that are given by their losses may measure one loss for every client (`ClientLosses`).
 
-Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding).
+Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding), `n`
+examples, `F` features, `D` numbers that are predicted.
 """
 
+import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import ClassVar
+import re
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
+from jax.tree_util import PyTreeDef
 
+from fedjax_sim.core import trees
 from fedjax_sim.core.lifecycle import free_on_host, write_bytes
-from fedjax_sim.core.settings import ConfigError, Count, Seed, checked
-from fedjax_sim.core.trees import as_array
+from fedjax_sim.core.settings import ConfigError, Count, Seed, checked, hints_of, kind_of, shape
 from fedjax_sim.core.types import Array, Leaf, Params
 from fedjax_sim.partition import Partition, parts
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+CHECKED = "_is_checked"
+"""The mark of a problem with checked fields, as arrays of JAX do not change."""
+Index = Annotated[Array, shape("N M")]
+"""Positions of clients' examples, `i32[N, M]`, padded."""
+Counts = Annotated[Array, shape("N")]
+"""Clients' numbers of examples, `i32[N]`, without padding."""
 LOOKED_AT = 10**8
 """Bytes from which on an array is compared with the memory that is free."""
 
@@ -56,17 +76,22 @@ def check_partition(partition: Partition, num_examples: Count) -> None:
       ConfigError: If it is no partition, a client has no example or more than M, or a position is
         out of range.
     """
-    index, counts = map(np.asarray, Partition(*partition))  # Checks arrays that were replaced.
+    _check_positions("partition.", Partition(*partition), num_examples)  # Checks replaced arrays.
+
+
+def _check_positions(prefix: str, partition: Partition, num_examples: int) -> None:
+    """Check the ranges of positions and counts, which error messages call with a prefix."""
+    index, counts = map(np.asarray, partition)
     if not counts.size:
         raise ConfigError("number of clients in partition", 0, "at least 1")
     for count in (counts.min(), counts.max()):
         if not 1 <= count <= index.shape[1]:
             allowed = f"from 1 to {index.shape[1]}, the places that a client has for examples"
-            raise ConfigError("partition.counts", int(count), allowed)
+            raise ConfigError(f"{prefix}counts", int(count), allowed)
     for position in (index.min(), index.max()):
         if not 0 <= position < num_examples:
             allowed = f"from 0 to {num_examples - 1}, a position of one of the examples"
-            raise ConfigError("partition.index", int(position), allowed)
+            raise ConfigError(f"{prefix}index", int(position), allowed)
 
 
 def check_tests(partitions: Sequence[Partition], tests: Sequence[Partition]) -> None:
@@ -119,7 +144,7 @@ def pad_partitions(
     for partition in partitions:
         padding = ((0, 0), (0, width - partition.index.shape[1]))
         index = np.pad(np.asarray(partition.index, "int32"), padding)
-        counts = as_array(partition.counts, "int32")
+        counts = trees.as_array(partition.counts, "int32")
         padded.append((on_device("table of the clients' examples", index), counts))
     return padded
 
@@ -227,7 +252,7 @@ def on_device(name: str, array: Leaf) -> Array:
         # A CPU would take memory until the process is killed.
         if device.platform == "cpu" and needed > LOOKED_AT and needed > free_on_host():
             raise MemoryError
-        return as_array(array).block_until_ready()
+        return trees.as_array(array).block_until_ready()
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         allowed = "such that it fits in the free memory of the device"
         if device.platform == "cpu":
@@ -235,11 +260,427 @@ def on_device(name: str, array: Leaf) -> Array:
         raise ConfigError(f"size of {name}", write_bytes(needed), allowed) from error
 
 
+class Examples(NamedTuple):
+    """Examples, and the client of each.
+
+        examples = Examples(inputs, targets, clients=names)
+        problem = problems.supervised(models.MLP((4,), 1), problems.squared_error, examples)
+
+    Attributes:
+      inputs: What the network is given: a pytree of arrays `[n, ...]`.
+      targets: What the loss compares its outputs with: a pytree of arrays `[n, ...]`.
+      clients: The client of each example, n ids of any hashable kind; None if that is not known.
+    """
+
+    inputs: object
+    targets: object
+    clients: Sequence[Hashable] | None = None
+
+
+@checked
+def from_dataframe(
+    table: "pd.DataFrame",
+    *,
+    target: str | Sequence[str],
+    client: str | None = None,
+    features: Sequence[str] | None = None,
+) -> Examples:
+    """Take examples from the rows of a pandas DataFrame.
+
+        table = pd.DataFrame({"who": ["a", "a", "b"], "size": [1.0, 2.0, 3.0], "price": [5, 6, 7]})
+        examples = from_dataframe(table, target="price", client="who")
+        assert examples.inputs.tolist() == [[1.0], [2.0], [3.0]]
+
+    Args:
+      table: The DataFrame, of n rows.
+      target: Column to predict, or several columns.
+      client: Column that names each row's client, by text or anything else hashable.
+      features: Columns that the network is given; by default all others.
+
+    Returns:
+      Inputs `f32[n, F]`, targets `[n]`, or `[n, D]` for a list of columns, and the clients. Targets
+      are float32, and int32 if all of them are whole numbers or bools.
+
+    Raises:
+      ConfigError: If a column does not exist, is no number where one is needed, lacks a value, or
+        has a whole number of more than 32 bits.
+    """
+    targets = [target] if isinstance(target, str) else list(target)
+    taken = {*targets, client}
+    given = [] if features is None else list(features)
+    columns = given or [name for name in table.columns if name not in taken]
+    for name in [*columns, *targets, *([] if client is None else [client])]:
+        if name not in table.columns:
+            raise ConfigError("column", name, "one of " + ", ".join(map(str, table.columns)))
+    if not columns:
+        raise ConfigError("features", columns, "at least one column")
+    if not targets:
+        raise ConfigError("target", targets, "at least one column")
+    inputs = np.stack([_numbers(table, name) for name in columns], axis=1).astype(np.float32)
+    values = np.stack([_numbers(table, name) for name in targets], axis=1)
+    kind = np.int32 if values.dtype.kind in "biu" else np.float32
+    if kind is np.int32:
+        for name, column in zip(targets, values.T, strict=True):
+            _check_fits(f"column {name}", column, kind)
+    found = values.astype(kind) if not isinstance(target, str) else values[:, 0].astype(kind)
+    return Examples(inputs, found, None if client is None else table[client].tolist())
+
+
+def _check_fits(name: str, values: npt.ArrayLike, kind: npt.DTypeLike) -> None:
+    """Check that whole numbers fit a type of whole numbers; others would be cut to its bits."""
+    check_range(name, np.asarray(values), np.iinfo(kind).min, np.iinfo(kind).max)
+
+
+def _numbers(table: "pd.DataFrame", name: str) -> np.ndarray:
+    """Return a column of finite numbers."""
+    values = np.asarray(table[name])
+    if values.dtype.kind not in "biuf":
+        raise ConfigError(f"type of column {name}", str(table[name].dtype), "a kind of number")
+    if not np.isfinite(values).all():
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ConfigError(f"row {at} of column {name}", float(values[at]), "a finite number")
+    return values
+
+
+def read_arrays(name: str, data: Any) -> tuple[Params, int]:
+    """Put a user's data on the device.
+
+    Args:
+      name: What error messages call it.
+      data: A pytree with leaves `[n, ...]`: arrays, tensors (what has `__array__` or
+        `__dlpack__`), or data sets of n examples (what has `__len__` and `__getitem__`). The
+        examples of a data set are pytrees; they are read once, one after another.
+
+    Returns:
+      A pytree of arrays, and the number of examples.
+
+    Raises:
+      ConfigError: If something cannot be read as numbers, an array is not of finite numbers, has
+        whole numbers that do not fit 32 bits where 64 are not enabled, does not fit the device's
+        memory, or lengths differ.
+    """
+    # JAX would warn of iterators.
+    read = jax.tree.map(
+        functools.partial(_read, name), data, is_leaf=lambda x: isinstance(x, Iterator)
+    )
+    leaves, structure = jax.tree.flatten(read)
+    for leaf in leaves:
+        if np.ndim(leaf) < 1 or not _is_real(leaf):
+            allowed = "numbers, with examples first; numpy.stack makes an array of a list"
+            raise ConfigError(f"an array of {name}", form_of(leaf), allowed)
+    lengths = {leaf.shape[0] for leaf in leaves}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ConfigError(f"examples in the arrays of {name}", sorted(lengths), "equally many")
+    names = [f"{name}/{path}" if path else name for path in trees.paths_of(read)]
+    arrays = [on_device(place, leaf) for place, leaf in zip(names, leaves, strict=True)]
+    for place, leaf, found in zip(names, leaves, arrays, strict=True):
+        if found.dtype != leaf.dtype and jnp.issubdtype(found.dtype, jnp.integer):
+            _check_fits(place, leaf, found.dtype)
+        if jnp.issubdtype(found.dtype, jnp.floating) and not bool(_is_finite(found)):
+            raise ConfigError(place, "an array with nan or inf", "finite")
+    return jax.tree.unflatten(structure, arrays), lengths.pop()
+
+
+@jax.jit
+def _is_finite(array: Array) -> Array:
+    """Tell whether all numbers of an array are finite, without another array of its size."""
+    return jnp.isfinite(array).all()
+
+
+def _is_real(array: np.ndarray | Array) -> bool:
+    """Tell whether an array is of real numbers or bools."""
+    return any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
+
+
+def _read(name: str, leaf: Any) -> Params:
+    """Read an array, a tensor or a number as an array, and a data set as a pytree of arrays."""
+    if isinstance(leaf, np.ndarray | np.generic | jax.Array):
+        return leaf
+    if isinstance(leaf, bool | int | float | complex | str | bytes):
+        return np.asarray(leaf)
+    if any(hasattr(leaf, form) for form in ("__array__", "__array_interface__", "__dlpack__")):
+        return _read_tensor(name, leaf)
+    try:
+        num, first = len(leaf), leaf[0]
+    except Exception as error:  # Whatever a user's class raises.
+        allowed = "arrays, tensors, or a data set with __len__ and __getitem__"
+        raise ConfigError(name, type(leaf).__name__, f"{allowed} ({first_line(error)})") from error
+    return _read_data_set(name, leaf, num, first)
+
+
+def _read_tensor(name: str, tensor: Any) -> np.ndarray | Array:
+    """Read a tensor of another library, detached from its gradients."""
+    tensor, reasons = tensor.detach() if hasattr(tensor, "detach") else tensor, []
+    for convert in (np.asarray, jnp.from_dlpack):  # NumPy knows no bfloat16 and no accelerator.
+        try:
+            return convert(tensor)
+        except Exception as error:  # Whatever a library raises.
+            reasons.append(first_line(error))
+    allowed = f"a tensor that NumPy can read ({reasons[0]})"
+    raise ConfigError(name, type(tensor).__name__, allowed)
+
+
+def _read_data_set(name: str, data: Any, num: int, first: object) -> Params:
+    """Read the examples of a data set, with a progress bar on a terminal.
+
+    Args:
+      name: What error messages call it.
+      data: From a number below n to a pytree of numbers, arrays, tensors, and lists of numbers.
+      num: Number of examples, n.
+      first: Example 0.
+
+    Returns:
+      A pytree of arrays `[n, ...]`.
+    """
+    like, structure = _read_example(f"example 0 of {name}", first)
+    form = form_of(jax.tree.unflatten(structure, like))
+    if not like or not all(map(_is_real, like)):
+        raise ConfigError(f"example 0 of {name}", form, "numbers")
+    needed, free = num * sum(leaf.nbytes for leaf in like), free_on_host()
+    if needed > free:
+        allowed = f"at most {write_bytes(free)}, what is free"
+        raise ConfigError(f"size of {name}", write_bytes(needed), allowed)
+    rows = [np.empty((num, *leaf.shape), leaf.dtype) for leaf in like]
+    numbers: Iterable[int] = range(num)
+    if sys.stderr is not None and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
+        console = Console(file=sys.stderr)
+        numbers = track(numbers, f"reading {name}", console=console, transient=True)
+    for number in numbers:
+        place = f"example {number} of {name}"
+        try:
+            example = data[number]
+        except Exception as error:  # Whatever a user's class raises.
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise ConfigError(place, "missing", f"there, as there are {num} ({reason})") from error
+        leaves, found = _read_example(place, example)
+        if found != structure or any(
+            leaf.shape != row.shape[1:] for leaf, row in zip(leaves, rows, strict=True)
+        ):
+            other = form_of(jax.tree.unflatten(found, leaves))
+            raise ConfigError(place, other, f"{form}, as example 0")
+        for i, leaf in enumerate(leaves):
+            if leaf.dtype != rows[i].dtype:  # A number may be whole in some examples only.
+                rows[i] = rows[i].astype(np.result_type(rows[i].dtype, leaf.dtype), copy=False)
+            rows[i][number] = leaf
+    return jax.tree.unflatten(structure, rows)
+
+
+def _read_example(place: str, example: object) -> tuple[list[np.ndarray], PyTreeDef]:
+    """Read one example of a data set: its arrays, and the structure that they have."""
+    if isinstance(example, Mapping):
+        example = dict(example)
+    elif isinstance(example, list) and not all(isinstance(x, int | float) for x in example):
+        example = tuple(example)  # As of inputs and targets.
+    leaves, structure = jax.tree.flatten(example, is_leaf=lambda leaf: isinstance(leaf, list))
+    try:
+        read = [leaf if isinstance(leaf, list) else _read(place, leaf) for leaf in leaves]
+        return [np.asarray(leaf) for leaf in read], structure
+    except ValueError as error:  # Lists of different lengths in a list.
+        raise ConfigError(place, type(example).__name__, f"numbers ({error})") from error
+
+
+def _check_length(name: str, found: int, num: int) -> None:
+    if found != num:
+        raise ConfigError(f"length of {name}", found, f"{num}, the number of examples")
+
+
+def _ids_of(name: str, clients: Iterable[Hashable]) -> list[Hashable]:
+    """List the clients of examples, of which a tensor has tensors."""
+    try:
+        ids: list[Any] = list(clients)
+    except TypeError as error:
+        allowed = f"the client of each example ({first_line(error)})"
+        raise ConfigError(name, type(clients).__name__, allowed) from error
+    is_tensor = any(hasattr(each, "__array__") and np.ndim(each) == 0 for each in ids[:1])
+    if is_tensor and not isinstance(ids[0], np.generic):
+        return np.asarray(_read_tensor(name, clients)).tolist()
+    return ids
+
+
+def owners_of_tests(
+    names: tuple[Hashable, ...] | None, clients: Iterable[Hashable], num: int
+) -> Partition:
+    """Give test examples to the clients that they name.
+
+    Args:
+      names: The clients, in the order of their numbers; None if they have no names.
+      clients: The client of each test example.
+      num: Number of test examples.
+
+    Raises:
+      ConfigError: If a client has no training examples.
+    """
+    if names is None:
+        raise ConfigError("test_clients", "given", "left out, unless `clients` names the clients")
+    ids = _ids_of("test_clients", clients)
+    _check_length("test_clients", len(ids), num)
+    number = {name: i for i, name in enumerate(names)}
+    unknown = [name for name in partition_by_ids(ids)[1] if name not in number]
+    if unknown:
+        raise ConfigError("client in test_clients", unknown[0], "one that has training examples")
+    return parts.gather_by_owner(
+        np.arange(num), np.array([number[name] for name in ids]), len(names)
+    )
+
+
+def read_owners(
+    split: Partition | list[Partition] | None,
+    clients: Iterable[Hashable] | None,
+    num: int,
+    field: str = "clients",
+) -> tuple[list[Partition], tuple[Hashable, ...] | None]:
+    """Find out who holds which example.
+
+    Args:
+      split: One partition, or several; None if clients are named.
+      clients: The client of each example; None if partitions are given.
+      num: Number of examples.
+      field: What errors call `clients`.
+
+    Returns:
+      The partitions, and what the clients are called, if they have names.
+
+    Raises:
+      ConfigError: If not exactly one of both is given, or it does not fit the examples.
+    """
+    if clients is not None and split is None:
+        ids = _ids_of(field, clients)
+        _check_length(field, len(ids), num)
+        partition, names = partition_by_ids(ids)
+        return [partition], names
+    if split is None or clients is not None:
+        raise ConfigError("split", split, "a partition, or else left out and `clients` given")
+    partitions = [split] if isinstance(split, Partition) else list(split)
+    for partition in partitions:
+        check_partition(partition, num)
+    return partitions, None
+
+
+def form_of(tree: Params) -> str:
+    """Write the types and shapes of a pytree, such as "float32[2, 5]"."""
+    return str(jax.tree.map(lambda leaf: _Text(f"{leaf.dtype}{list(leaf.shape)}"), tree))
+
+
+class _Text(str):
+    """Text that is written without quotation marks."""
+
+    __repr__ = str.__str__
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or else its type."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")[:200]
+
+
+class Checked:
+    """Base of problems with fields that are checked before a run.
+
+    They are not checked where they are made, because JAX makes problems of leaves of any kind.
+    """
+
+    def check_values(self) -> None:
+        """Check all fields, once for each problem of JAX's arrays.
+
+        Raises:
+          ConfigError: If a field is not of its declared type, shape or range.
+        """
+        if CHECKED not in vars(self):
+            check_fields(self)
+            self._check_together()
+            if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self)):
+                vars(self)[CHECKED] = True
+
+    def _check_together(self) -> None:
+        """Check conditions on several fields, and those that no type expresses."""
+
+
+class ClientExamples(Checked):
+    """Base of problems of clients with examples in common arrays, as padded positions."""
+
+    data: Params
+    index: Index
+    counts: Counts
+
+    def _check_together(self) -> None:
+        check_examples(self.data, self.index, self.counts)
+
+    @property
+    def are_examples(self) -> Array:
+        """Which places of clients hold an example, and no padding: `bool[N, M]`."""
+        return jnp.arange(self.index.shape[1])[None] < self.counts[:, None]
+
+    def all_of(self, client: Array) -> tuple[Array, Array]:
+        """List all examples of a client.
+
+        Args:
+          client: `i32[]`, the client's number.
+
+        Returns:
+          `i32[M]`, their positions in `data`, in which the last one is repeated; and `bool[M]`,
+          which of them count.
+        """
+        chex.assert_rank(client, 0)
+        places = jnp.arange(self.index.shape[1])
+        rows = self.index[client, jnp.minimum(places, self.counts[client] - 1)]
+        return rows, places < self.counts[client]
+
+
+def check_fields(struct: Any) -> None:
+    """Check the fields of a struct against their declared types.
+
+    Raises:
+      ConfigError: If a field is of another type, shape or range.
+    """
+    lengths: dict[str, int] = {}
+    owner: Any = type(struct)
+    for name, kind in _kinds_of(owner).items():
+        value = getattr(struct, name)
+        # A list could stand for an array in arguments, but is a pytree here.
+        if isinstance(value, list) or not kind.accepts(value, lengths):
+            dims = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]", kind.words)))
+            known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in dims]
+            allowed = kind.words + f" with {', '.join(known)}" * bool(known)
+            raise ConfigError(name, value, allowed)
+
+
+@functools.cache
+def _kinds_of(struct: type) -> dict[str, Any]:
+    """Read the declared types of a struct's fields."""
+    hints = hints_of(struct)
+    return {field.name: kind_of(hints[field.name]) for field in dataclasses.fields(struct)}
+
+
+def check_examples(data: Params, index: Array, counts: Array, of: str = "") -> None:
+    """Check the positions of clients' examples in arrays.
+
+    Args:
+      data: A pytree of arrays that should have leaves `[n, ...]`.
+      index: Positions in them, `i32[N, M]`.
+      counts: Numbers of examples, `i32[N]`.
+      of: How the names of these fields begin, such as "test_".
+
+    Raises:
+      ConfigError: If arrays differ in length, or as `check_partition`.
+    """
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+    if len(lengths) != 1 or () in lengths:
+        found = sorted(length[0] if length else 0 for length in lengths)
+        raise ConfigError(f"examples in the arrays of {of}data", found, "equally many")
+    for field, array in (("index", index), ("counts", counts)):
+        if not jnp.issubdtype(array.dtype, np.integer):
+            raise ConfigError(f"type of {of}{field}", str(array.dtype), "a kind of whole numbers")
+    _check_positions(of, Partition(np.asarray(index), np.asarray(counts)), lengths.pop()[0])
+
+
 CLIENTS_AT_ONCE = 50
 """Number of clients for which losses are computed together."""
 
 
-class ClientLosses:
+class ClientLosses(Checked):
     """Shared by problems with the method `client_loss` and the option `per_client`.
 
     Their clients have no test examples, so that a client's loss is that of its training data.
@@ -248,6 +689,11 @@ class ClientLosses:
     per_client: bool
     client_loss: Callable[..., Array]
     less_is_better: ClassVar[Sequence[str]] = ("loss", "client_loss")
+    if TYPE_CHECKING:
+
+        @property
+        def counts(self) -> Array:
+            """Number of examples of each client: `i32[N]`."""
 
     @property
     def metric_labels(self) -> Mapping[str, Sequence[Hashable]]:
@@ -255,12 +701,11 @@ class ClientLosses:
         names = getattr(self, "client_ids", None)
         return {} if names is None else {"client": names}
 
-    def losses_of_clients(self, params: Params, num_clients: int) -> dict[str, Array]:
+    def losses_of_clients(self, params: Params) -> dict[str, Array]:
         """Compute the loss of every client, if `per_client` asks for it.
 
         Args:
           params: The model, which is the same for all.
-          num_clients: N.
 
         Returns:
           "client_loss[client]": `f[N]`, `client_loss` of each client; otherwise nothing.
@@ -269,7 +714,7 @@ class ClientLosses:
             return {}
         losses = jax.lax.map(
             lambda client: self.client_loss(params, client, jax.random.key(0)),
-            jnp.arange(num_clients),
+            jnp.arange(self.counts.shape[0]),
             batch_size=CLIENTS_AT_ONCE,
         )
         return {"client_loss[client]": losses}

@@ -1,8 +1,8 @@
-"""Quadratic losses of clients with a known Gaussian posterior.
+"""Quadratic losses of clients, with a known optimum or with a known Gaussian posterior.
 
-Each client holds a part of the posterior. Because everything is Gaussian, the target of a sampler
-is known exactly (`GaussianClients.posterior`). So is the law of the sampler's model at every round,
-with which the experiments on FA-LD compare runs.
+Each client of `GaussianClients` holds a part of the posterior. Because everything is Gaussian, the
+target of a sampler is known exactly (`GaussianClients.posterior`). So is the law of the sampler's
+model at every round, with which the experiments on FA-LD compare runs.
 
 Dimension letters: `N` clients, `P` parameters.
 """
@@ -36,6 +36,123 @@ UNROLLED = 8
 
 Large batches of tiny matrix products, or of sums over tiny axes, are slow.
 """
+
+
+@struct.dataclass
+class Quadratic(ClientLosses):
+    """Client i has the loss f_i(w) = (curvature_i / 2) ||w - center_i||^2, with gradient noise.
+
+    The objective is the mean of the f_i. Its optimum is the curvature-weighted mean of the centers.
+
+        problem = Quadratic.of([[0.0, 0.0], [4.0, 8.0]], curvature=[3.0, 1.0])
+        assert problem.optimum.tolist() == [4.0 / 4, 8.0 / 4]  # 3 parts and 1 part
+
+    Attributes:
+      centers: `f[N, P]`, the minimum of each client's loss.
+      curvature: `f[N]`, the only eigenvalue of each client's Hessian.
+      noise: `f[]`, sigma: standard deviation of the Gaussian gradient noise xi, in the norm over
+        all P coordinates, so that E||xi||^2 = sigma^2.
+      start: `f[P]`, the initial model.
+      per_client: Whether every client's loss is measured too.
+    """
+
+    centers: Annotated[Array, shape("N P"), Limit()]
+    curvature: Annotated[Array, shape("N"), Limit(least=0)]
+    noise: Annotated[Array, shape(""), Limit(least=0)]
+    start: Annotated[Array, shape("P"), Limit()]
+    per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
+
+    @classmethod
+    @checked
+    def of(
+        cls,
+        centers: Annotated[npt.ArrayLike, shape("N P"), Limit()],
+        *,
+        curvature: Annotated[npt.ArrayLike, shape("", "N"), Limit(least=0)] = 1.0,
+        noise: Annotated[npt.ArrayLike, shape(""), Limit(least=0)] = 0.0,
+        start: Annotated[npt.ArrayLike, shape("", "P"), Limit()] = 0.0,
+        per_client: bool = False,
+    ) -> Self:
+        """Build from arrays or plain numbers.
+
+        Args:
+          centers: `[N, P]`, the minimum of each client's loss. Its dtype is that of the problem, or
+            float32 or float64 for whole numbers.
+          curvature: One number for all clients, or one per client `[N]`, at least 0.
+          noise: Standard deviation of the gradient noise, at least 0.
+          start: Initial model: one number for all coordinates, or `[P]`.
+          per_client: Whether every client's loss is measured too.
+
+        Returns:
+          The problem.
+
+        Raises:
+          ConfigError: If an argument is not allowed, or does not fit the shape of `centers`.
+        """
+        centers = jnp.asarray(centers) * 1.0  # Whole numbers would cut the others to their type.
+        curvature = jnp.broadcast_to(jnp.asarray(curvature, centers.dtype), centers.shape[:1])
+        start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), centers.shape[1:])
+        return cls(
+            centers, curvature, jnp.asarray(noise, centers.dtype), start, per_client=per_client
+        )
+
+    @property
+    def counts(self) -> Array:
+        """Number of examples of each client, one each: `i32[N]`."""
+        return jnp.ones(self.centers.shape[0], "int32")
+
+    @property
+    def optimum(self) -> Array:
+        """Minimum of the mean of the f_i: `f[P]`."""
+        return self.curvature @ self.centers / self.curvature.sum()
+
+    def init(self, key: Key) -> Array:
+        """Return `start`, `f[P]`; the key is ignored."""
+        return self.start
+
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
+        """Compute f_i(w) + <xi, w>, so that the gradient has the noise xi.
+
+        Args:
+          params: `f[P]`, the model w.
+          client: `i32[]`, the client i.
+          examples: Ignored: a client has one example.
+          key: For the noise xi.
+
+        Returns:
+          `f[]`.
+        """
+        chex.assert_equal_shape([params, self.start])
+        noise = self.noise * jax.random.normal(key, params.shape, params.dtype) / params.size**0.5
+        return self.client_loss(params, client, None) + noise @ params
+
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
+        """Compute "loss", the mean of the f_i without noise, and with `per_client` each f_i.
+
+        Args:
+          params: `f[P]`, the model w.
+
+        Returns:
+          A mapping with "loss", `f[]`, and with `per_client` "client_loss[client]", `f[N]`.
+        """
+        chex.assert_equal_shape([params, self.start])
+        away = in_32_bits(params)[None] - self.centers
+        loss = jnp.mean(self.curvature / 2 * jnp.sum(jnp.square(away), axis=1))
+        return {"loss": loss, **self.losses_of_clients(params)}
+
+    def client_loss(self, params: Array, client: Array, key: Key | None) -> Array:
+        """Compute f_i(w), without noise.
+
+        Args:
+          params: `f[P]`, the model w.
+          client: `i32[]`, the client i.
+          key: Ignored.
+
+        Returns:
+          `f[]`.
+        """
+        away = in_32_bits(params) - self.centers[client]
+        return self.curvature[client] / 2 * jnp.sum(jnp.square(away))
 
 
 @jax.custom_jvp
@@ -143,7 +260,7 @@ class GaussianClients(ClientLosses):
     p_c f^c of the energy.
 
     Attributes:
-      hessians: `f[N, P, P]`, H_c, symmetric and positive definite.
+      hessians: `f[N, P, P]`, H_c, symmetric and without negative eigenvalues.
       centers: `f[N, P]`, b_c.
       noise: `f[N, P, P]`, factors of the covariances G_c = noise noise' of the Gaussian noise on
         the gradients of the f^c.
@@ -152,11 +269,11 @@ class GaussianClients(ClientLosses):
       per_client: Whether every client's loss is measured too.
     """
 
-    hessians: Array
-    centers: Array
-    noise: Array
-    counts: Array
-    start: Array
+    hessians: Annotated[Array, shape("N P P"), Limit()]
+    centers: Annotated[Array, shape("N P"), Limit()]
+    noise: Annotated[Array, shape("N P P"), Limit()]
+    counts: Annotated[Array, shape("N"), COUNTS]
+    start: Annotated[Array, shape("P"), Limit()]
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @classmethod
@@ -187,8 +304,8 @@ class GaussianClients(ClientLosses):
           The problem.
 
         Raises:
-          ConfigError: If a Hessian is not symmetric, a count is no whole number, or an argument
-            does not fit the shape of `centers`.
+          ConfigError: If a Hessian is not symmetric or has a negative eigenvalue, a count is no
+            whole number, or an argument does not fit the shape of `centers`.
         """
         num, dim = np.shape(centers)
         for name, value in (("hessians", hessians), ("noise", noise)):
@@ -202,15 +319,23 @@ class GaussianClients(ClientLosses):
             x = x[..., None, None] * np.eye(dim) if x.ndim < 2 else x
             return jnp.asarray(np.broadcast_to(x, (num, dim, dim)), centers.dtype)
 
-        hessians = matrices(hessians)
+        hessians, noise = matrices(hessians), matrices(noise)
+        counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
+        start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
+        made = cls(hessians, centers, noise, counts, start, per_client=per_client)
+        made.check_values()
+        return made
+
+    def _check_together(self) -> None:
+        hessians = np.asarray(self.hessians, float)
         if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-4, atol=1e-8):
             raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
-        counts = np.broadcast_to(np.asarray(counts, "int64"), (num,))
-        if (total := int(counts.sum())) > MOST:
+        eigenvalues = np.linalg.eigvalsh(hessians)
+        # Matrices of 16 or 32 bits are rounded, and so may be their smallest eigenvalues.
+        if (least := eigenvalues.min()) < -1e-4 * np.abs(eigenvalues).max():
+            raise ConfigError("smallest eigenvalue of hessians", float(least), "at least 0")
+        if (total := int(np.asarray(self.counts, "int64").sum())) > MOST:
             raise ConfigError("sum of counts", total, f"at most {MOST}")
-        counts = jnp.asarray(counts, "int32")
-        start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
-        return cls(hessians, centers, matrices(noise), counts, start, per_client=per_client)
 
     def init(self, key: Key) -> Array:
         """Return `start`, `f[P]`; the key is ignored."""
@@ -274,7 +399,7 @@ class GaussianClients(ClientLosses):
             jnp.arange(self.counts.shape[0])
         )
         loss = self.counts @ losses / self.counts.sum()
-        return {"loss": loss, **self.losses_of_clients(params, self.counts.shape[0])}
+        return {"loss": loss, **self.losses_of_clients(params)}
 
     @checked
     def posterior(self, temperature: Above0 = 1.0) -> Gaussian:

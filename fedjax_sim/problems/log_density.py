@@ -34,10 +34,8 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems.classification import Classification
-from fedjax_sim.problems.client_data import ClientLosses, pad_partitions
-from fedjax_sim.problems.examples import read_arrays, read_owners
-from fedjax_sim.problems.logistic import Logistic
+from fedjax_sim.problems import client_data
+from fedjax_sim.problems.classification import Classification, Logistic
 
 LogLikelihood = Callable[[Params, Params], Array]
 """From parameters and one example, a pytree like the data without its first axis, to `f[]`."""
@@ -46,7 +44,7 @@ LogPrior = Callable[[Params], Array]
 
 
 @struct.dataclass
-class LogDensity(ClientLosses):
+class LogDensity(client_data.ClientExamples, client_data.ClientLosses):
     """A posterior of examples that clients hold; see the module for its conventions.
 
     Attributes:
@@ -66,8 +64,8 @@ class LogDensity(ClientLosses):
     """
 
     data: Params
-    index: Array
-    counts: Array
+    index: client_data.Index
+    counts: client_data.Counts
     start: Params
     log_likelihood: LogLikelihood = struct.field(pytree_node=False)
     log_prior: LogPrior = struct.field(pytree_node=False)
@@ -78,6 +76,23 @@ class LogDensity(ClientLosses):
     client_ids: tuple[Hashable, ...] | None = struct.field(
         pytree_node=False, default=None, kw_only=True
     )
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        params = jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        example = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], self.data))
+        given = {"log_likelihood": (params, example), "log_prior": (params,)}
+        for name, arguments in given.items():
+            try:
+                found = jax.eval_shape(getattr(self, name), *arguments)
+            except Exception as error:  # Whatever a user's function raises.
+                words = f"a function of {' and '.join(map(client_data.form_of, arguments))}"
+                raise ConfigError(
+                    name, "another one", f"{words} ({client_data.first_line(error)})"
+                ) from error
+            if getattr(found, "shape", None) != ():
+                shape = f"a function to {getattr(found, 'shape', type(found).__name__)}"
+                raise ConfigError(name, shape, "a function to one number, for one example")
 
     def init(self, key: Key) -> Params:
         """Return the initial parameters, or draw them."""
@@ -107,10 +122,8 @@ class LogDensity(ClientLosses):
           client: `i32[]`, the client's number.
           key: Ignored.
         """
-        chex.assert_rank(client, 0)
-        places = jnp.arange(self.index.shape[1])
-        rows = self.index[client, jnp.minimum(places, self.counts[client] - 1)]
-        found = jnp.where(places < self.counts[client], self._likelihoods(params, rows), 0)
+        rows, is_there = self.all_of(client)
+        found = jnp.where(is_there, self._likelihoods(params, rows), 0)
         return -found.sum() / self.counts[client] + self._penalty(params)
 
     def log_likelihoods(self, params: Params, examples: Params = None) -> Array:
@@ -138,13 +151,13 @@ class LogDensity(ClientLosses):
         total = self._log_likelihood_of_clients(params)
         loss = -total / self.counts.sum()
         single = {"log_density": total + self.log_prior(params), "loss": loss}
-        return {**single, **self.losses_of_clients(params, self.counts.shape[0])}
+        return {**single, **self.losses_of_clients(params)}
 
     def _log_likelihood_of_clients(self, params: Params) -> Array:
         """Sum the log-likelihoods of all clients' examples: `f[]`."""
         found = self.log_likelihoods(params)
-        is_there = jnp.arange(self.index.shape[1])[None] < self.counts[:, None]
-        holders = jnp.zeros(found.shape, "int32").at[self.index].add(is_there.astype("int32"))
+        is_there = self.are_examples.astype("int32")
+        holders = jnp.zeros(found.shape, "int32").at[self.index].add(is_there)
         return jnp.where(holders > 0, holders * found, 0).sum()
 
     def _likelihoods(self, params: Params, rows: Array) -> Array:
@@ -200,24 +213,26 @@ def from_logdensity(
         not fit 32 bits, a log density is no single number, a client has no example, or a position
         is out of range.
     """
-    data, num = read_arrays("data", data)
+    data, num = client_data.read_arrays("data", data)
     draw = start if callable(start) else None
-    params = jax.eval_shape(draw, jax.random.key(0)) if draw else jax.tree.map(jnp.asarray, start)
-    example = jax.eval_shape(lambda data: jax.tree.map(lambda leaf: leaf[0], data), data)
-    for name, found in (
-        ("log_likelihood", jax.eval_shape(log_likelihood, params, example)),
-        ("log_prior", jax.eval_shape(log_prior, params)),
-    ):
-        if getattr(found, "shape", None) != ():
-            shape = f"a function to {getattr(found, 'shape', type(found).__name__)}"
-            raise ConfigError(name, shape, "a function to one number, for one example")
     owned: tuple[Any, Any] = (split, None) if isinstance(split, Partition) else (None, split)
-    [partition], names = read_owners(*owned, num, "split")
-    [(index, counts)] = pad_partitions([partition], num)
-    start = () if draw else params
-    made = LogDensity(data, index, counts, start, log_likelihood, log_prior, draw)
-    made = dataclasses.replace(made, probabilities=probabilities, simulate=simulate)
-    return dataclasses.replace(made, per_client=per_client, client_ids=names)
+    [partition], names = client_data.read_owners(*owned, num, "split")
+    [(index, counts)] = client_data.pad_partitions([partition], num)
+    made = LogDensity(
+        data,
+        index,
+        counts,
+        () if draw else jax.tree.map(jnp.asarray, start),
+        log_likelihood,
+        log_prior,
+        draw,
+        probabilities,
+        simulate,
+        per_client=per_client,
+        client_ids=names,
+    )
+    made.check_values()
+    return made
 
 
 def log_density_of(problem: Classification | Logistic) -> LogDensity:

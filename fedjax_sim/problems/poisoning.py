@@ -18,7 +18,7 @@ from flax import struct
 
 from fedjax_sim.core.settings import ConfigError, Count, Probability, Seed, Whole, checked
 from fedjax_sim.core.types import Array, Params
-from fedjax_sim.problems.checking import check_shapes
+from fedjax_sim.problems.building import check_shapes
 from fedjax_sim.problems.classification import Classification
 from fedjax_sim.problems.client_data import check_range
 from fedjax_sim.problems.losses import Metric
@@ -93,7 +93,6 @@ class Backdoor:
       value: What the numbers of the square are; None is 255 for bytes and 1 for other numbers.
       trigger: From inputs `[B, ...]` to inputs with another trigger, in place of the square. It is
         traced and must be hashable.
-      per_class: Whether success is also measured on the examples of each class.
     """
 
     target: Whole = 0
@@ -101,7 +100,6 @@ class Backdoor:
     size: Count = 3
     value: float | None = None
     trigger: Callable[[Array], Array] | None = None
-    per_class: bool = False
 
     def put(self, inputs: Array) -> Array:
         """Put the trigger on inputs.
@@ -121,12 +119,8 @@ class Backdoor:
         return inputs.at[:, -self.size :, -self.size :].set(value)
 
     def metrics(self) -> tuple[tuple[str, Metric], ...]:
-        """Return the metrics on test examples with the trigger."""
-        found = [(SUCCESS, Metric(self._is_named, self._is_other))]
-        if self.per_class:
-            of_class = Metric(self._is_named_along, self._is_class, ("class",))
-            found.append((f"class_{SUCCESS}", of_class))
-        return tuple(found)
+        """Return the metric on test examples with the trigger, by name."""
+        return ((SUCCESS, Metric(self._is_named, self._is_other)),)
 
     def _is_named(self, logits: Array, labels: Array) -> Array:
         """Tell whether the target is named: `bool[B]`."""
@@ -135,14 +129,6 @@ class Backdoor:
     def _is_other(self, logits: Array, labels: Array) -> Array:
         """Tell whether examples are of another class than the target: `bool[B]`."""
         return labels != self.target
-
-    def _is_named_along(self, logits: Array, labels: Array) -> Array:
-        return jnp.broadcast_to(self._is_named(logits, labels)[:, None], logits.shape)
-
-    def _is_class(self, logits: Array, labels: Array) -> Array:
-        """Tell of which class other than the target examples are: `bool[B, K]`."""
-        classes = jnp.arange(logits.shape[-1])[None]
-        return (labels[:, None] == classes) & (classes != self.target)
 
 
 @struct.dataclass
@@ -182,7 +168,7 @@ class Backdoored(Supervised):
         Returns:
           What the problem measures without the backdoor, and "attack_success": among test examples
           of other classes than the target, the share that the trigger makes the model name the
-          target. With `per_class` also "class_attack_success[class]", nan for the target.
+          target.
         """
         prepare, metrics = Triggered(self.prepare, self.backdoor), self.backdoor.metrics()
         triggered = dataclasses.replace(self, prepare=prepare, metrics=metrics, per_client=False)
@@ -294,7 +280,7 @@ def _numbers_of(clients: Sequence[int] | np.ndarray, num_clients: int) -> list[i
 def _rows_of(problem: Supervised, clients: list[int]) -> dict[int, np.ndarray]:
     """Return the positions of clients' examples, which nobody else may have."""
     index, counts = np.asarray(problem.index), np.asarray(problem.counts)
-    is_there = np.arange(index.shape[1]) < counts[:, None]
+    is_there = np.asarray(problem.are_examples)
     is_theirs = np.isin(np.arange(len(index)), clients)[:, None]
     shared = np.intersect1d(index[is_there & is_theirs], index[is_there & ~is_theirs])
     if len(shared):

@@ -19,7 +19,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import chex
 import jax
@@ -29,11 +29,12 @@ from flax import struct
 from jax.extend.core import Var
 
 from fedjax_sim.core import trees
-from fedjax_sim.core.settings import Count
+from fedjax_sim.core.settings import ConfigError, Count, Limit, shape
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import TreeT, is_for_cpu, lanes_together
 from fedjax_sim.core.types import Array, Batch, Extras, Key, LocalLoss, Params
 from fedjax_sim.models.calls import Model, draw_params, outputs_of
+from fedjax_sim.problems import client_data
 from fedjax_sim.problems.losses import Metric, PerExample
 
 Prepare = Callable[[Params], tuple[Params, Params]]
@@ -85,7 +86,7 @@ class Preparation:
 
 
 @struct.dataclass(repr=False)
-class Supervised:
+class Supervised(client_data.ClientExamples):
     """The mean loss of a network's outputs.
 
     Models are the network's parameters without the frozen leaves, in whose places they have None.
@@ -122,21 +123,21 @@ class Supervised:
 
     data: Params
     test_data: Params
-    index: Array
-    counts: Array
+    index: client_data.Index
+    counts: client_data.Counts
     model: Model = struct.field(pytree_node=False)
     loss_of: PerExample = struct.field(pytree_node=False)
     metrics: tuple[tuple[str, Metric], ...] = struct.field(pytree_node=False, default=())
     mask_of: Callable[[Params], Array] | None = struct.field(pytree_node=False, default=None)
     prepare: Prepare = Preparation()
     augmentation: Augment | None = struct.field(pytree_node=False, default=None)
-    prior_precision: Array | None = None
+    prior_precision: Annotated[Array, shape(""), Limit(least=0)] | None = None
     start: Params | None = None
     frozen: Params | None = None
-    test_rows: Array | None = None
-    num_tests: Array | None = None
-    test_index: Array | None = None
-    test_counts: Array | None = None
+    test_rows: Annotated[Array, shape("m")] | None = None
+    num_tests: Annotated[Array, shape("")] | None = None
+    test_index: Annotated[Array, shape("N U")] | None = None
+    test_counts: client_data.Counts | None = None
     per_client: bool = struct.field(pytree_node=False, default=False)
     client_ids: tuple[Hashable, ...] | None = struct.field(pytree_node=False, default=None)
     test_block: Count = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
@@ -171,6 +172,20 @@ class Supervised:
         """Names of the metrics of which small values are good ones."""
         names = ["loss", *(name for name, metric in self.metrics if metric.less_is_better)]
         return [f"{who}{name}" for name in names for who in ("", *_OF_CLIENTS)]
+
+    def _check_together(self) -> None:
+        from fedjax_sim.problems import building  # Which imports this module.
+
+        super()._check_together()
+        building.check_shapes(self)
+        if self.test_index is not None and self.test_counts is not None:
+            client_data.check_examples(self.test_data, self.test_index, self.test_counts, "test_")
+        if self.test_rows is not None and self.num_tests is not None:
+            rows, num = self.test_rows[None], self.num_tests[None]
+            client_data.check_examples(self.test_data, rows, num, "test_")
+        for one, other in (("test_index", "test_counts"), ("test_rows", "num_tests")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise ConfigError(one, getattr(self, one), f"given if and only if {other} is")
 
     def init(self, key: Key) -> Params:
         """Return the model to start from: the leaves of `start`, the rest drawn by the network."""
@@ -211,16 +226,7 @@ class Supervised:
           `f[]`, the mean over the entries that count, plus the prior's part of one example.
         """
         chex.assert_rank([client, examples], [0, 1])
-        return self.mean_loss(params, self.index[client, examples], key)
-
-    def mean_loss(self, params: Params, rows: Array, key: Key) -> Array:
-        """Compute the mean loss of training examples: `f[]`.
-
-        Args:
-          params: The model.
-          rows: `i32[B]`, positions of the examples in `data`.
-        """
-        losses, mask, _ = self._losses(params, rows, key)
+        losses, mask, _ = self._losses(params, self.index[client, examples], key)
         return self._mean(params, losses, mask)
 
     @property
@@ -259,18 +265,6 @@ class Supervised:
         """
         return trees.leaves_that(lambda path: path.split("/")[0] in self.state, params)
 
-    def alone(self, client: Array) -> "OneClient":
-        """Look up the losses of one client.
-
-        Args:
-          client: `i32[]`, the client's number.
-
-        Returns:
-          The losses, with the same values as those of this problem for the client.
-        """
-        chex.assert_rank(client, 0)
-        return OneClient(self, client, self.index[client])
-
     def client_loss(self, params: Params, client: Array, key: Key) -> Array:
         """Compute the mean loss of all of a client's examples.
 
@@ -283,12 +277,9 @@ class Supervised:
           `f[]`, as `loss` gives it for all examples of the client; a network with state is in
           evaluation mode.
         """
-        chex.assert_rank(client, 0)
-        places = jnp.arange(self.index.shape[1])
-        rows = self.index[client, jnp.minimum(places, self.counts[client] - 1)]
+        rows, is_there = self.all_of(client)
         # Statistics of a mini-batch would count the padding.
         losses, mask, _ = self._losses(params, rows, key, train=not self.state)
-        is_there = places < self.counts[client]
         if mask is not None:
             return _mean_among(losses, mask & along(is_there, mask)) + self._penalty(params)
         total = jnp.where(is_there, losses, 0).sum()
@@ -453,29 +444,6 @@ class Supervised:
 
 _OF_CLIENTS = ("client_", "personal_", "personal_client_")
 """Beginnings of the names of metrics of single clients' examples, or models."""
-
-
-@struct.dataclass
-class OneClient:
-    """The losses of one client.
-
-    Attributes:
-      problem: The problem.
-      client: `i32[]`, the client's number.
-      index: `i32[M]`, positions of the client's examples in the problem's data, padded.
-    """
-
-    problem: Supervised
-    client: Array
-    index: Array
-
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Compute the mean loss of some of the client's examples: `f[]`."""
-        return self.problem.mean_loss(params, self.index[examples], key)
-
-    def client_loss(self, params: Params, client: Array, key: Key) -> Array:
-        """Compute the mean loss of all of them: `f[]`."""
-        return self.problem.client_loss(params, self.client, key)
 
 
 def rows_of(data: TreeT, rows: Array) -> TreeT:

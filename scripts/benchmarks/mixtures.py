@@ -26,7 +26,7 @@ from sklearn.mixture import GaussianMixture as Reference
 import fedjax_sim
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
-from fedjax_sim.problems.latent.gaussian_mixture import COVARIANCE_TYPES, Mixture
+from fedjax_sim.problems.latent.mixtures import FORMS, Mixture
 from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import em, fedem
 
@@ -90,7 +90,7 @@ def compare(rounds: int) -> None:
     for name, (raw, components) in data_sets().items():
         y = PCA(whiten=True).fit_transform(raw.reshape(len(raw), -1))
         part = unequal_clients(len(y))
-        for kind in COVARIANCE_TYPES:
+        for kind in FORMS:
             theta, given = start_of(y, components, kind)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -136,7 +136,7 @@ def count_failures(rounds: int, lanes: int) -> None:
     print(f"failures of {lanes} lanes in {rounds} rounds at gamma = {GAMMAS}")
     for name, (y, components) in data_sets().items():
         part = unequal_clients(len(y))
-        for kind in COVARIANCE_TYPES:
+        for kind in FORMS:
             for label, options in (
                 ("no prior", {}),
                 ("guard", {"guard": True}),

@@ -134,25 +134,6 @@ def test_the_prior_adds_a_ridge_to_the_loss_of_every_example(cancer: datasets.Da
     np.testing.assert_allclose(flat.predict(params), jax.nn.softmax(logits), rtol=1e-5)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("client", [0, 2])
-def test_one_client_has_the_losses_of_the_problem(cancer: datasets.Dataset, client: int) -> None:
-    part = iid(cancer.train_labels, num_clients=3, seed=0)
-    problem = make_classification(LogisticRegression(2), cancer, part, prior_precision=5.0)
-    params, alone = problem.init(KEY), problem.alone(jnp.int32(client))
-    examples = jnp.array([5, 0, 5, 7])
-    found = [
-        alone.loss(params, jnp.int32(1), examples, KEY),
-        alone.client_loss(params, jnp.int32(1), KEY),
-    ]
-    expected = [
-        problem.loss(params, jnp.int32(client), examples, KEY),
-        problem.client_loss(params, jnp.int32(client), KEY),
-    ]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert expected[0] != problem.loss(params, jnp.int32(1), examples, KEY)
-
-
 @pytest.mark.slow
 def test_a_bayesian_perceptron_on_digits() -> None:
     """Averaged predictions are more accurate than 0.9.

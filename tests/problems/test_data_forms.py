@@ -16,7 +16,7 @@ import pytest
 from fedjax_sim import ConfigError, partition, problems
 from fedjax_sim.partition.parts import gather_by_owner
 from fedjax_sim.problems import latent
-from fedjax_sim.problems.examples import read_arrays
+from fedjax_sim.problems.client_data import read_arrays
 from tests.problems.test_supervised import INPUTS, MODEL, NAMES, TARGETS
 
 

@@ -1,33 +1,33 @@
-"""Latent-variable models, one per file, and the problem made of a model and clients' data.
+"""Latent-variable models, and the problem made of a model and clients' data.
 
 A model is the mathematics of a complete-data likelihood
 p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)), as
 `estimation.LatentModel` asks for: the E-step as a function of phi, the M-step T as a function
 of expected statistics, the loss and the penalty.
 
-`estimation` joins a model and data to a problem; `estimates` predicts with a fitted model, scores,
-saves and loads it; `features` turns images into examples of mixtures;
-`cells` is the compressor with which FedEM becomes FedMissEM (arXiv 2111.02083), the algorithm for
-matrices with missing cells. To add a model, write a file like `factor_analysis.py` and, to offer
-it on the command line, add an entry to `features.MODELS`.
+`estimation` joins a model and data to a problem; `estimates` has the models by name, turns images
+into their examples, predicts with a fitted model, scores, saves and loads it; `missing_values` has
+the compressor with which FedEM becomes FedMissEM (arXiv 2111.02083), the algorithm for matrices
+with missing cells. To add a model, write a file like `factor_analysis.py` and, to offer it on the
+command line, add an entry to `estimates.MODELS`.
 """
 
-from fedjax_sim.problems.latent.cells import CellSampling as CellSampling
+from fedjax_sim.problems.latent.estimates import MODELS as MODELS
 from fedjax_sim.problems.latent.estimates import Fitted as Fitted
+from fedjax_sim.problems.latent.estimates import binary as binary
 from fedjax_sim.problems.latent.estimates import fitted as fitted
 from fedjax_sim.problems.latent.estimates import load_fit as load_fit
+from fedjax_sim.problems.latent.estimates import principal_components as principal_components
 from fedjax_sim.problems.latent.estimation import Estimation as Estimation
 from fedjax_sim.problems.latent.estimation import make_estimation as make_estimation
 from fedjax_sim.problems.latent.estimation import make_estimations as make_estimations
 from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis as FactorAnalysis
-from fedjax_sim.problems.latent.features import MODELS as MODELS
-from fedjax_sim.problems.latent.features import binary as binary
-from fedjax_sim.problems.latent.features import principal_components as principal_components
-from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture as GaussianMixture
+from fedjax_sim.problems.latent.missing_values import CellSampling as CellSampling
 from fedjax_sim.problems.latent.missing_values import LowRank as LowRank
 from fedjax_sim.problems.latent.missing_values import Matrix as Matrix
 from fedjax_sim.problems.latent.missing_values import MissingValues as MissingValues
 from fedjax_sim.problems.latent.missing_values import make_matrices as make_matrices
 from fedjax_sim.problems.latent.mixtures import BernoulliMixture as BernoulliMixture
+from fedjax_sim.problems.latent.mixtures import GaussianMixture as GaussianMixture
 from fedjax_sim.problems.latent.noisy_mean import NoisyMean as NoisyMean
 from fedjax_sim.problems.latent.noisy_mean import Seen as Seen

@@ -1,4 +1,6 @@
-"""Use of a fitted model: predict, score, compare, save and load.
+"""Models by name, features of images for them, and use of a fitted model.
+
+A fitted model predicts, scores, compares, and is saved and loaded:
 
     run = fedjax_sim.sweep(em.system, problem, hyper, seeds=5, budget=fedjax_sim.Ticks(200))
     fit = latent.fitted(run, problem, tolerance=1e-6)
@@ -10,13 +12,14 @@ from other parameters, and the best fit is kept. Its `init_params="k-means++"` i
 `starts="k-means++"` of `GaussianMixture`. Its `tol` is on the likelihood's change; here it is on
 the mean field h(S), which is 0 exactly at the fixed points of EM.
 
-Letters: `n` examples, `D` coordinates of an example, `G` components.
+Letters: `n` examples or images, `D` coordinates of an example (features), `G` components.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +27,115 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.core.lifecycle import InputError, read_arrays, write_arrays
-from fedjax_sim.core.settings import AtLeast0, ConfigError, Whole, check_file, checked
+from fedjax_sim.core.settings import (
+    AtLeast0,
+    ConfigError,
+    Count,
+    Limit,
+    Named,
+    Whole,
+    check_file,
+    checked,
+)
 from fedjax_sim.core.types import Params
-from fedjax_sim.problems.latent import factor_analysis, gaussian_mixture, mixtures
-from fedjax_sim.problems.latent.estimation import Estimation
+from fedjax_sim.problems.latent import factor_analysis, mixtures
+from fedjax_sim.problems.latent.estimation import Estimation, LatentModel
 
 KINDS: dict[str, tuple[type, type]] = {
-    "GaussianMixture": (gaussian_mixture.GaussianMixture, gaussian_mixture.Mixture),
+    "GaussianMixture": (mixtures.GaussianMixture, mixtures.Mixture),
     "BernoulliMixture": (mixtures.BernoulliMixture, mixtures.Mixture),
     "FactorAnalysis": (factor_analysis.FactorAnalysis, factor_analysis.Factors),
 }
 """Models that can be scored, with the types of their parameters."""
+
+
+Images = Annotated[np.ndarray, Limit()]
+
+
+def principal_components(images: Images, dimensions: Count) -> np.ndarray:
+    """Project images on their first principal components.
+
+    Images are centred but not scaled; bytes are divided by 255 first.
+
+    Args:
+      images: `[n, ...]`, bytes or floats.
+      dimensions: D, at most the number of images and the number of pixels that are not 0 in all
+        images.
+
+    Returns:
+      `f64[n, D]`.
+
+    Raises:
+      ConfigError: If `dimensions` is too large.
+    """
+    from sklearn.decomposition import PCA  # Slow to import, and only needed here.
+
+    flat = images.reshape(len(images), -1)
+    used = flat[:, (flat != 0).any(axis=0)]
+    if dimensions > (most := min(used.shape)):
+        allowed = f"at most {most}, the number of images or of pixels that are not 0 in all images"
+        raise ConfigError("dimensions", dimensions, allowed)
+    scale = 255.0 if images.dtype == np.uint8 else 1.0
+    return PCA(dimensions, svd_solver="full").fit_transform(used / scale)
+
+
+def binary(images: Images) -> np.ndarray:
+    """Turn images into black and white at the middle of the range of all their values.
+
+    Args:
+      images: `[n, ...]`, bytes or floats.
+
+    Returns:
+      `f64[n, D]`, 1 for pixels above the middle and 0 for the others.
+    """
+    flat = images.reshape(len(images), -1).astype(float)
+    return (flat > (flat.min() + flat.max()) / 2).astype(float)
+
+
+class Entry(NamedTuple):
+    """A latent-variable model that the command line offers.
+
+    Attributes:
+      summary: One line about the model.
+      make: Makes the model from the number of components.
+      features: Makes features `f64[n, D]` from images `[n, ...]` and the number of dimensions.
+    """
+
+    summary: str
+    make: Callable[[int], LatentModel]
+    features: Callable[[np.ndarray, int], np.ndarray]
+
+
+_with_prior = partial(mixtures.GaussianMixture, prior=1e-3, starts="k-means++")
+_ENTRIES = {
+    "gaussian_mixture": Entry(
+        "Gaussians with one covariance, on the images' principal components",
+        mixtures.GaussianMixture,
+        principal_components,
+    ),
+    "gaussian_mixture_full": Entry(
+        "Gaussians with different covariances and a prior of 0.001, on principal components",
+        partial(_with_prior, covariance_type="full"),
+        principal_components,
+    ),
+    "gaussian_mixture_diag": Entry(
+        "Gaussians with different variances and a prior of 0.001, on principal components",
+        partial(_with_prior, covariance_type="diag"),
+        principal_components,
+    ),
+    "factor_analysis": Entry(
+        "a Gaussian with factors (in place of components), on the images' principal components",
+        factor_analysis.FactorAnalysis,
+        principal_components,
+    ),
+    "bernoulli_mixture": Entry(
+        "products of Bernoulli laws, on the images in black and white",
+        mixtures.BernoulliMixture,
+        lambda images, _: binary(images),
+    ),
+}
+MODELS: Named[Entry] = Named("latent-variable model", _ENTRIES)
+"""Models by the name that the command line uses."""
 
 
 class Fitted(NamedTuple):
@@ -219,7 +320,7 @@ def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
             for name in _fields(model_type)
             if f"model.{name}" in entries
         }
-        params = {name: entries[f"params.{name}"] for name in params_type._fields}  # type: ignore[attr-defined]
+        params = {name: entries.get(f"params.{name}") for name in params_type._fields}  # type: ignore[attr-defined]
         rest = [entries[name].item() for name in Fitted._fields[2:]]
         return Fitted(model_type(**model), params_type(**params), *rest)
     except InputError:

@@ -23,9 +23,7 @@ from fedjax_sim.core.settings import ConfigError, Limit, OneOf, checked, shape
 from fedjax_sim.core.trees import shapes_of_model
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems.checking import form_of
-from fedjax_sim.problems.client_data import pad_partitions
-from fedjax_sim.problems.examples import read_arrays
+from fedjax_sim.problems import client_data
 
 EXAMPLES_AT_ONCE = 4096
 """Examples that a CPU evaluates together; the arrays of many more would not stay in its cache."""
@@ -35,11 +33,13 @@ class LatentModel(Protocol):
     """A latent-variable model without data: the mathematics of a `LatentProblem`.
 
     A frozen struct whose arrays are pytree leaves. Examples are pytrees of leaves `[B, ...]`,
-    weights are `f[B]`; s, phi and theta are those of `LatentProblem`.
+    weights are `f[B]`; s, phi and theta are those of `LatentProblem`. A model that inherits from
+    this class has no penalty and no metrics unless it says so.
     """
 
     def with_data(self, examples: Params, weight: Array) -> Self:
         """Take in the statistics of all data that the server needs; weights sum to 1."""
+        return self
 
     def initial(self, key: Key, examples: Params, weight: Array) -> Array:
         """Draw natural parameters to start from, given all data: `f[q]`."""
@@ -60,19 +60,21 @@ class LatentModel(Protocol):
     def loss(self, params: Params, examples: Params) -> Array:
         """Compute -log p(y; theta) of every example, up to a constant: `f[B]`."""
 
-    def penalty(self, params: Params) -> Array:
+    def penalty(self, params: Params) -> Array | float:
         """Compute the penalty R(theta): `f[]`.
 
         Args:
           params: theta.
         """
+        return 0.0
 
     def metrics(self, statistics: Array, params: Params) -> Mapping[str, Array]:
         """Compute further metrics, each a scalar."""
+        return {}
 
 
 @struct.dataclass
-class Estimation:
+class Estimation(client_data.ClientExamples):
     """A latent-variable model and the examples of clients.
 
     The objective is F(theta) = (1/N) sum_i share_i mean_j -log p(y_ij; theta) + R(theta), where the
@@ -90,13 +92,28 @@ class Estimation:
 
     model: LatentModel
     data: Params
-    index: Array
-    counts: Array
-    share: Array
-    start: Array | None = None
+    index: client_data.Index
+    counts: client_data.Counts
+    share: Annotated[Array, shape("N"), Limit(above=0)]
+    start: Annotated[Array, shape("q"), Limit()] | None = None
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
     metric_labels: ClassVar[Mapping[str, Sequence[str]]] = {}
     less_is_better: ClassVar[Sequence[str]] = ("objective", "client_loss")
+
+    def _check_together(self) -> None:
+        if dataclasses.is_dataclass(self.model):
+            client_data.check_fields(self.model)
+        super()._check_together()
+        try:
+            drawn = jax.eval_shape(lambda: self.model.initial(jax.random.key(0), *self._pooled()))
+        except Exception as error:  # Whatever a model raises.
+            reason = " ".join(str(error).split())
+            allowed = f"examples that {type(self.model).__name__} takes ({reason})"
+            raise ConfigError("data", client_data.form_of(self.data), allowed) from error
+        if self.start is not None and self.start.shape != drawn.shape:
+            raise ConfigError(
+                "shape of start", self.start.shape, f"{drawn.shape}, as of statistics"
+            )
 
     def init(self, key: Key) -> Array:
         """Return the initial statistics S_0, drawn unless `start` gives them: `f[q]`.
@@ -220,9 +237,8 @@ class Estimation:
 
     def _weights(self) -> Array:
         """Compute share_i / counts_i for every place of client i, 0 for padding: `f[N, M]`."""
-        is_there = jnp.arange(self.index.shape[1])[None] < self.counts[:, None]
         weights = self.share[:, None] / self.counts[:, None].astype(self.share.dtype)
-        return jnp.where(is_there, weights, 0)
+        return jnp.where(self.are_examples, weights, 0)
 
     def _pooled(self) -> tuple[Params, Array]:
         """Gather all clients' examples, leaves `[N M, ...]`, and their weights with sum 1."""
@@ -281,13 +297,9 @@ def make_estimations(
     Raises:
       ConfigError: If `weighting`, a number of the model, the data or a partition is not allowed.
     """
-    fields: Any = dataclasses.fields(model) if dataclasses.is_dataclass(model) else ()
-    for field in fields:
-        for limit in getattr(field.type, "__metadata__", ()):
-            value = getattr(model, field.name)
-            if isinstance(limit, Limit) and not limit.holds(value):
-                raise ConfigError(field.name, value, f"a finite number {limit}")
-    examples, num = read_arrays("data", data)
+    if dataclasses.is_dataclass(model):
+        client_data.check_fields(model)
+    examples, num = client_data.read_arrays("data", data)
     dtype = jax.tree.leaves(examples)[0].dtype
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
         dtype = jnp.dtype("float32")
@@ -297,7 +309,7 @@ def make_estimations(
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
     given = None if start is None else jnp.asarray(start, dtype)
     problems: list[Estimation] = []
-    clients = pad_partitions(partitions, num)
+    clients = client_data.pad_partitions(partitions, num)
     for partition, (index, device_counts) in zip(partitions, clients, strict=True):
         counts = np.asarray(partition.counts)
         share = np.ones(len(counts))
@@ -316,6 +328,6 @@ def make_estimations(
         except Exception as error:  # Whatever a model raises.
             reason = " ".join(str(error).split())
             allowed = f"examples that {type(model).__name__} takes ({reason})"
-            raise ConfigError("data", form_of(data), allowed) from error
+            raise ConfigError("data", client_data.form_of(data), allowed) from error
         problems.append(problem)
     return problems

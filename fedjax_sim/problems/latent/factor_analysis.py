@@ -28,6 +28,7 @@ from jax.scipy.linalg import cho_solve
 
 from fedjax_sim.core.settings import Above0, Count, checked
 from fedjax_sim.core.types import Array, Key, Leaf
+from fedjax_sim.problems.latent.estimation import LatentModel
 from fedjax_sim.problems.latent.mixtures import pack, unpack
 
 
@@ -45,7 +46,7 @@ class Factors(NamedTuple):
 
 @checked
 @struct.dataclass
-class FactorAnalysis:
+class FactorAnalysis(LatentModel):
     """The model of this module.
 
     Attributes:
@@ -126,14 +127,6 @@ class FactorAnalysis:
         squares = jnp.sum(jnp.square(centred) / params.noise[None], axis=1)
         log_det = jnp.log(params.noise).sum() / 2 + jnp.log(jnp.diag(factor)).sum()
         return log_det + (squares - jnp.sum(scores * means, axis=1)) / 2
-
-    def penalty(self, params: Factors) -> Array:
-        """Return R(theta) = 0: `f[]`.
-
-        Args:
-          params: theta.
-        """
-        return jnp.zeros((), params.noise.dtype)
 
     def metrics(self, statistics: Array, params: Factors) -> Mapping[str, Array]:
         """Return "least_weight" and "least_eigenvalue": of the noise's share, and of S_zz."""

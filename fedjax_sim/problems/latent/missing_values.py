@@ -22,7 +22,10 @@ Readings of the paper:
 - The M-step of the other families alternates Newton steps for U and V. They start from the
   decomposition of the theta whose means are s, because T is a function of s and does not know
   earlier parameters.
-- The algorithm's mini-batches of cells are a compressor: see `fedjax_sim.problems.latent.cells`.
+- The algorithm's mini-batches of cells are a compressor, `CellSampling`, with which FedEM becomes
+  FedMissEM. Every client has one matrix, and in a round it uses only the cells in some rows and
+  columns drawn at random. Here it computes all cells and sends the drawn ones, which comes to the
+  same.
 
 Limit: the M-step of the other families is for statistics that are means of the family, at least 0
 (Poisson) or from 0 to 1 (Bernoulli). The noise of a compressor can push s out of this range. The
@@ -34,8 +37,8 @@ Dimension letters: `N` clients, `B` examples, `J` rows (sites) and `L` columns (
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple, Self
 
 import chex
 import jax
@@ -43,14 +46,54 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from fedjax_sim.core import settings
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, OneOf, Whole, checked
 from fedjax_sim.core.types import Array, Key, Leaf
 from fedjax_sim.problems.client_data import check_range
+from fedjax_sim.problems.latent.estimation import LatentModel
+from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 
-FAMILIES = ("gaussian", "poisson", "bernoulli")
-"""Exponential families of the cells."""
 LEAST_INTENSITY, LEAST_CHANCE = 1e-2, 1e-2
 """Limits to which a statistic is clipped before the link is applied: Poisson and Bernoulli."""
+
+
+class Family(NamedTuple):
+    """An exponential family of cells; each function is applied to cells one by one.
+
+    Attributes:
+      log_partition: psi.
+      mean: psi'.
+      curvature: psi'', from the mean psi'.
+      link: theta of a cell that is the mean, after clipping the cell to its limits.
+      most: Largest value of a cell; the smallest is 0. None if cells are any numbers.
+    """
+
+    log_partition: Callable[[Array], Array]
+    mean: Callable[[Array], Array]
+    curvature: Callable[[Array], Array]
+    link: Callable[[Array], Array]
+    most: float | None = None
+
+
+def _log_odds(cell: Array) -> Array:
+    chance = jnp.clip(cell, LEAST_CHANCE, 1 - LEAST_CHANCE)
+    return jnp.log(chance) - jnp.log1p(-chance)
+
+
+FAMILIES = {
+    "gaussian": Family(lambda x: x**2 / 2, lambda x: x, jnp.ones_like, lambda cell: cell),
+    "poisson": Family(
+        jnp.exp,
+        jnp.exp,
+        lambda mean: mean,
+        lambda cell: jnp.log(jnp.maximum(cell, LEAST_INTENSITY)),
+        math.inf,
+    ),
+    "bernoulli": Family(
+        jax.nn.softplus, jax.nn.sigmoid, lambda mean: mean * (1 - mean), _log_odds, 1
+    ),
+}
+"""Exponential families of the cells, by name."""
 STEP_SIZES = tuple(0.5**k for k in range(7))
 """Step sizes that are tried along each Newton direction."""
 
@@ -81,7 +124,7 @@ class LowRank(NamedTuple):
 
 @checked
 @struct.dataclass
-class MissingValues:
+class MissingValues(LatentModel):
     """The model of this module.
 
     Attributes:
@@ -98,7 +141,9 @@ class MissingValues:
 
     shape: tuple[int, int] = struct.field(pytree_node=False)
     rank: Count = struct.field(pytree_node=False)
-    family: Annotated[str, OneOf(FAMILIES)] = struct.field(pytree_node=False, default="gaussian")
+    family: Annotated[str, OneOf(tuple(FAMILIES))] = struct.field(
+        pytree_node=False, default="gaussian"
+    )
     method: str = struct.field(pytree_node=False, default="svd")
     iterations: Whole = struct.field(pytree_node=False, default=30)
     ridge: AtLeast0 = 0.0
@@ -116,8 +161,7 @@ class MissingValues:
         """Check the shapes of the examples and return the model as it is."""
         chex.assert_shape([examples.values, examples.seen], (*weight.shape, *self.shape))
         check_range("seen", examples.seen, 0, 1)
-        if self.family != "gaussian":
-            most = 1 if self.family == "bernoulli" else math.inf
+        if (most := self._of.most) is not None:
             check_range("values", self._filled(examples, 0.0), 0, most)
         return self
 
@@ -146,7 +190,7 @@ class MissingValues:
         """Compute the M-step T(s) from statistics `f[q]`."""
         matrix = statistics.reshape(self.shape)
         if self.method == "alternating":
-            start = truncated(self._link(matrix), self.rank, 0.0)
+            start = truncated(self._of.link(matrix), self.rank, 0.0)
             return jax.lax.fori_loop(
                 0, self.iterations, lambda _, theta: self._alternate(matrix, theta), start
             )
@@ -168,7 +212,7 @@ class MissingValues:
           `f[q]`.
         """
         chex.assert_shape([examples.values, examples.seen], (*weight.shape, *self.shape))
-        completed = self._filled(examples, self._mean(natural.reshape(self.shape))[None])
+        completed = self._filled(examples, self._of.mean(natural.reshape(self.shape))[None])
         return jnp.einsum("b,bjl->jl", weight, completed, precision="highest").ravel()
 
     def loss(self, params: LowRank, examples: Matrix) -> Array:
@@ -176,7 +220,7 @@ class MissingValues:
         chex.assert_shape([examples.values, examples.seen], (None, *self.shape))
         theta = self.natural(params).reshape(self.shape)
         observed = self._filled(examples, 0.0)
-        loss = self._log_partition(theta)[None] - observed * theta[None]
+        loss = self._of.log_partition(theta)[None] - observed * theta[None]
         return jnp.sum(jnp.where(examples.seen > 0, loss, 0), axis=(1, 2))
 
     def penalty(self, params: LowRank) -> Array:
@@ -188,17 +232,13 @@ class MissingValues:
         squares = jnp.sum(jnp.square(params.rows)) + jnp.sum(jnp.square(params.columns))
         return self.ridge / 2 * squares
 
-    def metrics(self, statistics: Array, params: LowRank) -> Mapping[str, Array]:
-        """Return no further metrics."""
-        return {}
-
     def means(self, params: LowRank) -> Array:
         """Compute the expected values psi'(theta) of all cells: `f[J, L]`.
 
         Args:
           params: theta.
         """
-        return self._mean(self.natural(params).reshape(self.shape))
+        return self._of.mean(self.natural(params).reshape(self.shape))
 
     def surrogate(self, statistics: Array, params: LowRank) -> Array:
         """Compute the function that T minimises: the sum of psi(theta) - s theta, plus R(theta).
@@ -211,7 +251,7 @@ class MissingValues:
           `f[]`.
         """
         theta = self.natural(params).reshape(self.shape)
-        fit = jnp.sum(self._log_partition(theta) - statistics.reshape(self.shape) * theta)
+        fit = jnp.sum(self._of.log_partition(theta) - statistics.reshape(self.shape) * theta)
         return fit + self.penalty(params)
 
     @staticmethod
@@ -219,33 +259,9 @@ class MissingValues:
         """Replace missing cells by `fill`: `f[B, J, L]`."""
         return jnp.where(examples.seen > 0, examples.values, fill)
 
-    def _log_partition(self, theta: Array) -> Array:
-        """Compute psi(theta) cell by cell."""
-        if self.family == "poisson":
-            return jnp.exp(theta)
-        return jax.nn.softplus(theta) if self.family == "bernoulli" else theta**2 / 2
-
-    def _mean(self, theta: Array) -> Array:
-        """Compute psi'(theta) cell by cell."""
-        if self.family == "poisson":
-            return jnp.exp(theta)
-        return jax.nn.sigmoid(theta) if self.family == "bernoulli" else theta
-
-    def _curvature(self, theta: Array) -> Array:
-        """Compute psi''(theta) cell by cell."""
-        mean = self._mean(theta)
-        if self.family == "poisson":
-            return mean
-        return mean * (1 - mean) if self.family == "bernoulli" else jnp.ones_like(mean)
-
-    def _link(self, matrix: Array) -> Array:
-        """Compute theta from a cell as its mean, after clipping the cell to its limits."""
-        if self.family == "poisson":
-            return jnp.log(jnp.maximum(matrix, LEAST_INTENSITY))
-        if self.family == "bernoulli":
-            chance = jnp.clip(matrix, LEAST_CHANCE, 1 - LEAST_CHANCE)
-            return jnp.log(chance) - jnp.log1p(-chance)
-        return matrix
+    @property
+    def _of(self) -> Family:
+        return FAMILIES[self.family]
 
     def _alternate(self, matrix: Array, theta: LowRank) -> LowRank:
         """Take one Newton step for all rows of U, then one for all rows of V."""
@@ -267,9 +283,10 @@ class MissingValues:
         """
         product = functools.partial(jnp.matmul, precision="highest")
         theta = product(factor, other.T)
-        gradient = product(self._mean(theta) - matrix, other) + self.ridge * factor
+        mean = self._of.mean(theta)
+        gradient = product(mean - matrix, other) + self.ridge * factor
         hessian = jnp.einsum(
-            "km,mr,ms->krs", self._curvature(theta), other, other, precision="highest"
+            "km,mr,ms->krs", self._of.curvature(mean), other, other, precision="highest"
         )
         # A little damping keeps rows solvable whose curvature vanishes.
         least = jnp.finfo(factor.dtype).tiny
@@ -280,7 +297,7 @@ class MissingValues:
 
         def surrogate(size: Array) -> Array:
             moved, moved_theta = factor - size * direction, theta - size * change
-            fit = jnp.sum(self._log_partition(moved_theta) - matrix * moved_theta, axis=1)
+            fit = jnp.sum(self._of.log_partition(moved_theta) - matrix * moved_theta, axis=1)
             return fit + self.ridge / 2 * jnp.sum(jnp.square(moved), axis=1)
 
         sizes = jnp.asarray((*STEP_SIZES, 0.0), factor.dtype)
@@ -319,6 +336,126 @@ def truncated(
         left, values, right = left[:, :rank], values[:rank], right_rows[:rank].T
     scale = jnp.sqrt(jnp.maximum(values - threshold, 0))[None]
     return LowRank(left * scale, right * scale)
+
+
+@settings.struct
+class CellSampling(Compressor):
+    """Send the cells where a random set of rows meets a random set of columns of a matrix.
+
+    The cells sent form one vector, which is compressed in turn. All other cells are received as 0.
+    Rows and columns are drawn uniformly without replacement, so a cell is sent with probability
+    rho = rows columns / (J L).
+
+    FedMissEM is FedEM with this compressor, where each client has one example: its whole matrix.
+    The E-step of Algorithm 7 is over the drawn cells only. Computing all cells and sending the
+    drawn ones gives the same, as the statistic of a cell does not depend on other cells.
+
+    Reading of the paper: Algorithm 7 sends the cells as they are (`unbiased=False`). Then
+    E[H] = V + rho (h - V), which is consistent once the memories V converge, but this is not an
+    unbiased compressor. With `unbiased` the cells are divided by rho, and
+    omega = (1 + omega') / rho - 1, where omega' is that of the compressor of the cells.
+
+    Blocks of that compressor are made of the cells sent, row by row in the matrix's order, and not
+    of the matrix. If the compressor's own `row` equals `columns`, blocks stay within rows.
+
+    Bits are those of a vector of rows times columns entries. Which cells they are follows from a
+    seed that both sides know, and costs nothing.
+
+    All methods raise ConfigError for vectors whose length is not J L.
+    """
+
+    name: str = settings.fixed("cells")
+    shape: tuple[Count, Count] = settings.setting(
+        (0, 0),
+        "Shape (J, L) of the matrix; it has no usable default and must be given.",
+        allowed="two whole numbers of at least 1, rows and columns of the matrix",
+    )
+    rows: Count = settings.setting(1, "Number of rows drawn for each message, at most J.")
+    columns: Count = settings.setting(1, "Number of columns drawn for each message, at most L.")
+    unbiased: bool = settings.setting(
+        True,
+        "Whether the cells sent are divided by their probability rho, which makes the compressor "
+        "unbiased; the paper's Algorithm 7 does not divide.",
+    )
+    compression: Compressor = settings.setting(
+        Identity(),
+        "Compressor of the vector of cells that are sent.",
+        allowed=COMPRESSORS,
+        parse=parse_compressor,
+    )
+
+    def check_together(self) -> None:
+        """Check that no more rows and columns are drawn than the matrix has.
+
+        Raises:
+          ConfigError: If `rows` or `columns` is too large.
+        """
+        for name, most in zip(("rows", "columns"), self.shape, strict=True):
+            if getattr(self, name) > most:
+                allowed = f"at most {most}, the number of {name} of the matrix"
+                raise ConfigError(name, getattr(self, name), allowed)
+
+    @property
+    def share(self) -> float:
+        """Probability rho that a cell is sent."""
+        return self.rows * self.columns / (self.shape[0] * self.shape[1])
+
+    def apply(self, key: Key, vector: Array) -> Array:
+        """Send some cells of a matrix.
+
+        Args:
+          key: For the draw of rows and columns and for the compressor of the cells.
+          vector: `f[J L]`, the matrix row by row.
+
+        Returns:
+          What the server decodes, `f[J L]`: 0 in the cells that are not sent.
+        """
+        self._check_length(vector.size)
+        rows_key, columns_key, cells_key = jax.random.split(key, 3)
+        # Sorted, so that blocks of the cells' compressor are made of neighbours.
+        rows = jnp.sort(jax.random.permutation(rows_key, self.shape[0])[: self.rows])
+        columns = jnp.sort(jax.random.permutation(columns_key, self.shape[1])[: self.columns])
+        places = (rows[:, None] * self.shape[1] + columns[None]).ravel()
+        sent = self.compression.apply(cells_key, vector[places])
+        return jnp.zeros_like(vector).at[places].set(sent / self.share if self.unbiased else sent)
+
+    def omega(self, dim: int) -> Any:
+        """Compute the constant omega for vectors of `dim` entries.
+
+        Without `unbiased` this is the omega of the cells' compressor, which then also sets the step
+        size of the memories.
+
+        Args:
+          dim: Length of the vectors, J L.
+
+        Returns:
+          A number; traced if the numbers of the cells' compressor are.
+        """
+        self._check_length(dim)
+        inner = self.compression.omega(self.rows * self.columns)
+        return (1 + inner) / self.share - 1 if self.unbiased else inner
+
+    def bits(self, dim: int, *, word: int = 32) -> int:
+        """Count the bits of one message.
+
+        Args:
+          dim: Length of the vectors, J L.
+          word: Bits of a float.
+
+        Returns:
+          The bits of the cells that are sent.
+        """
+        self._check_length(dim)
+        return self.compression.bits(self.rows * self.columns, word=word)
+
+    def _check_length(self, dim: int) -> None:
+        """Refuse vectors of the wrong length: JAX would silently clamp positions beyond the end."""
+        if dim != self.shape[0] * self.shape[1]:
+            allowed = f"rows and columns of a matrix of {dim} cells, the length of the vectors"
+            raise ConfigError("shape", self.shape, allowed)
+
+
+COMPRESSORS[CellSampling.name] = CellSampling
 
 
 @checked

@@ -14,7 +14,6 @@ over all examples by a noise that does not depend on theta. If kappa differs bet
 Dimension letters: `B` examples, `q` coordinates of theta and of an example.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 import chex
@@ -24,6 +23,7 @@ from flax import struct
 from fedjax_sim.core.settings import AtLeast0, checked
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.problems.client_data import check_range
+from fedjax_sim.problems.latent.estimation import LatentModel
 
 
 class Seen(NamedTuple):
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 @checked
 @struct.dataclass
-class NoisyMean:
+class NoisyMean(LatentModel):
     """The model of this module; its parameters theta are a vector `f[q]`.
 
     Attributes:
@@ -96,7 +96,3 @@ class NoisyMean:
           params: theta.
         """
         return self.ridge / 2 * jnp.sum(jnp.square(params))
-
-    def metrics(self, statistics: Array, params: Array) -> Mapping[str, Array]:
-        """Return no further metrics."""
-        return {}

@@ -19,7 +19,7 @@ from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent import factor_analysis, mixtures
-from fedjax_sim.problems.latent.gaussian_mixture import COVARIANCE_TYPES, Mixture
+from fedjax_sim.problems.latent.mixtures import FORMS, Mixture
 from fedjax_sim.results import summaries
 from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import fedem
@@ -99,7 +99,7 @@ def reference_of(kind: str, iterations: int, y: np.ndarray = IRIS) -> Reference:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("kind", COVARIANCE_TYPES)
+@pytest.mark.parametrize("kind", FORMS)
 def test_em_is_scikit_learns(kind: str) -> None:
     """Parameters after four iterations, the likelihood after many, and all that follows a fit."""
     problem, start = problem_of(kind)
@@ -134,7 +134,7 @@ def test_prior_is_a_penalty_whose_minimum_t_finds(kind: str) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("kind", COVARIANCE_TYPES)
+@pytest.mark.parametrize("kind", FORMS)
 def test_prior_keeps_t_in_its_domain(kind: str) -> None:
     """T is finite and definite for any statistics, and changes nothing for those of EM."""
     problem, start = problem_of(kind, prior=PRIOR)
