@@ -27,8 +27,8 @@ from fedjax_sim.timelines.rounds.synchronous import are_in_time, check_clients
 
 
 def with_work_in_flight(
-    kind: type[types.HyperT],
-    clock: Callable[[Problem, types.HyperT], Clock],
+    kind: type[Clients],
+    clock: Callable[[Problem, Any], Clock],
     sized_by: tuple[str, str],
     **changes: Any,
 ) -> types.System:
@@ -41,7 +41,7 @@ def with_work_in_flight(
       **changes: Other fields than those of FedBuff.
     """
 
-    def sizes(hyper: types.HyperT) -> Sizes:
+    def sizes(hyper: Clients) -> Sizes:
         slots, versions = (getattr(hyper, name) for name in sized_by)
         return Sizes(slots, hyper.local_steps, versions, is_even=True)
 
