@@ -57,7 +57,7 @@ class Hyper(CohortRounds, LastingTraining, ServerStep, PrivateReports):
 
 def algorithm(
     problem: Problem,
-    hyper: LocalTraining,
+    hyper: LastingTraining,
     plan: Plan,
     scale_of: Callable[[Event], Array | None] = lambda event: None,
 ) -> Algorithm[RoundState, Work]:
@@ -239,7 +239,7 @@ fedyogi = cohort_system("fedyogi", FedYogi, algorithm, f"{SUMMARY} Yogi")
 
 
 @struct
-class FedNova(CohortRounds, LocalTraining, ServerStep, Reports):
+class FedNova(CohortRounds, LastingTraining, ServerStep, Reports):
     """FedNova (Wang et al. 2020, arXiv 2007.07481), Eqs. 5 to 8.
 
         x -> `state.server`    p_i -> `event.weight`    tau_i -> `event.steps`    eta -> `hyper.lr`

@@ -28,7 +28,7 @@ import numpy as np
 from fedjax_sim.clients import Expectation, check_batch_size, local_expectation, rows
 from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import ConfigError, Count, fixed, group, redefault, setting, struct
-from fedjax_sim.core.types import Algorithm, Array, Event, Key, LatentProblem, Plan, Work
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, LatentProblem, Params, Plan, Work
 from fedjax_sim.server import Approximation, broadcast_bits, keep_if_empty, keep_random
 from fedjax_sim.server.memories import Memories, Memory, exchange, first_memory, memory_messages
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
@@ -70,8 +70,8 @@ class State(NamedTuple):
     random: Array
     passes: Array
     batches: Array
-    oracle: Array | tuple[()] = ()
-    seen: Array | tuple[()] = ()
+    oracle: Params = ()
+    seen: Params = ()
 
     def after(
         self, hyper: WithMemories, key: Key, event: Event, oracle: Array, num_batches: Array

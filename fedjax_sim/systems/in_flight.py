@@ -37,8 +37,8 @@ from fedjax_sim.timelines.rounds import are_in_time, check_clients
 
 
 def with_work_in_flight(
-    kind: type[types.HyperT],
-    clock: Callable[[Problem, types.HyperT], Clock],
+    kind: type[Clients],
+    clock: Callable[[Problem, Any], Clock],
     sized_by: tuple[str, str],
     **changes: Any,
 ) -> types.System:
@@ -51,7 +51,7 @@ def with_work_in_flight(
       **changes: Other fields than those of FedBuff.
     """
 
-    def sizes(hyper: types.HyperT) -> Sizes:
+    def sizes(hyper: Clients) -> Sizes:
         slots, versions = (getattr(hyper, name) for name in sized_by)
         return Sizes(slots, hyper.local_steps, versions, is_even=True)
 

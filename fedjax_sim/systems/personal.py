@@ -7,7 +7,7 @@ Per-FedAvg).
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -322,6 +322,11 @@ class PFedMe(CohortRounds, LocalTraining, ServerStep, Reports):
         ServerStep, "server_optimizer", optax.sgd
     )
 
+    @property
+    def num_gradients(self) -> int:
+        """Gradients of a local step."""
+        return self.personal_steps
+
     def adapted(self, slope: Callable[[Params], Params], model: Params) -> Params:
         """Personal model theta near a model w, by gradient steps. slope: gradient of the loss."""
 
@@ -362,6 +367,8 @@ class PerFedAvg(CohortRounds, LocalTraining, ServerStep, Reports):
     key. A local step has two gradients here and takes as long as a step with one.
     """
 
+    num_gradients: ClassVar[int] = 2
+    """Gradients of a local step."""
     adapting_lr: AtLeast0 = setting(0.01, "Learning rate of the step that adapts a model, alpha.")
 
     def adapted(self, slope: Callable[[Params], Params], model: Params) -> Params:
@@ -387,48 +394,38 @@ def gradient_of(
 
 
 def with_adapted_models(
-    times: Callable[[PFedMe | PerFedAvg], int],
-) -> Callable[..., Algorithm[RoundState, Work]]:
-    """Algorithm of rounds for models that clients adapt.
+    problem: Problem, hyper: PFedMe | PerFedAvg, plan: Plan
+) -> Algorithm[RoundState, Work]:
+    """Bind pFedMe or Per-FedAvg to a problem."""
+    wire = Wire(problem, hyper, plan)
+    train = clients.local_training(problem, hyper, plan, gradient=gradient_of)
 
-    Args:
-      times: From the settings to the gradients of a local step.
-    """
+    def init(key: Key) -> RoundState:
+        return wire.first_round(problem.init(key))
 
-    def bind(
-        problem: Problem, hyper: PFedMe | PerFedAvg, plan: Plan
-    ) -> Algorithm[RoundState, Work]:
-        wire = Wire(problem, hyper, plan)
-        train = clients.local_training(problem, hyper, plan, gradient=gradient_of)
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        total = wire.total(event)
+        local, work = train(key, event, start=wire.received(state), total=total)
+        after = wire.advance(key, event, state, local, total=total)
+        return after, work.and_more(times=hyper.num_gradients)
 
-        def init(key: Key) -> RoundState:
-            return wire.first_round(problem.init(key))
+    def metrics(state: RoundState) -> dict[str, Array]:
+        adapt = partial(hyper.adapted, model=wire.received(state))
+        return clients.adapted_metrics(problem, adapt) | wire.metrics(state)
 
-        def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
-            total = wire.total(event)
-            local, work = train(key, event, start=wire.received(state), total=total)
-            after = wire.advance(key, event, state, local, total=total)
-            return after, work.and_more(times=times(hyper))
-
-        def metrics(state: RoundState) -> dict[str, Array]:
-            adapt = partial(hyper.adapted, model=wire.received(state))
-            return clients.adapted_metrics(problem, adapt) | wire.metrics(state)
-
-        return wire.algorithm(init, step, metrics=metrics)
-
-    return bind
+    return wire.algorithm(init, step, metrics=metrics)
 
 
 pfedme = cohort_system(
     "pfedme",
     PFedMe,
-    with_adapted_models(lambda hyper: hyper.personal_steps),
+    with_adapted_models,
     "federated averaging of envelopes, with personal models near the server's",
 )
 perfedavg = cohort_system(
     "perfedavg",
     PerFedAvg,
-    with_adapted_models(lambda hyper: 2),
+    with_adapted_models,
     "federated averaging of a model from which clients adapt well by a gradient step",
 )
 
