@@ -303,7 +303,7 @@ class Clipping(Privacy):
         self.check_noise(hyper)
 
     def mechanism(self, hyper: Settings) -> Mechanism:
-        """Describe a round to an accountant. hyper: As in `check_with`."""
+        """Return a round as accountants see it. hyper: As in `check_with`."""
         cohort = hyper.cohort.selection, hyper.num_clients, hyper.num_selected
         return Mechanism(*cohort, self.accountant, float(self.delta))
 
@@ -435,7 +435,7 @@ class ExampleClipping(Clipping):
     name: str = fixed("examples")
 
     def bound(self, hyper: Settings) -> Any:
-        """Longest way of local steps. The argument is that of `Privacy.bound`."""
+        """Compute the longest way of local steps. The argument is that of `Privacy.bound`."""
         return hyper.lr * hyper.local_steps * hyper.training.example_clip
 
     def check_sum(self, hyper: Settings) -> None:
@@ -631,8 +631,9 @@ class OwnNoise(LocalPrivacy):
     def epsilon_of(self, hyper: Settings, ticks: Leaf, timeline: Timeline | None) -> Leaf | None:
         """Compute the epsilon of the messages that a client has sent.
 
-        Of asynchronous servers, messages that are on their way to it are counted too. The arguments
-        are those of `OfNoise.epsilon_of`.
+        Of asynchronous servers, messages that are on their way to it are counted too.
+
+        The arguments are those of `OfNoise.epsilon_of`.
         """
         if timeline is None or not self.has_noise:
             return None
