@@ -88,16 +88,14 @@ from fedjax_sim.server.attacks import BLIND, Attack, Canary
 from fedjax_sim.server.rules import Mean
 from fedjax_sim.timelines import Arrivals, ClientQueues
 
-__all__ = [
-    *("LOCAL_PRIVACY", "PRIVACY", "AdaptiveClipping", "Audit", "Clipping", "CorrelatedNoise"),
-    *("ExampleClipping", "FixedClipping", "LocalGaussian", "LocalLaplace", "LocalPrivacy"),
-    *("NoLocalPrivacy", "NoPrivacy", "NoisySteps", "OwnNoise", "Participations"),
-    *("audit_canaries", "clip_sums", "clip_updates", "epsilon_after", "find_noise"),
-    *("gaussian_epsilon", "gaussian_like", "local_epsilon", "most_participations", "most_sent"),
-    *("one_run_bound", "parse_local_privacy", "parse_privacy"),
-    *("participations_of", "privatise", "sensitivities", "separated_sensitivity"),
-    "square_root_bands",
-]
+__all__ = ["LOCAL_PRIVACY", "PRIVACY", "AdaptiveClipping", "Audit", "Clipping", "CorrelatedNoise"]
+__all__ += ["ExampleClipping", "FixedClipping", "LocalGaussian", "LocalLaplace", "LocalPrivacy"]
+__all__ += ["NoLocalPrivacy", "NoPrivacy", "NoisySteps", "OwnNoise", "Participations"]
+__all__ += ["audit_canaries", "clip_sums", "clip_updates", "epsilon_after", "find_noise"]
+__all__ += ["gaussian_epsilon", "gaussian_like", "local_epsilon", "most_participations"]
+__all__ += ["most_sent", "one_run_bound", "parse_local_privacy", "parse_privacy"]
+__all__ += ["participations_of", "privatise", "sensitivities", "separated_sensitivity"]
+__all__ += ["square_root_bands"]
 
 
 PRIVATE: dict[str, tuple[Any, str]] = {
