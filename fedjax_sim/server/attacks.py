@@ -82,12 +82,10 @@ from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Timeline
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
 from fedjax_sim.server.accounting import square_root_bands
 
-__all__ = [
-    *("ATTACKS", "ALittleIsEnough", "Adversary", "Attack", "Canary", "Cohort", "FreeRider"),
-    *("Gaussian", "Honest", "InnerProduct", "Mimic", "MinMax", "MinSum", "NotFinite"),
-    *("OneAttack", "Scaling", "Senders", "SignFlip", "are_malicious"),
-    *("attacks_of_one_program", "parse_attack"),
-]
+__all__ = ["ATTACKS", "ALittleIsEnough", "Adversary", "Attack", "Canary", "Cohort", "FreeRider"]
+__all__ += ["Gaussian", "Honest", "InnerProduct", "Mimic", "MinMax", "MinSum", "NotFinite"]
+__all__ += ["OneAttack", "Scaling", "Senders", "SignFlip", "are_malicious"]
+__all__ += ["attacks_of_one_program", "parse_attack"]
 
 
 class Cohort(NamedTuple):

@@ -44,11 +44,9 @@ from fedjax_sim.core.types import Array, Event, Key, Params, full_precision_bits
 from fedjax_sim.kernels.rounding import Rounding, divisor, powers_around, rounded, wide_of
 from fedjax_sim.kernels.rounding import luq as luq
 
-__all__ = [
-    *("COMPRESSORS", "BlockQuantization", "Compressor", "Dithering", "Identity", "Luq", "RandK"),
-    *("RandSparsification", "ScaledSign", "StochasticRounding", "TopK", "luq"),
-    "parse_compressor",
-]
+__all__ = ["COMPRESSORS", "BlockQuantization", "Compressor", "Dithering", "Identity", "Luq"]
+__all__ += ["RandK", "RandSparsification", "ScaledSign", "StochasticRounding", "TopK", "luq"]
+__all__ += ["parse_compressor"]
 
 
 class Compressor(Kind):

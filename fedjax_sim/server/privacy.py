@@ -101,16 +101,14 @@ from fedjax_sim.server.attacks import BLIND, Attack, Canary
 from fedjax_sim.server.rules import Mean
 from fedjax_sim.timelines import Arrivals, ClientQueues
 
-__all__ = [
-    *("LOCAL_PRIVACY", "PRIVACY", "AdaptiveClipping", "Audit", "Clipping", "CorrelatedNoise"),
-    *("ExampleClipping", "FixedClipping", "LocalGaussian", "LocalLaplace", "LocalPrivacy"),
-    *("NoLocalPrivacy", "NoPrivacy", "NoisySteps", "OwnNoise", "Participations"),
-    *("audit_canaries", "clip_sums", "clip_updates", "epsilon_after", "find_noise"),
-    *("gaussian_epsilon", "gaussian_like", "local_epsilon", "most_participations", "most_sent"),
-    *("one_run_bound", "parse_local_privacy", "parse_privacy"),
-    *("participations_of", "privatise", "sensitivities", "separated_sensitivity"),
-    "square_root_bands",
-]
+__all__ = ["LOCAL_PRIVACY", "PRIVACY", "AdaptiveClipping", "Audit", "Clipping", "CorrelatedNoise"]
+__all__ += ["ExampleClipping", "FixedClipping", "LocalGaussian", "LocalLaplace", "LocalPrivacy"]
+__all__ += ["NoLocalPrivacy", "NoPrivacy", "NoisySteps", "OwnNoise", "Participations"]
+__all__ += ["audit_canaries", "clip_sums", "clip_updates", "epsilon_after", "find_noise"]
+__all__ += ["gaussian_epsilon", "gaussian_like", "local_epsilon", "most_participations"]
+__all__ += ["most_sent", "one_run_bound", "parse_local_privacy", "parse_privacy"]
+__all__ += ["participations_of", "privatise", "sensitivities", "separated_sensitivity"]
+__all__ += ["square_root_bands"]
 
 
 PRIVATE: dict[str, tuple[Any, str]] = {
@@ -316,7 +314,7 @@ class Clipping(Privacy):
         self.check_noise(hyper)
 
     def mechanism(self, hyper: Settings) -> Mechanism:
-        """Describe a round to an accountant. hyper: As in `check_with`."""
+        """Return a round as accountants see it. hyper: As in `check_with`."""
         cohort = hyper.cohort.selection, hyper.num_clients, hyper.num_selected
         return Mechanism(*cohort, self.accountant, float(self.delta))
 
@@ -448,7 +446,7 @@ class ExampleClipping(Clipping):
     name: str = fixed("examples")
 
     def bound(self, hyper: Settings) -> Any:
-        """Longest way of local steps. The argument is that of `Privacy.bound`."""
+        """Compute the longest way of local steps. The argument is that of `Privacy.bound`."""
         return hyper.lr * hyper.local_steps * hyper.training.example_clip
 
     def check_sum(self, hyper: Settings) -> None:
@@ -643,8 +641,9 @@ class OwnNoise(LocalPrivacy):
     def epsilon_of(self, hyper: Settings, ticks: Leaf, timeline: Timeline | None) -> Leaf | None:
         """Compute the epsilon of the messages that a client has sent.
 
-        Of asynchronous servers, messages that are on their way to it are counted too. The arguments
-        are those of `OfNoise.epsilon_of`.
+        Of asynchronous servers, messages that are on their way to it are counted too.
+
+        The arguments are those of `OfNoise.epsilon_of`.
         """
         if timeline is None or not self.has_noise:
             return None

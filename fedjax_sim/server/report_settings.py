@@ -198,7 +198,10 @@ class ReportMessages(Messages):
     def facts_of_schedule(
         self, hyper: Settings, timeline: Timeline, ticks: Leaf
     ) -> dict[str, Leaf]:
-        """Return the epsilon that follows from the schedule."""
+        """Return the epsilon that follows from the schedule.
+
+        The arguments are those of `Messages.facts_of_schedule`.
+        """
         return self.facts(hyper, ticks, timeline)
 
     def check(self, hyper: Settings, timeline: Timeline) -> None:

@@ -67,11 +67,9 @@ from fedjax_sim.kernels.rounding import divisor, root, wide_of
 from fedjax_sim.server import ordering
 from fedjax_sim.server.compression import Compressor, count_message_bits, count_parameters
 
-__all__ = [
-    *("RULES", "Bucketing", "Bulyan", "CentredClipping", "FLTrust", "GeometricMedian", "Krum"),
-    *("Mean", "Median", "MultiKrum", "NormBound", "OneOf", "Rule", "SecureSum", "SignMajority"),
-    *("TrimmedMean", "parse_rule", "rules_of_one_program"),
-]
+__all__ = ["RULES", "Bucketing", "Bulyan", "CentredClipping", "FLTrust", "GeometricMedian", "Krum"]
+__all__ += ["Mean", "Median", "MultiKrum", "NormBound", "OneOf", "Rule", "SecureSum"]
+__all__ += ["SignMajority", "TrimmedMean", "parse_rule", "rules_of_one_program"]
 
 
 class Rule(Kind):

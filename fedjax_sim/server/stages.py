@@ -454,6 +454,9 @@ def combination_of(
       senders: Who sends; by default the clients, malicious ones as the settings say.
       has_own: Whether the rule is given updates of the server's own.
 
+    Returns:
+      The stage.
+
     Raises:
       ConfigError: If the rule needs such updates and is given none.
     """

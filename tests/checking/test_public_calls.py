@@ -460,7 +460,10 @@ READING = (
     *(reports.load, engine.load),
 )
 """Functions that fail at right arguments here, for lack of a file or of an nnx module."""
-FORMULAS = ("fedjax_sim.server.privacy", "fedjax_sim.results.diagnostics", "fedjax_sim.theory")
+FORMULAS = (
+    *("fedjax_sim.server.privacy", "fedjax_sim.server.accounting"),
+    *("fedjax_sim.results.diagnostics", "fedjax_sim.theory"),
+)
 TRIED = [
     call
     for call in CALLS

@@ -30,6 +30,7 @@ SINGLE_MODULES = (
         for name in ("types", "problem", "options", "streams", "batching", "trees", "targets")
     ),
     *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
+    *("server.attacks", "server.compression", "server.privacy", "server.rules"),
 )
 CONVENTIONS = ("hyper", "problem", "system", "key", "event", "plan", "state", "run")
 """Parameters that mean the same in all of the package; docs/words.md says what."""
@@ -49,7 +50,8 @@ def names_in(path: Path) -> list[str]:
     tree = ast.parse(path.read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            module = ".".join(path.relative_to(ROOT.parent).parent.parts)
+            parts = path.relative_to(ROOT.parent).with_suffix("").parts
+            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             return importlib.import_module(module).__all__
     return [
         node.name
