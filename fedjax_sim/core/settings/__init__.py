@@ -1,4 +1,4 @@
-"""Declared types, and settings structs whose fields know their meaning and allowed values.
+"""Declared types of arguments and settings, and the structs that hold settings.
 
 An annotation says what an argument or a setting may be: `Count`, `Above0`, or a type with
 conditions, such as `Annotated[Array, shape("n")]`. Public calls check their arguments by the
