@@ -10,7 +10,6 @@ Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from fedjax_sim.core import trees, types
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Budget, Energy, HyperT, System, Ticks, Time, Timeline
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
-
-Meters = Sequence[Callable[[Timeline], np.ndarray]] | None
-"""From the timelines of lanes to the energy of each tick, `f64[T]`; None if it does not matter."""
 
 MAX_TICKS = 2**24
 """Longest schedule of a lane."""
@@ -71,7 +67,7 @@ def lengthen(
     *,
     first: int = 0,
     overshoot: bool = False,
-    meters: Meters = None,
+    energy: Callable[[Timeline], np.ndarray] | None = None,
 ) -> tuple[Timeline, np.ndarray]:
     """Draw longer and longer timelines until all lanes cover their budget.
 
@@ -80,7 +76,7 @@ def lengthen(
       budget: How long a run lasts.
       first: Number of ticks to draw first, at least those of the budget.
       overshoot: As in `System`.
-      meters: As in `request_timelines`.
+      energy: The energy that is used up to each tick, see `energy_used`, where the budget is one.
 
     Returns:
       The timelines, and `i64[L]`, the ticks of each lane.
@@ -98,8 +94,8 @@ def lengthen(
                 return timelines, np.full(len(timelines.time), budget.num_ticks)
             continue
         used, limit = timelines.time, budget.named[1]
-        if isinstance(budget, Energy):
-            used, overshoot = _energy_used(timelines, meters), False
+        if energy is not None:
+            used, overshoot = energy(timelines), False
         counts = [ticks_in_budget(lane, limit, overshoot=overshoot) for lane in used]
         known = [count for count in counts if count is not None]
         if len(known) == len(counts):
@@ -110,7 +106,7 @@ def lengthen(
                     allowed = f"at least {least:g}, when the server first acts"
                 raise ConfigError(*budget.named, allowed)
             return timelines, np.asarray(known)
-        if isinstance(budget, Energy):
+        if energy is not None:
             # So many ticks would be needed if they went on as they began.
             least = float(np.nanmax(used, axis=1, initial=0.0).min())
             needed = asked / 2 * limit / least if least > 0 else asked
@@ -131,16 +127,6 @@ def _has_ticks(timelines: Timeline, num_ticks: int) -> bool:
         known = int(np.argmax(missing.any(axis=0)))
         raise ConfigError("num_ticks", num_ticks, f"at most the {known} ticks that the trace holds")
     return not np.isnan(timelines.time[:, :num_ticks]).any()
-
-
-def _energy_used(timelines: Timeline, meters: Meters) -> np.ndarray:
-    """Sum the energy up to each tick: `f64[L, T]`; nan where a tick is not known yet."""
-    assert meters is not None
-    lanes = [Timeline(*leaves) for leaves in zip(*timelines, strict=True)]
-    each = np.stack([meter(lane) for meter, lane in zip(meters, lanes, strict=True)])
-    # A trace has ended where times are infinite.
-    total = np.cumsum(np.where(np.isposinf(timelines.time), np.inf, each), axis=1)
-    return np.where(np.isnan(timelines.time), np.nan, total)
 
 
 def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool = False) -> int | None:
@@ -222,17 +208,15 @@ def energy_of_ticks(
     return of_steps + np.where(is_there, each * energies[1][who], 0).sum(axis=1)
 
 
-def meters_of(system: System, group: Sequence[Lane], row: np.ndarray, budget: Energy) -> Meters:
-    """Return functions from the schedules of lanes to the energy of each tick.
+def lanes_to_meter(
+    system: System, group: Sequence[Lane], row: np.ndarray, budget: Energy
+) -> list[list[Lane]]:
+    """List the lanes of each schedule, and check that their energy is known.
 
     Args:
       group: L lanes.
       row: `i64[L]`, the number of each lane's schedule.
       budget: How long they run.
-
-    Returns:
-      One function for each schedule. It raises a ConfigError if lanes of the schedule take
-      different energies.
 
     Raises:
       ConfigError: If a lane's energy is not known.
@@ -251,7 +235,7 @@ def meters_of(system: System, group: Sequence[Lane], row: np.ndarray, budget: En
     lanes: list[list[Lane]] = [[] for _ in range(row.max() + 1)]
     for i in distinct_rows(of_hyper, row)[0]:
         lanes[row[i]].append(group[i])
-    return [partial(_energy_of, system, budget, each) for each in lanes]
+    return lanes
 
 
 def _counts_by_tick(system: System, problem: types.AnyProblem, hyper: HyperT) -> bool:
@@ -261,14 +245,29 @@ def _counts_by_tick(system: System, problem: types.AnyProblem, hyper: HyperT) ->
     return system.messages.per_tick(problem, hyper, nothing) is not None
 
 
-def _energy_of(
-    system: System, budget: Energy, lanes: Sequence[Lane], timeline: Timeline
+def energy_used(
+    system: System, budget: Energy, lanes: Sequence[Sequence[Lane]], timelines: Timeline
 ) -> np.ndarray:
-    """Compute the energy of each tick of a schedule, which must be that of all of its lanes."""
-    model = trees.shapes_of_model(lanes[0].problem)
-    found = [energy_of_ticks(system, lane.problem, lane.hyper, model, timeline) for lane in lanes]
-    assert found[0] is not None
-    if any(not np.array_equal(each, found[0]) for each in found):  # type: ignore[arg-type]
-        allowed = "a budget of lanes whose messages have equal bits: run the others apart"
-        raise ConfigError("energy_budget", budget.energy_budget, allowed)
-    return found[0]
+    """Sum the energy up to each tick: `f64[D, T]`; nan where a tick is not known yet.
+
+    Args:
+      budget: How long lanes run.
+      lanes: The lanes of each schedule.
+      timelines: The schedules, leaves `[D, T, ...]`.
+
+    Raises:
+      ConfigError: If lanes of a schedule take different energies.
+    """
+    of_schedules = []
+    for sharing, *leaves in zip(lanes, *timelines, strict=True):
+        model, timeline = trees.shapes_of_model(sharing[0].problem), Timeline(*leaves)
+        found = [
+            energy_of_ticks(system, lane.problem, lane.hyper, model, timeline) for lane in sharing
+        ]
+        if any(not np.array_equal(each, found[0]) for each in found):  # type: ignore[arg-type]
+            allowed = "a budget of lanes whose messages have equal bits: run the others apart"
+            raise ConfigError("energy_budget", budget.energy_budget, allowed)
+        of_schedules.append(found[0])
+    # A trace has ended where times are infinite.
+    each = np.where(np.isposinf(timelines.time), np.inf, of_schedules)
+    return np.where(np.isnan(timelines.time), np.nan, np.cumsum(each, axis=1))

@@ -27,7 +27,6 @@ from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.processes import hash_programs
 from fedjax_sim.engine.machine.user_code import number_of_code, number_of_program
 from fedjax_sim.engine.planning import budgets, lanes
-from fedjax_sim.engine.planning.budgets import Meters
 from fedjax_sim.engine.planning.lanes import Known, Lane, Stacked, known_in_all
 from fedjax_sim.timelines import checks
 
@@ -96,7 +95,7 @@ def request_timelines(
     hypers: Sequence[HyperT],
     budget: Budget,
     *,
-    meters: Meters = None,
+    metered: Sequence[Sequence[Lane]] | None = None,
 ) -> tuple[Timeline, np.ndarray]:
     """Draw timelines that cover the budget.
 
@@ -104,7 +103,7 @@ def request_timelines(
       seeds: D seeds.
       hypers: D settings of equal static parts.
       budget: How long a run lasts.
-      meters: Functions from each timeline to the energy of its ticks, where the budget is one.
+      metered: The lanes of each timeline, where the budget is one of energy.
 
     Returns:
       The timelines, leaves `[D, T, ...]`, and the ticks that belong to each, `i64[D]`.
@@ -118,9 +117,11 @@ def request_timelines(
     budget, first = budgets.first_request(system, hypers, budget)
     _check_size(system, hypers, asked, first)
     try:
-        draw = partial(draw_timelines, system, seeds, hypers)
+        draw, energy = partial(draw_timelines, system, seeds, hypers), None
+        if metered is not None and isinstance(budget, Energy):
+            energy = partial(budgets.energy_used, system, budget, metered)
         return budgets.lengthen(
-            draw, budget, first=first, overshoot=system.overshoot, meters=meters
+            draw, budget, first=first, overshoot=system.overshoot, energy=energy
         )
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not memory.is_out_of_memory(error):
@@ -161,7 +162,7 @@ class Schedules(NamedTuple):
       row: `i64[L]`, the number of each lane's schedule.
       seeds: D seeds.
       hypers: D settings of equal static parts.
-      meters: Functions from each schedule to the energy of its ticks, where the budget is one.
+      metered: The lanes of each schedule, where the budget is one of energy.
     """
 
     system: System
@@ -169,7 +170,7 @@ class Schedules(NamedTuple):
     row: np.ndarray
     seeds: list[int]
     hypers: list[Any]
-    meters: Meters
+    metered: list[list[Lane]] | None
 
     @classmethod
     def of(cls, system: System, group: list[Lane], budget: Budget) -> "Schedules":
@@ -185,15 +186,14 @@ class Schedules(NamedTuple):
         reads = read_timeline(system, group[0].hyper, known).reads
         firsts, row = lanes.distinct_schedules(group, reads)
         seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        meters: Meters = None
-        if isinstance(budget, Energy):
-            meters = budgets.meters_of(system, group, row, budget)
-        return cls(system, budget, row, seeds, hypers, meters)
+        is_metered = isinstance(budget, Energy)
+        metered = budgets.lanes_to_meter(system, group, row, budget) if is_metered else None
+        return cls(system, budget, row, seeds, hypers, metered)
 
     def request(self) -> tuple[Timeline, np.ndarray]:
         """Draw them, see `request_timelines`."""
         given = self.system, self.seeds, self.hypers, self.budget
-        return request_timelines(*given, meters=self.meters)
+        return request_timelines(*given, metered=self.metered)
 
     def count_ticks(self) -> np.ndarray:
         """Count their ticks, `i64[D]`, and keep none: they are halved until they fit."""
@@ -205,8 +205,8 @@ class Schedules(NamedTuple):
         half = len(self.seeds) // 2
         found = []
         for few in (slice(half), slice(half, None)):
-            meters = self.meters and self.meters[few]
-            some = self._replace(seeds=self.seeds[few], hypers=self.hypers[few], meters=meters)
+            metered = self.metered and self.metered[few]
+            some = self._replace(seeds=self.seeds[few], hypers=self.hypers[few], metered=metered)
             found.append(some.count_ticks())
         return np.concatenate(found)
 

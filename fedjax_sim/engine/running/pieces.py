@@ -173,7 +173,9 @@ class Pieces:
             with contextlib.suppress(ConfigError):
                 drawn = planned.timelines, planned.ticks
                 planned = plan(dataclasses.replace(options, layout=placed), drawn=drawn)
-        known = saved and saved.finished(lambda: planned.decided(planned.on_devices()))
+        known = None
+        if saved is not None:
+            known = saved.finished(lambda: planned.decided(planned.on_devices()))
         if known is None:
             return Ready(planned, planned.on_devices(), saved)
         lifecycle.say(f"{system.name} had ended; its result is read (lanes: {len(lanes)}).")
