@@ -14,7 +14,7 @@ from experiments.hierarchical.fig11 import made_up_play
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.core.types import Array
 from fedjax_sim.datasets import Text
-from fedjax_sim.models.mlp import dense
+from fedjax_sim.models.networks import dense
 
 HELD_OUT = 0.1
 """Share of the training examples on which rates are chosen."""

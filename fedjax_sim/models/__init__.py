@@ -4,10 +4,9 @@ A network is stateless and hashable; the rest of the package only calls its `ini
 linen modules have these. Where to look:
 
 - `catalogue`: the networks that the command line knows by name.
-- `mlp`: dense networks; `products` is their matrix product.
-- `cnn`: convolutional and residual networks; `convolution` has their convolutions and pooling.
+- `networks`: dense, convolutional and residual networks.
 - `text`: networks for text.
-- `quantized`: a wrapper that trains any of them with few bits; `low_bit` has the rounding.
+- `quantized`: a wrapper that trains any of them with few bits.
 - `adapters`: networks of flax nnx, equinox and haiku.
 - `calls`: how a model is called in training.
 """
@@ -18,14 +17,14 @@ from fedjax_sim.models.adapters import from_haiku as from_haiku
 from fedjax_sim.models.adapters import from_nnx as from_nnx
 from fedjax_sim.models.catalogue import MODELS as MODELS
 from fedjax_sim.models.catalogue import Entry as Entry
-from fedjax_sim.models.cnn import BatchNorm as BatchNorm
-from fedjax_sim.models.cnn import DoubleConvNet as DoubleConvNet
-from fedjax_sim.models.cnn import LeNet as LeNet
-from fedjax_sim.models.cnn import ResNet as ResNet
-from fedjax_sim.models.cnn import SmallCNN as SmallCNN
-from fedjax_sim.models.cnn import resnet18 as resnet18
-from fedjax_sim.models.cnn import resnet20 as resnet20
-from fedjax_sim.models.mlp import MLP as MLP
-from fedjax_sim.models.mlp import LogisticRegression as LogisticRegression
+from fedjax_sim.models.networks import MLP as MLP
+from fedjax_sim.models.networks import BatchNorm as BatchNorm
+from fedjax_sim.models.networks import DoubleConvNet as DoubleConvNet
+from fedjax_sim.models.networks import LeNet as LeNet
+from fedjax_sim.models.networks import LogisticRegression as LogisticRegression
+from fedjax_sim.models.networks import ResNet as ResNet
+from fedjax_sim.models.networks import SmallCNN as SmallCNN
+from fedjax_sim.models.networks import resnet18 as resnet18
+from fedjax_sim.models.networks import resnet20 as resnet20
 from fedjax_sim.models.text import CharacterRNN as CharacterRNN
 from fedjax_sim.models.text import CharacterTransformer as CharacterTransformer

@@ -23,7 +23,7 @@ from flax.typing import Dtype
 
 from fedjax_sim.core.settings import Count, OneOf, Whole, checked
 from fedjax_sim.core.types import Array
-from fedjax_sim.models.mlp import dense
+from fedjax_sim.models.networks import dense
 
 CELLS = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
 """Recurrent cells by name."""

@@ -591,7 +591,7 @@ class Checked:
         if CHECKED not in vars(self):
             check_fields(self)
             self._check_together()
-            if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self)):
+            if all(isinstance(leaf, jax.Array | int | float) for leaf in jax.tree.leaves(self)):
                 vars(self)[CHECKED] = True
 
     def _check_together(self) -> None:

@@ -18,7 +18,7 @@ from fedjax_sim import ConfigError, Layout, models, problems
 from fedjax_sim.clients import ClientTraining, LocalTraining, local_training
 from fedjax_sim.core.trees import join
 from fedjax_sim.core.types import Event, Plan, full_precision_bits
-from fedjax_sim.models.cnn import BatchNorm
+from fedjax_sim.models.networks import BatchNorm
 from fedjax_sim.systems import favano, fedavg, fedbn, fedbuff, fedper, scaffold
 
 KEY = jax.random.key(5)

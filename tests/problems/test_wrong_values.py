@@ -82,6 +82,10 @@ def estimation(model: Any, data: Any) -> Callable[[], Any]:
             "largest number in seen is 2.0, but must be at most 1",
         ),
         (
+            partial(estimation(latent.NoisyMean(), Seen(np.ones((3, 2)), np.ones(3))), start=[0.0]),
+            "shape of start is (1,), but must be (2,), as of the statistics",
+        ),
+        (
             estimation(COUNTS, Matrix(-CELLS, CELLS)),
             "smallest number in values is -1.0, but must be at least 0",
         ),

@@ -13,7 +13,7 @@ from fedjax_sim import Event, Layout, Plan
 from fedjax_sim.core.events import DRAWN
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine.shares import listed
-from fedjax_sim.models.mlp import MLP
+from fedjax_sim.models.networks import MLP
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import make_classification
 from tests.conftest import slow_but

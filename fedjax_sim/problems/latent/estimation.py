@@ -9,6 +9,7 @@ examples of a mini-batch, `n` examples, `q` numbers of a statistic.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
@@ -19,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from flax import struct
 
+from fedjax_sim.core import trees
 from fedjax_sim.core.settings import ConfigError, Limit, OneOf, checked, shape
-from fedjax_sim.core.trees import shapes_of_model
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data
@@ -105,14 +106,19 @@ class Estimation(client_data.ClientExamples):
             client_data.check_fields(self.model)
         super()._check_together()
         try:
-            drawn = jax.eval_shape(lambda: self.model.initial(jax.random.key(0), *self._pooled()))
+            described = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf)),
+                self,
+            )
+            leaves = tuple(jax.tree.leaves(described))
+            drawn = _describe_statistics(trees.typed_structure(described), leaves)
         except Exception as error:  # Whatever a model raises.
             reason = " ".join(str(error).split())
             allowed = f"examples that {type(self.model).__name__} takes ({reason})"
             raise ConfigError("data", client_data.form_of(self.data), allowed) from error
         if self.start is not None and self.start.shape != drawn.shape:
             raise ConfigError(
-                "shape of start", self.start.shape, f"{drawn.shape}, as of statistics"
+                "shape of start", self.start.shape, f"{drawn.shape}, as of the statistics"
             )
 
     def init(self, key: Key) -> Array:
@@ -245,6 +251,15 @@ class Estimation(client_data.ClientExamples):
         return self._rows(self.index.ravel()), self._weights().ravel() / self.counts.shape[0]
 
 
+@functools.lru_cache(maxsize=256)
+def _describe_statistics(structure: trees.TypedStructure, leaves: tuple) -> jax.ShapeDtypeStruct:
+    """Describe the statistics of problems that differ in values only."""
+    return jax.eval_shape(
+        lambda problem: problem.model.initial(jax.random.key(0), *problem._pooled()),
+        structure.unflatten(leaves),
+    )
+
+
 @checked
 def make_estimation(
     model: LatentModel, data: Any, partition: Partition, **options: Any
@@ -322,7 +337,7 @@ def make_estimations(
         try:
             problem = dataclasses.replace(problem, model=model.with_data(*problem._pooled()))
             if not problems:
-                shapes_of_model(problem)
+                problem.check_values()
         except ConfigError:
             raise
         except Exception as error:  # Whatever a model raises.
