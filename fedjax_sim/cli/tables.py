@@ -44,7 +44,7 @@ def make_console() -> Console:
     return _Console(width=None if is_known else PLAIN_WIDTH)
 
 
-def print_json(content: Any) -> None:
+def print_json(content: object) -> None:
     """Print a JSON value; numbers that are not finite become null."""
     print(to_json(content), end="")
 

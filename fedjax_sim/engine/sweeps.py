@@ -14,6 +14,7 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
+from fedjax_sim import clients
 from fedjax_sim.core import types
 from fedjax_sim.core.checking import Count, LaneSeed, Whole, checked
 from fedjax_sim.core.lifecycle import say
@@ -176,6 +177,8 @@ def _run(
     numbers: Collection[int] | None,
 ) -> Run[types.HyperT]:
     """Run lanes by number, or all, and label their results."""
+    if options.keep.measures:
+        system = clients.with_measures(system, options.keep.measures)
     keep_by_default()
     began = time.perf_counter()
     places = None if numbers is None else sorted({int(place) for place in numbers})
