@@ -61,7 +61,7 @@ class Study(NamedTuple):
             "evals": self.options["num_evals"],
             "layout": self.options["layout"].deciding(),
             "client_variance": keep.client_variance,
-            "measures": keep.measures or None,
+            **({"measures": keep.measures} if keep.measures else {}),
             "keep_samples": keep.models,
             "precision": self.options["precision"],
             "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
