@@ -37,7 +37,7 @@ ALLOWED = {
     "results": "core",
     "problems": "core server models datasets partition results",
     "systems": "core timelines clients server",
-    "engine": "core kernels timelines results",
+    "engine": "core kernels timelines clients results",
     "theory": "core timelines server systems",
     "__init__": "version core server systems engine results",
     "launch": "core engine results",

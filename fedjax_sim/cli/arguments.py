@@ -173,15 +173,11 @@ def find_folder(
       ConfigError: If the folder is in use, or cannot be used.
     """
 
-    def in_use(path: Path) -> bool:
-        return path.exists() and not (path.is_dir() and not any(path.iterdir()))
-
-    paths = [Path(base)]
-    while in_use(paths[-1]):
+    paths = [Path(arguments.out or base)]
+    while arguments.out is None and paths[-1].exists():
+        if paths[-1].is_dir() and not any(paths[-1].iterdir()):
+            break
         paths.append(Path(f"{base}-{len(paths) + 1}"))
-    path = paths[-1]
-    if resume:
-        unfinished = (old for old in reversed(paths) if (old / reports.UNFINISHED).exists())
-        path = next(unfinished, paths[0])
-    path = path if arguments.out is None else Path(arguments.out)
+    unfinished = (old for old in reversed(paths) if (old / reports.UNFINISHED).exists())
+    path = next(unfinished, paths[0]) if resume else paths[-1]
     return reports.Folder(path, resume=resume, overwrite=arguments.overwrite)

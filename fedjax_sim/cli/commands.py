@@ -14,68 +14,37 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from fedjax_sim.core import lifecycle
 from fedjax_sim.version import __version__
 
 HELP = {"-h", "--help"}
-COMPARED = "systems to compare (default: fedavg quafl fedbuff favano)"
-
-
-class Command(NamedTuple):
-    """A command.
-
-    Attributes:
-      function: Module in this package, and its function that takes the parsed words.
-      summary: A line about it.
-      form: Form of its words that are no flags: SYSTEM or DIR.
-      meaning: Their meaning.
-    """
-
-    function: str
-    summary: str
-    form: str
-    meaning: str
-
-
 COMMANDS = {
-    "list": Command(
+    "list": (
         "listing.run",
         "List systems, data sets, models, partitions and experiments; or the settings of a SYSTEM.",
-        "SYSTEM",
-        "list its settings, with their meaning, default and limits; datasets lists what to fetch",
     ),
-    "run": Command(
+    "run": (
         "training.run",
         "Train and compare systems; without a SYSTEM fedavg, quafl, fedbuff and favano.",
-        "SYSTEM",
-        COMPARED,
     ),
-    "plot": Command(
-        "plotting.run",
-        "Draw metrics of one results folder, or compare several.",
-        "DIR",
-        "results folders of runs, whose systems are drawn together",
-    ),
-    "merge": Command(
-        "plotting.merge",
-        "Put the results folders of all parts of a study together.",
-        "DIR",
-        "results folders of runs with --part",
-    ),
-    "timeline": Command(
+    "plot": ("plotting.run", "Draw metrics of one results folder, or compare several."),
+    "merge": ("plotting.merge", "Put the results folders of all parts of a study together."),
+    "timeline": (
         "schedules.run",
         "Work out schedules alone: a summary, and a picture of who computes when.",
-        "SYSTEM",
-        COMPARED,
     ),
 }
+"""By name: module in this package, and its function that takes the parsed words; and a summary."""
 FLAGS = {
+    "list": {"SYSTEM": "list its settings and what they mean; datasets lists what to fetch"},
+    "plot": {"DIR": "results folders of runs, whose systems are drawn together"},
+    "merge": {"DIR": "results folders of runs with --part"},
     "run timeline": {
+        "SYSTEM": "systems to compare (default: fedavg quafl fedbuff favano)",
         "--dataset NAME": "data set, see list (default: digits)",
-        "--seeds NUMBER|LIST": "a number of seeds, counted from 0, or a list such as 3,7 or 3, or "
-        "5..9 (default: 5)",
+        "--seeds NUMBER|LIST": "a number of seeds, or a list: 3,7 or 3, or 5..9 (default: 5)",
         "--set NAME=VALUE,...": "give a setting a value, or several to sweep over, in every "
         "system that uses it; 2..5 stands for 2,3,4,5; several settings are joined by commas, or "
         "given by further --set",
@@ -88,8 +57,7 @@ FLAGS = {
         "--model NAME": "model, see list",
         "--convolution NAME": "of networks: auto (default), patches, winograd or lax",
         "--augmentation NAME": "of images: none, flip, crop or crop_flip (default: by data set)",
-        "--low-bit W,A,G": "train with these bits of weights, activations and gradients, such as "
-        "3,3,4 (default: none, full precision)",
+        "--low-bit W,A,G": "bits of weights, activations and gradients, such as 3,3,4",
         "--components NUMBER": "components of a mixture (expectation maximisation; default: 10)",
         "--dimensions NUMBER": "principal components of images that it is fitted to (default: 20)",
         "--partition NAME": "who holds which examples, see list (default: by data set and system)",
@@ -101,19 +69,16 @@ FLAGS = {
         "--evals NUMBER": "evaluations in addition to the initial one (default: 25)",
         "--resume": "continue the unfinished run in the results folder, or start one",
         "--any-jax": "with --resume, go on although the version of JAX is another one",
-        "--per-client": "also evaluate the model for each client, on test examples like its own "
-        "(mixtures: on its own examples)",
-        "--client-variance": "measure and draw how far clients' models are from the server's, "
-        "which keeps more of its old models in memory",
+        "--per-client": "also evaluate for each client, on test examples like its own",
+        "--client-variance": "draw how far clients' models are from the server's (takes memory)",
+        "--measures NAME,...": "draw numbers of every local step: gradient_norm, drift",
         "--precision TYPE": "of matrix products: float32 (default), tensorfloat32 or bfloat16",
-        "--layout NAME=VALUE,...": "fields of fedjax_sim.Layout, such as "
-        "lanes_at_once=true,lane_devices=2",
+        "--layout NAME=VALUE,...": "fields of fedjax_sim.Layout, such as lane_devices=2",
         "--max-lanes NUMBER": "most pairs of settings and seed in memory (default: all that fit)",
         "--checkpoint-every SECONDS": "least seconds between checkpoints (default: 20)",
         "--progress FILE": "keep a line in a file that says how far the run is",
         "--tracker NAME,...": "log metrics in the results folder: csv, tensorboard, wandb, mlflow",
-        "--keep-samples": "keep the models of all evaluations (a sampler's samples) in samples.nc, "
-        "and draw how calibrated their averaged predictions are",
+        "--keep-samples": "keep all evaluations' models, and draw the calibration of their mean",
         "--part I/N": "run one of N parts of the study, from 0/N on, for merge to put together",
         "--parts N": "run the study in N parts, which --launcher starts, and merge them",
         "--launcher NAME": "what starts parts: local (processes here; default), slurm or ray",
@@ -128,9 +93,7 @@ FLAGS = {
         "--plot METRIC,...": "metrics to draw, such as accuracy,loss (default: all)",
         "--against AXIS,...": "horizontal axes: time (default), rounds, steps or bits",
     },
-    "plot merge": {
-        "--trust": "also read files that end without their SHA-256, such as those of other programs"
-    },
+    "plot merge": {"--trust": "also read files without their SHA-256, as of other programs"},
     "run plot merge timeline": {
         "--out DIR": "results folder (default: results, results-plot or results-timeline, with a "
         "number appended if that is in use)",
@@ -138,7 +101,7 @@ FLAGS = {
     },
     "list run plot merge timeline": {"--json": "print one JSON object instead of tables"},
 }
-"""By the commands that take them: flags with the form of their value, if any, and meaning."""
+"""By the commands that take them: names, and flags with the form of their value, and meanings."""
 
 
 class UsageError(lifecycle.InputError):
@@ -221,17 +184,20 @@ def make_parser(command: str) -> Parser:
     Args:
       command: One of `COMMANDS`.
     """
-    _, summary, form, meaning = COMMANDS[command]
-    parser = Parser(prog=f"fedjax-sim {command}", description=summary, allow_abbrev=False)
-    names, some = ("systems", "*") if form == "SYSTEM" else ("folders", "+")
-    parser.add_argument(names, nargs=some, metavar=form, help=meaning)
-    for commands, flags in FLAGS.items():
-        for words, meaning in flags.items() if command in commands.split() else ():
-            flag, _, form = words.partition(" ")
-            how: dict[str, Any] = {"action": Once, "metavar": form}
-            if flag == "--set":
-                how |= {"action": "append", "default": []}
-            parser.add_argument(flag, help=meaning, **how if form else {"action": "store_true"})
+    parser = Parser(
+        prog=f"fedjax-sim {command}", description=COMMANDS[command][1], allow_abbrev=False
+    )
+    kinds: dict[str, dict[str, Any]] = {
+        "SYSTEM": {"dest": "systems", "nargs": "*", "metavar": "SYSTEM"},
+        "DIR": {"dest": "folders", "nargs": "+", "metavar": "DIR"},
+        "--set": {"action": "append", "default": []},
+    }
+    table = (each for commands, each in FLAGS.items() if command in commands.split())
+    for words, meaning in (pair for flags in table for pair in flags.items()):
+        flag, _, form = words.partition(" ")
+        how = {"action": Once, "metavar": form} if form else {"action": "store_true"}
+        how = {"metavar": form} | kinds[flag] if flag in kinds else how
+        parser.add_argument(*([flag] if flag.startswith("-") else []), help=meaning, **how)
     return parser
 
 
@@ -261,15 +227,14 @@ def _run(words: list[str]) -> None:
         _print_help_of(words[0], [word for word in words[1:] if word not in HELP])
     else:
         arguments = make_parser(words[0]).read(words[1:])
-        module, _, function = COMMANDS[words[0]].function.partition(".")
+        module, _, function = COMMANDS[words[0]][0].partition(".")
         getattr(importlib.import_module(f"fedjax_sim.cli.{module}"), function)(arguments)
 
 
 def _print_help_of(command: str, words: list[str]) -> None:
     """Print a command's flags; and, if the other words name systems, the settings of these."""
-    parser = make_parser(command)
-    tables = []
-    if COMMANDS[command].form == "SYSTEM" and words:  # Bad names come before the help.
+    parser, tables = make_parser(command), []
+    if words and command not in ("plot", "merge"):  # Bad names come before the help.
         listing = importlib.import_module("fedjax_sim.cli.listing")
         tables = listing.settings_tables(parser.read(words).systems)
     parser.print_help()
@@ -280,8 +245,8 @@ def _print_help_of(command: str, words: list[str]) -> None:
 
 def _print_help() -> None:
     print(f"fedjax-sim {__version__}: federated-learning simulation in JAX\n")
-    for name, command in COMMANDS.items():
-        print(f"  fedjax-sim {name:9} {command.summary}")
+    for name, (_, summary) in COMMANDS.items():
+        print(f"  fedjax-sim {name:9} {summary}")
     print(
         "\nfedjax-sim COMMAND --help lists the flags of a command; with the name of a SYSTEM,"
         "\nalso the settings of that system.\n\nExit codes:\n"

@@ -1,7 +1,6 @@
 """The contenders of a command: systems with their settings, and their schedules."""
 
 import argparse
-import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,10 +10,9 @@ from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.settings import Above0, ConfigError
 from fedjax_sim.core.types import LatentProblem, System
-from fedjax_sim.results import kept_settings
+from fedjax_sim.results import kept_settings, runs
 from fedjax_sim.results.summaries import label_of
 from fedjax_sim.systems import SYSTEMS
-from fedjax_sim.timelines import Trace
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared if none is named."""
@@ -52,43 +50,11 @@ class Contender(NamedTuple):
         hypers = [self.hyper.replace(**point) for point in combinations]
         return list(zip(labels, hypers, strict=True))
 
-    def unused_settings(self) -> set[str]:
-        """List the full names of settings that have no effect at any of the points."""
-        return set.intersection(*(set(settings.idle_of(hyper)) for _, hyper in self.points()))
-
-    def with_client_names(self, names: Sequence[Sequence[Any]]) -> "Contender":
-        """Put tables of clients and traces in the order of the clients that they name.
-
-        Args:
-          names: The names of the clients in the data, one list per seed.
-
-        Raises:
-          ConfigError: If a name is that of no client, or clients differ from seed to seed.
-        """
-        if not hasattr(self.hyper, "delays"):
-            return self
-        if any(each != names[0] for each in names):
-            tables = [hyper.delays.client_table for _, hyper in self.points()]
-            if any(table is not None and table.names for table in tables):
-                allowed = "that of all clients in the data, as client_table names its clients, and "
-                allowed += "other clients are drawn for other seeds"
-                raise ConfigError("num_clients", self.hyper.num_clients, allowed)
-            return self
-        known, swept = settings.names_of(self.system.Hyper), dict(self.swept)
-        for name in swept.keys() & {"client_table", "trace", "delays.client_table", "delays.trace"}:
-            points = (self.hyper.replace(**{name: each}) for each in swept[name])
-            matched = (point.with_client_names(names[0]) for point in points)
-            swept[name] = [settings.value_of(each, known[name]) for each in matched]
-        return self._replace(hyper=self.hyper.with_client_names(names[0]), swept=swept)
-
-    def resolved(self) -> dict[str, Any]:
-        """Return all settings as plain values for config.json, lists for those that are swept."""
-        known = settings.names_of(self.system.Hyper)
-        swept = {known[name]: list(map(_plain, values)) for name, values in self.swept.items()}
-        return {
-            name: swept.get(name) or _plain(settings.value_of(self.hyper, name))
-            for name in settings.fields(self.system.Hyper)
-        }
+    def used_settings(self) -> set[str]:
+        """List names of settings, short and full ones, that have an effect at some point."""
+        idle = set.intersection(*({*settings.idle_of(hyper)} for _, hyper in self.points()))
+        names = settings.names_of(self.system.Hyper)
+        return {name for name, full in names.items() if full not in idle}
 
 
 class Asked(NamedTuple):
@@ -117,9 +83,11 @@ class Asked(NamedTuple):
         Raises:
           ConfigError: If a setting has no text, so that it could not be saved after the run.
         """
+        systems = {}
         for contender in self.contenders:
-            kept_settings.write([hyper for _, hyper in contender.points()])
-        systems = {contender.system.name: contender.resolved() for contender in self.contenders}
+            hypers = [hyper for _, hyper in contender.points()]
+            kept_settings.write(hypers)
+            systems[contender.system.name] = runs.plain_settings(hypers)
         return {"systems": systems, "seeds": self.seeds, "time_budget": self.time_budget}
 
 
@@ -174,16 +142,16 @@ def resolve_contenders(
         raise ConfigError("systems", " ".join(kinds.values()), allowed)
     texts.check_name("preset", defaults.preset or "paper", ["paper"])  # Every system has it.
     _check_names(systems, given)
-    drafts = [_contender(system, given, defaults) for system in systems]
-    used = set().union(*map(_used, drafts))
+    used = [_contender(system, given, defaults).used_settings() for system in systems]
     found, of_some = [], dict[str, list[str]]()
-    for system, draft in zip(systems, drafts, strict=True):
-        left_to_others = used - _used(draft)
+    for system, own in zip(systems, used, strict=True):
+        left_to_others = set().union(*used) - own
         applied = {name: values for name, values in given.items() if name not in left_to_others}
         found.append(_contender(system, applied, defaults))
         settings.check_all([hyper for _, hyper in found[-1].points()])
+    used = [each.used_settings() for each in found]
     for name in given:
-        users = [each.system.name for each in found if name in _used(each)]
+        users = [each.system.name for each, own in zip(found, used, strict=True) if name in own]
         if len(users) < len(found):
             of_some.setdefault(", ".join(users), []).append(name)
     if of_some:
@@ -206,13 +174,6 @@ def _check_names(systems: Sequence[System], given: Mapping[str, list[str]]) -> N
         raise ConfigError("values of num_clients", ",".join(given["num_clients"]), allowed)
 
 
-def _used(draft: Contender) -> set[str]:
-    """Return those names of settings that have an effect."""
-    unused = draft.unused_settings()
-    names = settings.names_of(draft.system.Hyper)
-    return {name for name, full in names.items() if full not in unused}
-
-
 def _contender(system: System, given: Mapping[str, list[str]], defaults: Defaults) -> Contender:
     """Make a contender of those settings that the system has."""
     known, values = settings.names_of(system.Hyper), dict[str, list[Any]]()
@@ -228,18 +189,6 @@ def _contender(system: System, given: Mapping[str, list[str]], defaults: Default
     make = system.paper if defaults.preset else system.Hyper
     usual = {name: value for name, value in usual.items() if name in known}
     # Defaults of the data set that have no effect with the settings given are left out.
-    unused = Contender(system, make(**usual | firsts), swept).unused_settings()
-    usual = {name: value for name, value in usual.items() if known[name] not in unused}
+    used = Contender(system, make(**usual | firsts), swept).used_settings()
+    usual = {name: value for name, value in usual.items() if name in used}
     return Contender(system, make(**usual | firsts), swept)
-
-
-def _plain(value: Any) -> Any:
-    """Turn a setting into a value that JSON and labels can show."""
-    if isinstance(value, Trace):
-        digest = hashlib.sha256(
-            b"".join(leaf.tobytes() for leaf in (value.client, value.start, value.finish))
-        ).hexdigest()
-        return f"trace of {value.client.size} rows, sha256 {digest[:16]}"
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "__name__", str(value))

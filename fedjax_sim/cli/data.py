@@ -10,24 +10,24 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim import clients, datasets, models, partition, problems
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.comparison import Asked, Contender
 from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.core import settings
 from fedjax_sim.core.settings import ConfigError, Count
-from fedjax_sim.core.types import LatentProblem, Plan, Problem, System
+from fedjax_sim.core.types import AnyProblem, LatentProblem, Plan
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.partition import Partition, parts
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.classification import AUGMENTATIONS
 
-Facts = dict[str, Any]
-"""Further choices on which a problem depends, as config.json has them."""
+Kind = tuple[str, dict[str, object], Callable[..., Sequence[AnyProblem]]]
+"""Name of a model, further choices for config.json, and from data and partitions to problems."""
 PARTITION_FLAGS = ("classes", "alpha", "shards_per_client", "min_examples", "group_sizes")
 """Flags that are options of partitions."""
-GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")
+GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance", "measures")
 """Flags of `run` that only systems of gradient steps use."""
 MIXTURE_FLAGS = ("components", "dimensions")
 """Flags of `run` that only systems of expectation maximisation use."""
@@ -47,10 +47,10 @@ class Data(NamedTuple):
 
     dataset: Dataset | Text
     partitions: dict[int, list[Partition]]
-    partition: dict[str, Any]
+    partition: dict[str, object]
     model: str
-    facts: Facts
-    make: Callable[[Sequence[Partition]], Sequence[Any]]
+    facts: dict[str, object]
+    make: Callable[[Sequence[Partition]], Sequence[AnyProblem]]
 
     def digest(self) -> str:
         """Hash the shapes, types and bytes of the examples; returns SHA-256 in hex."""
@@ -66,13 +66,27 @@ class Data(NamedTuple):
         Raises:
           ConfigError: If a name is that of no client, or clients differ from seed to seed.
         """
-        if self.partition["name"] != "natural" or self.dataset.train_clients is None:
+        (system, hyper, _), owners = contender, self.dataset.train_clients
+        is_natural = self.partition["name"] == "natural"
+        if not is_natural or owners is None or not hasattr(hyper, "delays"):
             return contender
-        firsts = [each.index[:, 0] for each in self.partitions[contender.hyper.num_clients]]
-        names = [self.dataset.train_clients[each].tolist() for each in firsts]
+        firsts = [each.index[:, 0] for each in self.partitions[hyper.num_clients]]
+        names = [owners[each].tolist() for each in firsts]
         if isinstance(self.dataset, Text):
             names = [[self.dataset.speakers[i] for i in numbers] for numbers in names]
-        return contender.with_client_names(names)
+        if any(each != names[0] for each in names):
+            tables = [point.delays.client_table for _, point in contender.points()]
+            if any(table is not None and table.names for table in tables):
+                allowed = "that of all clients in the data, as client_table names its clients, and "
+                allowed += "other clients are drawn for other seeds"
+                raise ConfigError("num_clients", hyper.num_clients, allowed)
+            return contender
+        known, swept = settings.names_of(system.Hyper), dict(contender.swept)
+        for name in swept.keys() & {"client_table", "trace", "delays.client_table", "delays.trace"}:
+            points = (hyper.replace(**{name: each}) for each in swept[name])
+            matched = (point.with_client_names(names[0]) for point in points)
+            swept[name] = [settings.value_of(each, known[name]) for each in matched]
+        return contender._replace(hyper=hyper.with_client_names(names[0]), swept=swept)
 
 
 def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
@@ -87,12 +101,11 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
         data set or the systems.
     """
     system, defaults = asked.contenders[0].system, asked.defaults
-    is_latent = system.fit.learns is LatentProblem
+    is_latent, name = system.fit.learns is LatentProblem, arguments.dataset or "digits"
     for flag in GRADIENT_FLAGS if is_latent else MIXTURE_FLAGS:
         if (value := getattr(arguments, flag)) not in (None, False):
-            allowed = f"left out for {system.name}, which has no use for it"
-            raise ConfigError(flag, value, allowed)
-    model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
+            raise ConfigError(flag, value, f"left out for {system.name}, which has no use for it")
+    model, facts, make = (_mixtures if is_latent else _networks)(arguments, defaults)
     kind = arguments.partition or ("iid" if is_latent else defaults.partition)
     make_one = partition.PARTITIONS[kind]
     parameters, hints = inspect.signature(make_one).parameters, settings.hints_of(make_one)
@@ -101,7 +114,6 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
         if (text := getattr(arguments, flag)) is not None:
             # `partition.make` refuses options that are not of this partition.
             options[flag] = texts.read_value(flag, text, None, hints.get(flag, str))
-    name = arguments.dataset or "digits"
     load = datasets.load_text if datasets.is_text(name) else datasets.load
     dataset = load(name, data_dir=arguments.data_dir)
     given = dict(options)
@@ -112,10 +124,7 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
     # In a text, the speaker of a sequence serves as its label.
     labels = dataset.train_speakers if isinstance(dataset, Text) else dataset.train_labels
     partitions = {
-        num: [
-            partition.make(kind, labels, num_clients=num, seed=seed, **given)
-            for seed in asked.seeds
-        ]
+        num: [partition.make(kind, labels, num_clients=num, seed=s, **given) for s in asked.seeds]
         for num in sorted({each.hyper.num_clients for each in asked.contenders})
     }
     if isinstance(dataset, Text):
@@ -126,22 +135,36 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
         if facts["per_client"] and kind != "natural":
             allowed = "left out with a text, unless --partition natural makes its speakers clients"
             raise ConfigError("per_client", True, allowed)
-    problems_of: Any = _mixtures if is_latent else _classifications
-    make = partial(problems_of, dataset, model, facts)
-    return Data(dataset, partitions, {"name": kind, **options}, model, facts, make)
+    about = {"name": kind, **options}
+    return Data(dataset, partitions, about, model, facts, partial(make, dataset))
 
 
-def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, Facts]:
-    """Name the network, its convolution, augmentation, bits and normalisation of images."""
+def _networks(arguments: argparse.Namespace, defaults: Defaults) -> Kind:
+    """Read the network, its convolution, augmentation, bits and normalisation of images."""
     model = texts.check_name("model", arguments.model or defaults.model, models.MODELS)
     convolution, low_bit = arguments.convolution or "auto", arguments.low_bit or "none"
     augmentation = arguments.augmentation or defaults.augmentation
     texts.check_name("convolution", convolution, models.CONVOLUTIONS)
     texts.check_name("augmentation", augmentation, AUGMENTATIONS)
     _in_few_bits(None, low_bit)
-    facts = {"convolution": convolution, "augmentation": augmentation, "low_bit": low_bit}
-    facts |= {"per_client": arguments.per_client, "mean": defaults.mean, "std": defaults.std}
-    return model, facts
+    options = {"mean": defaults.mean, "std": defaults.std, "per_client": arguments.per_client}
+
+    def make(data: Dataset | Text, partitions: Sequence[Partition]) -> Sequence[AnyProblem]:
+        network = models.MODELS[model].make(data.num_classes, models.CONVOLUTIONS[convolution])
+        network = _in_few_bits(network, low_bit)
+        if isinstance(data, Text):
+            is_own = arguments.per_client
+            own = [own_sequences(data, each) for each in partitions] if is_own else None
+            return problems.make_next_characters(
+                network, data, partitions, per_client=is_own, test_partition=own
+            )
+        change = AUGMENTATIONS[augmentation]
+        return problems.make_classifications(
+            network, data, partitions, augmentation=change, **options
+        )
+
+    chosen = {"convolution": convolution, "augmentation": augmentation, "low_bit": low_bit}
+    return model, chosen | options, make
 
 
 def _in_few_bits(network: Any, text: str) -> Any:
@@ -154,23 +177,6 @@ def _in_few_bits(network: Any, text: str) -> Any:
     except ValueError:
         allowed = "none, or three whole numbers such as 3,3,4: from 2 to 24, 24 and 8"
         raise ConfigError("low_bit", text, allowed) from None
-
-
-def _classifications(
-    dataset: Dataset | Text, model: str, facts: Facts, partitions: Sequence[Partition]
-) -> Sequence[Problem]:
-    """Make problems of training a network, one per partition."""
-    convolve, per_client = models.CONVOLUTIONS[facts["convolution"]], facts["per_client"]
-    network = models.MODELS[model].make(dataset.num_classes, convolve)
-    network = _in_few_bits(network, facts["low_bit"])
-    if isinstance(dataset, Text):
-        tests = [own_sequences(dataset, each) for each in partitions] if per_client else None
-        return problems.make_next_characters(
-            network, dataset, partitions, per_client=per_client, test_partition=tests
-        )
-    options = {name: facts[name] for name in ("mean", "std", "per_client")}
-    options["augmentation"] = AUGMENTATIONS[facts["augmentation"]]
-    return problems.make_classifications(network, dataset, partitions, **options)
 
 
 def own_sequences(text: Text, natural: Partition) -> Partition:
@@ -190,29 +196,30 @@ def own_sequences(text: Text, natural: Partition) -> Partition:
     return parts.gather_by_owner(rows, row_of[text.test_speakers[rows]], len(natural.counts))
 
 
-def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, Facts]:
-    """Name the latent-variable model, its number of components and of dimensions."""
+def _mixtures(arguments: argparse.Namespace, defaults: Defaults) -> Kind:
+    """Read the latent-variable model, its number of components and of dimensions."""
     model = texts.check_name("model", arguments.model or "gaussian_mixture", latent.MODELS)
-    sizes = {
-        name: texts.read_value(name, getattr(arguments, name), usual, Count)
-        for name, usual in (("components", 10), ("dimensions", 20))
-    }
-    return model, {**sizes, "per_client": arguments.per_client}
+    entry, per_client = latent.MODELS[model], arguments.per_client
+    components = texts.read_value("components", arguments.components, 10, Count)
+    dimensions = texts.read_value("dimensions", arguments.dimensions, 20, Count)
+
+    def make(data: Dataset, partitions: Sequence[Partition]) -> Sequence[AnyProblem]:
+        features = entry.features(data.train_images, dimensions).astype("float32")
+        fewest = min(int(part.counts.sum()) for part in partitions)
+        if components > fewest:
+            allowed = f"at most {fewest}, the examples of all clients"
+            raise ConfigError("components", components, allowed)
+        fitted = entry.make(components)
+        return latent.make_estimations(fitted, features, partitions, per_client=per_client)
+
+    facts = {"components": components, "dimensions": dimensions, "per_client": per_client}
+    return model, facts, make
 
 
-def _mixtures(
-    dataset: Dataset, model: str, facts: Facts, partitions: Sequence[Partition]
-) -> Sequence[LatentProblem]:
-    """Make problems of fitting a mixture to the images' features, one per partition."""
-    entry = latent.MODELS[model]
-    features = entry.features(dataset.train_images, facts["dimensions"])
-    fewest = min(int(part.counts.sum()) for part in partitions)
-    if facts["components"] > fewest:
-        allowed = f"at most {fewest}, the examples of all clients"
-        raise ConfigError("components", facts["components"], allowed)
-    fitted, per_client = entry.make(facts["components"]), facts["per_client"]
-    features = features.astype("float32")
-    return latent.make_estimations(fitted, features, partitions, per_client=per_client)
+def read_measures(arguments: argparse.Namespace) -> list[str]:
+    """Read the names of measures of local steps."""
+    text = arguments.measures
+    return [] if text is None else texts.read_names("measure", text, clients.MEASURES)
 
 
 def read_metrics(
@@ -233,22 +240,18 @@ def read_metrics(
     """
     if arguments.plot is None:
         return None
-    known: dict[str, Any] = {}
+    known: dict[str, object] = dict.fromkeys(read_measures(arguments))
+    known |= {"client_variance": None} if arguments.client_variance else {}
     for contender in contenders:
-        observe = partial(_observe, contender.system)
+        system = contender.system
         problem = data.make(data.partitions[contender.hyper.num_clients][:1])[0]
-        for _, hyper in contender.points():
-            whole = contender.system.fit.complete(hyper, problem)
-            known |= jax.eval_shape(observe, problem, whole)
-            if getattr(hyper, "privacy", None) is not None:
-                known["epsilon"] = None
-    if arguments.client_variance:
-        known["client_variance"] = None
+
+        def observe(problem: Any, hyper: Any, system: Any = system) -> dict[str, Any]:
+            made = system.algorithm(problem, hyper, Plan())
+            state = made.init(jax.random.key(0))
+            return {**problem.evaluate(made.model(state)), **made.metrics(state)}
+
+        for _, point in contender.points():
+            known |= jax.eval_shape(observe, problem, system.fit.complete(point, problem))
+            known |= {} if getattr(point, "privacy", None) is None else {"epsilon": None}
     return texts.read_names("metric", arguments.plot, list(known))
-
-
-def _observe(system: System, problem: Any, hyper: Any) -> dict[str, Any]:
-    """Measure the first model of a system."""
-    made = system.algorithm(problem, hyper, Plan())
-    state = made.init(jax.random.key(0))
-    return {**problem.evaluate(made.model(state)), **made.metrics(state)}

@@ -72,16 +72,16 @@ def settings_tables(names: Sequence[str]) -> list[Table]:
     tables = []
     for name, system in _settings(names).items():
         rows, idle, owner = [], [], ""
-        for full, told in system["settings"].items():
-            if not told["has_effect"]:
+        for full, each in system["settings"].items():
+            if not each["has_effect"]:
                 idle.append(full)
                 continue
             inside, _, last = full.rpartition(".")
             if inside != owner:
                 owner = inside
                 rows.append([f"\n{inside}:", "", f"\n{system['groups'][inside]}"])
-            words = f"{told['meaning']} Allowed: {told['allowed']}."
-            rows.append([f"  {last}" if inside else last, told["default"], words])
+            words = f"{each['meaning']} Allowed: {each['allowed']}."
+            rows.append([f"  {last}" if inside else last, each["default"], words])
         if idle:
             rows.append(["\nno effect here:", "", "\n" + ", ".join(idle)])
         columns = ["setting", "default", "meaning and allowed values"]

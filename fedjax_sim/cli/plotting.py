@@ -86,13 +86,10 @@ def read_folders(paths: Sequence[str], *, trust: bool) -> dict[str, xr.Dataset]:
     curves = {path: _curves_in(path, trust=trust) for path in paths}
     if len(paths) == 1:
         return dict(curves[paths[0]])
-    names = {path: Path(path).resolve().name for path in paths}
-    names = names if len({*names.values()}) == len(paths) else {path: path for path in paths}
-    return {
-        f"{system} ({names[path]})": data
-        for path, found in curves.items()
-        for system, data in found.items()
-    }
+    short = [Path(path).resolve().name for path in paths]
+    names = short if len({*short}) == len(paths) else paths
+    pairs = zip(names, curves.values(), strict=True)
+    return {f"{system} ({name})": data for name, found in pairs for system, data in found.items()}
 
 
 def _curves_in(path: str, *, trust: bool) -> Mapping[str, xr.Dataset]:

@@ -40,8 +40,6 @@ COLUMNS = {
     "fast_steps": "fast local steps",
 }
 """Facts in the printed table with their titles, the most important ones first."""
-SHARES = ("fast_clients", "fast_reports", "fast_steps", "fast_influence")
-"""Facts that are printed in percent."""
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -69,26 +67,30 @@ def run(arguments: argparse.Namespace) -> None:
         schedules |= draw_schedules(contender, asked.seeds, asked.time_budget)
     config = asked.described()
     folder.open()
-    arrays = {
-        label.replace("/", "_"): _arrays(rows, asked.seeds) for label, rows in schedules.items()
-    }
-    folder.write_arrays("results.nc", arrays)
-    firsts = [rows[0] for rows in schedules.values()]
-    shares = {row.label: ClientShares(_updates(row), _influence(row)) for row in firsts}
-    folder.write_figure("timeline.png", timeline_figure(firsts))
+    arrays = {label: _arrays(rows, asked.seeds) for label, rows in schedules.items()}
+    folder.write_arrays("results.nc", {name.replace("/", "_"): arrays[name] for name in arrays})
+    firsts = {label: each.isel(seed=0) for label, each in arrays.items()}
+    shares = {k: ClientShares(x.update_share.values, x.influence.values) for k, x in firsts.items()}
+    folder.write_figure("timeline.png", timeline_figure([rows[0] for rows in schedules.values()]))
     folder.write_figure("influence.png", influence_figure(shares))
-    facts = {label: _mean_facts(rows) for label, rows in schedules.items()}
+    facts = {label: _facts(rows) for label, rows in schedules.items()}
     lanes = sum(map(len, schedules.values()))
     content = {"lanes": lanes, "failed_lanes": 0, "systems": facts}
     folder.finish({**config, **environment()}, content)
     if arguments.json:
         tables.print_json({"folder": str(folder.path), **content})
         return
-    cells = {
-        label: {title: _cell(name, found[name]) for name, title in COLUMNS.items()}
-        for label, found in facts.items()
-    }
-    tables.print_table([{"system": label, **row} for label, row in cells.items()])
+
+    def cell(name: str, value: float | None) -> str:
+        if value is None or np.isnan(value):
+            return "-"
+        return f"{value:.0%}" if name.startswith("fast_") else f"{value:.4g}"
+
+    rows = [
+        {"system": label} | {title: cell(name, own[name]) for name, title in COLUMNS.items()}
+        for label, own in facts.items()
+    ]
+    tables.print_table(rows)
     seeds = f"{len(asked.seeds)} seed{'s' * (len(asked.seeds) > 1)}"
     tables.print_sentence(f"Means over {seeds}. Written to {folder.path}")
 
@@ -161,60 +163,47 @@ def _influence(row: Row) -> np.ndarray:
     return by_client / max(by_client.sum(), np.finfo(float).tiny)
 
 
-def _updates(row: Row) -> np.ndarray:
-    """Compute each client's share of the updates."""
-    return fairness.update_share(row.timeline, row.num_clients)
-
-
-def _mean_facts(rows: Sequence[Row]) -> dict[str, float | None]:
+def _facts(rows: Sequence[Row]) -> dict[str, float | None]:
     """Measure the schedules of one point.
 
     Returns:
       By name of the fact: the mean over seeds, but the largest staleness of all; None for facts
       that need speeds if these are not known.
     """
-    by_seed = list(map(_facts, rows))
+    by_seed = []
+    for row in rows:
+        updates, num_ticks = fairness.received(row.timeline), len(row.timeline.time)
+        clients, steps, staleness = updates.client, updates.steps, updates.staleness
+        shares, is_fast, end = _influence(row), row.is_fast, float(row.timeline.time[-1])
+        fast = dict.fromkeys(("fast_clients", "fast_reports", "fast_steps", "fast_influence"))
+        if is_fast is not None:
+            fast = {
+                "fast_clients": is_fast.mean(),
+                "fast_reports": is_fast[clients].mean() if len(clients) else np.nan,
+                "fast_steps": steps[is_fast[clients]].sum() / max(steps.sum(), 1),
+                "fast_influence": shares[is_fast].sum(),
+            }
+        first = fairness.time_to_first(row.timeline, row.num_clients)
+        facts = {
+            "virtual_time": end,
+            "ticks": num_ticks,
+            "time_per_tick": end / num_ticks,
+            "local_steps": steps.sum(),
+            "reports_per_tick": len(clients) / num_ticks,
+            "steps_per_tick": steps.sum() / num_ticks,
+            "staleness_mean": staleness.mean() if len(clients) else np.nan,
+            "staleness_max": int(staleness.max(initial=0)),
+            **fast,
+            "jain_index": fairness.jain_index(shares),
+            "entropy": fairness.entropy(shares),
+            "largest_time_to_first": first.max(),
+        }
+        by_seed.append(facts)
     means = {
         name: None if first is None else float(np.mean([facts[name] for facts in by_seed]))
         for name, first in by_seed[0].items()
     }
     return means | {"staleness_max": max(facts["staleness_max"] for facts in by_seed)}
-
-
-def _facts(row: Row) -> dict[str, Any]:
-    """Measure one schedule."""
-    updates, num_ticks = fairness.received(row.timeline), len(row.timeline.time)
-    clients, steps, staleness = updates.client, updates.steps, updates.staleness
-    shares, is_fast, end = _influence(row), row.is_fast, float(row.timeline.time[-1])
-    fast = dict.fromkeys(SHARES)
-    if is_fast is not None:
-        fast = {
-            "fast_clients": float(is_fast.mean()),
-            "fast_reports": float(is_fast[clients].mean()) if len(clients) else np.nan,
-            "fast_steps": float(steps[is_fast[clients]].sum() / max(steps.sum(), 1)),
-            "fast_influence": float(shares[is_fast].sum()),
-        }
-    return {
-        "virtual_time": end,
-        "ticks": num_ticks,
-        "time_per_tick": end / num_ticks,
-        "local_steps": int(steps.sum()),
-        "reports_per_tick": len(clients) / num_ticks,
-        "steps_per_tick": float(steps.sum()) / num_ticks,
-        "staleness_mean": float(staleness.mean()) if len(clients) else np.nan,
-        "staleness_max": int(staleness.max(initial=0)),
-        **fast,
-        "jain_index": fairness.jain_index(shares),
-        "entropy": fairness.entropy(shares),
-        "largest_time_to_first": float(fairness.time_to_first(row.timeline, row.num_clients).max()),
-    }
-
-
-def _cell(name: str, value: float | None) -> str:
-    """Write a fact for the table."""
-    if value is None or np.isnan(value):
-        return "-"
-    return f"{value:.0%}" if name in SHARES else f"{value:.4g}"
 
 
 def _arrays(rows: Sequence[Row], seeds: Sequence[int]) -> xr.Dataset:
@@ -231,8 +220,8 @@ def _arrays(rows: Sequence[Row], seeds: Sequence[int]) -> xr.Dataset:
         for place, leaf in zip(padded, leaves, strict=True):
             place[: len(leaf)] = leaf
         data[name] = (("seed", "tick", "slot")[: padded.ndim], padded)
-    first = [fairness.time_to_first(row.timeline, row.num_clients) for row in rows]
-    of_clients = {"influence": map(_influence, rows), "update_share": map(_updates, rows)}
-    for name, found in {**of_clients, "time_to_first": first}.items():
-        data[name] = (("seed", "client"), np.stack(list(found)))
+    for of_clients in (fairness.update_share, fairness.time_to_first):
+        found = [of_clients(row.timeline, row.num_clients) for row in rows]
+        data[of_clients.__name__] = (("seed", "client"), np.stack(found))
+    data["influence"] = (("seed", "client"), np.stack(list(map(_influence, rows))))
     return xr.Dataset(data, {"seed": seeds})

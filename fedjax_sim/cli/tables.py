@@ -44,7 +44,7 @@ def make_console() -> Console:
     return _Console(width=None if is_known else PLAIN_WIDTH)
 
 
-def print_json(content: Any) -> None:
+def print_json(content: object) -> None:
     """Print a JSON value; numbers that are not finite become null."""
     print(to_json(content), end="")
 
@@ -172,20 +172,18 @@ def final_rows(
 
 def _accuracy_cells(lanes: xr.Dataset, final: Mapping[str, float | None] | None) -> dict[str, str]:
     """Lay out the spread over seeds at one point; see `final_rows`."""
-    cells = {"median": "-", "worst": "-", "failed": "-", "collapsed": "-"}
     times = {f"time to {100 * target:g} %": target for target in TARGETS}
-    cells |= dict.fromkeys(times, "-")
     if final is None:
-        return cells
-    for title, name in (("median", "median"), ("worst", "min")):
-        cells[title] = "-" if final[name] is None else f"{final[name]:.3f}"
-    failed = lanes["failed"]
-    cells["failed"] = str(int(failed.sum()))
-    cells["collapsed"] = str(int(((lanes["collapsed_at"] >= 0) & ~failed).sum()))
-    for title, target in times.items():
-        if (time := median_reach(first_reach(lanes, target))) is not None:
-            cells[title] = f"{time:.0f}"
-    return cells
+        return dict.fromkeys(("median", "worst", "failed", "collapsed", *times), "-")
+    failed, collapsed = lanes["failed"], lanes["collapsed_at"] >= 0
+    shares = {"median": final["median"], "worst": final["min"]}
+    reached = {title: median_reach(first_reach(lanes, target)) for title, target in times.items()}
+    return {
+        **{title: "-" if value is None else f"{value:.3f}" for title, value in shares.items()},
+        "failed": str(int(failed.sum())),
+        "collapsed": str(int((collapsed & ~failed).sum())),
+        **{title: "-" if value is None else f"{value:.0f}" for title, value in reached.items()},
+    }
 
 
 def failures(curves: Mapping[str, xr.Dataset]) -> list[str]:

@@ -3,17 +3,15 @@
 import argparse
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import xarray as xr
 
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, launching, tables
-from fedjax_sim.cli.data import Data, load_data, read_metrics
-from fedjax_sim.cli.defaults import Defaults
+from fedjax_sim.cli.data import Data, load_data, read_measures, read_metrics
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import Above0, ConfigError, Count, Whole
 from fedjax_sim.core.types import Keep, Layout, Time
@@ -40,8 +38,7 @@ class Study(NamedTuple):
       folder: The results folder; None in processes that write none.
       part: The part of the study to run; None for the whole.
       options: Arguments that the sweeps of all systems have in common.
-      checkpoint_every: Least seconds between checkpoints.
-      tracker_names: Trackers to feed.
+      checkpoints: How often checkpoints are written, and whether they are resumed.
     """
 
     arguments: argparse.Namespace
@@ -50,11 +47,11 @@ class Study(NamedTuple):
     folder: reports.Folder | None
     part: shares.Part | None
     options: dict[str, Any]
-    checkpoint_every: float
-    tracker_names: Sequence[str]
+    checkpoints: dict[str, Any]
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         """Return all that decides the results, for config.json and to compare resumed runs."""
+        keep = self.options["keep"]
         return self.asked.described() | {
             "dataset": {"name": self.data.dataset.name, "sha256": self.data.digest()},
             "partition": self.data.partition,
@@ -62,8 +59,9 @@ class Study(NamedTuple):
             **self.data.facts,
             "evals": self.options["num_evals"],
             "layout": self.options["layout"].deciding(),
-            "client_variance": self.arguments.client_variance,
-            "keep_samples": self.arguments.keep_samples,
+            "client_variance": keep.client_variance,
+            **({"measures": keep.measures} if keep.measures else {}),
+            "keep_samples": keep.models,
             "precision": self.options["precision"],
             "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
         }
@@ -71,6 +69,7 @@ class Study(NamedTuple):
     def grids(self) -> dict[str, dict[str, Any]]:
         """Return the arguments of each system's sweep."""
         made = {num: list(self.data.make(each)) for num, each in self.data.partitions.items()}
+        folder = None if self.arguments.distributed or not self.folder else self.folder.checkpoints
         return {
             system.name: {
                 "system": system,
@@ -79,6 +78,8 @@ class Study(NamedTuple):
                 "seeds": self.asked.seeds,
                 "settings": swept,
                 "budget": Time(self.asked.time_budget),
+                "checkpoints": folder
+                and request.Checkpoints(folder / system.name, **self.checkpoints),
                 **self.options,
             }
             for system, hyper, swept in self.asked.contenders
@@ -130,7 +131,13 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"Written to {folder.path} (part {arguments.part}: {summary['lanes']} lanes)")
         return
     tables.show_results(folder.path, curves, config, summary, as_json=arguments.json)
-    _show_rates(arguments, study.asked.defaults, curves)
+    tuned = {name: own for name, own in study.asked.defaults.tuned.items() if name in curves}
+    is_given = {"lr", "server_lr"} & {*texts.read_settings(arguments)}
+    if tuned and not arguments.json and not is_given:
+        values = {name: (f"{key} {own[key]:g}" for key in own) for name, own in tuned.items()}
+        chosen = "; ".join(f"{name} {', '.join(own)}" for name, own in values.items())
+        where = "Settings chosen on validation images (experiments/baselines)"
+        tables.print_sentence(f"{where}: {chosen}.")
 
 
 def _read(arguments: argparse.Namespace) -> Study:
@@ -142,14 +149,19 @@ def _read(arguments: argparse.Namespace) -> Study:
         raise ConfigError("any_jax", True, "given together with --resume")
     # --max-lanes has the other field.
     layout = texts.read_fields("--layout", Layout, [*Layout().deciding()], arguments.layout)
+    measures, is_kept = read_measures(arguments), arguments.keep_samples
     options = {
         "num_evals": texts.read_value("evals", arguments.evals, 25, Count),
         "layout": layout._replace(max_lanes=max_lanes),
         "precision": precision,
-        "keep": Keep(models=arguments.keep_samples, client_variance=arguments.client_variance),
+        "keep": Keep(models=is_kept, client_variance=arguments.client_variance, measures=measures),
     }
-    every = texts.read_value("checkpoint_every", arguments.checkpoint_every, 20.0, Above0)
-    names = _read_trackers(arguments)
+    saved = {
+        "every": texts.read_value("checkpoint_every", arguments.checkpoint_every, 20.0, Above0),
+        "resume": request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume,
+    }
+    for name in _trackers(arguments):
+        trackers.check_tracker(name)
     asked = comparison.read_asked(arguments)
     # Other processes must not see that the first one has made it.
     folder = processes.on_first(
@@ -157,10 +169,24 @@ def _read(arguments: argparse.Namespace) -> Study:
     )
     data = load_data(arguments, asked)
     asked = asked._replace(contenders=[data.with_names(each) for each in asked.contenders])
-    return Study(arguments, asked, data, folder, part, options, every, names)
+    return Study(arguments, asked, data, folder, part, options, saved)
 
 
-def _train(study: Study, identity: Mapping[str, Any], *, is_known: bool) -> dict[str, Run]:
+def _trackers(arguments: argparse.Namespace) -> list[str]:
+    """Read the names of the trackers.
+
+    Raises:
+      ConfigError: For an unknown one, and where parts are launched.
+    """
+    if arguments.tracker is None:
+        return []
+    if arguments.parts is not None or arguments.launcher is not None:
+        allowed = "left out with --parts and --launcher; run --part takes it"
+        raise ConfigError("tracker", arguments.tracker, allowed)
+    return [*dict.fromkeys(texts.read_names("tracker", arguments.tracker, trackers.TRACKERS))]
+
+
+def _train(study: Study, identity: Mapping[str, object], *, is_known: bool) -> dict[str, Run]:
     """Run the sweep of each system in this process, or a part of it.
 
     Args:
@@ -187,60 +213,21 @@ def _train(study: Study, identity: Mapping[str, Any], *, is_known: bool) -> dict
         with ThreadPoolExecutor(2) as workers:
             list(workers.map(lambda grid: shares.listed(**grid).check_schedules(), grids.values()))
     processes.on_first(lambda: folder.open(identity) if folder is not None else None)
-    resume = request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
-    runs, saved, tracking = {}, None, list[trackers.Tracker]()
-
-    def withdraw(kind: object, error: object, trace: object) -> None:
-        if folder is not None and isinstance(error, InputError):
-            folder.withdraw()
-
-    with contextlib.ExitStack() as at_end:
-        at_end.push(withdraw)  # A run that is refused leaves no folder.
-        # The table names these lanes.
-        at_end.enter_context(warnings.catch_warnings(action="ignore", category=LaneWarning))
+    try:
+        with contextlib.ExitStack() as at_end:
+            # The table names these lanes.
+            at_end.enter_context(warnings.catch_warnings(action="ignore", category=LaneWarning))
+            names = [] if folder is None else _trackers(arguments)
+            tracking = [trackers.make_tracker(name, folder.path) for name in names if folder]
+            for tracker in tracking:
+                at_end.callback(tracker.close)
+            watch = Watch(progress=arguments.progress, trackers=tracking)
+            asked = {name: grid for name, grid in grids.items() if lanes[name] != []}
+            return {n: sweep(**grid, watch=watch, lanes=lanes[n]) for n, grid in asked.items()}
+    except InputError:  # A run that is refused leaves no folder.
         if folder is not None:
-            tracking = [trackers.make_tracker(name, folder.path) for name in study.tracker_names]
-        for tracker in tracking:
-            at_end.callback(tracker.close)
-        watch = Watch(progress=arguments.progress, trackers=tracking)
-        for name in (name for name in grids if lanes[name] != []):
-            if folder is not None and not arguments.distributed:
-                kept_in, every = folder.checkpoints / name, study.checkpoint_every
-                saved = request.Checkpoints(kept_in, every=every, resume=resume)
-            runs[name] = sweep(**grids[name], watch=watch, checkpoints=saved, lanes=lanes[name])
-    return runs
-
-
-def _read_trackers(arguments: argparse.Namespace) -> list[str]:
-    """Read the names of the trackers.
-
-    Raises:
-      ConfigError: For an unknown one, and where parts are launched.
-    """
-    if arguments.tracker is None:
-        return []
-    if arguments.parts is not None or arguments.launcher is not None:
-        allowed = "left out with --parts and --launcher; run --part takes it"
-        raise ConfigError("tracker", arguments.tracker, allowed)
-    names = dict.fromkeys(texts.read_names("tracker", arguments.tracker, trackers.TRACKERS))
-    for name in names:
-        trackers.check_tracker(name)
-    return [*names]
-
-
-def _show_rates(
-    arguments: argparse.Namespace, defaults: Defaults, curves: Mapping[str, xr.Dataset]
-) -> None:
-    """Name the tuned settings, if they were used."""
-    tuned = [
-        f"{name} {', '.join(f'{key} {value:g}' for key, value in settings.items())}"
-        for name, settings in defaults.tuned.items()
-        if name in curves
-    ]
-    if tuned and not arguments.json and not {"lr", "server_lr"} & {*texts.read_settings(arguments)}:
-        tables.print_sentence(
-            f"Settings chosen on validation images (experiments/baselines): {'; '.join(tuned)}."
-        )
+            folder.withdraw()
+        raise
 
 
 def _join(arguments: argparse.Namespace) -> None:

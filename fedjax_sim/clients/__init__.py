@@ -14,6 +14,7 @@ from fedjax_sim.clients.base_optimizers import frozen_training as frozen_trainin
 from fedjax_sim.clients.e_steps import Expectation as Expectation
 from fedjax_sim.clients.e_steps import check_batch_size as check_batch_size
 from fedjax_sim.clients.e_steps import local_expectation as local_expectation
+from fedjax_sim.clients.gradient_steps import MEASURES as MEASURES
 from fedjax_sim.clients.gradient_steps import Direction as Direction
 from fedjax_sim.clients.gradient_steps import Measure as Measure
 from fedjax_sim.clients.gradient_steps import SumRequest as SumRequest

@@ -32,7 +32,7 @@ from fedjax_sim.clients.mini_batches import (
 )
 from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.core import batching, targets, trees
-from fedjax_sim.core.settings import ConfigError, checked, is_known
+from fedjax_sim.core.settings import ConfigError, Named, checked, is_known
 from fedjax_sim.core.types import (
     Algorithm,
     AnyProblem,
@@ -602,7 +602,11 @@ def drift(gradient: Params, model: Params, start: Params, aux: Params) -> Array:
     return optax.tree.norm(optax.tree.sub(model, start))
 
 
-def with_measures(system: System, measures: Mapping[str, Measure]) -> System:
+MEASURES = Named[Measure]("measure", {"drift": drift, "gradient_norm": gradient_norm})
+"""Measures by name."""
+
+
+def with_measures(system: System, measures: Mapping[str, Measure] | Sequence[str]) -> System:
     """Make the same system with measures of its local steps among the metrics.
 
     They do not change what is learnt. For each, curves have its mean over the steps of all clients
@@ -615,19 +619,27 @@ def with_measures(system: System, measures: Mapping[str, Measure]) -> System:
 
     Args:
       system: A system whose slots are clients.
-      measures: From a step's gradient, model, start and aux after it to a number, `f[]`, by name.
+      measures: From a step's gradient, model, start and aux after it to a number, `f[]`, by name;
+        or names of `MEASURES`.
 
     Returns:
       The system.
 
     Raises:
-      ConfigError: When it is run, if its slots are no clients in local training.
+      ConfigError: If there is no measure of a name; and when the system is run, if its slots are no
+        clients in local training.
     """
-    own = tuple(measures.items())
+    own = measures if isinstance(measures, Mapping) else {name: MEASURES[name] for name in measures}
+    return _with_measures(system, tuple(own.items()))
+
+
+@functools.lru_cache(maxsize=32)  # An equal system has its program compiled.
+def _with_measures(system: System, measures: tuple[tuple[str, Measure], ...]) -> System:
+    """Make the system of `with_measures`."""
 
     @functools.wraps(system.algorithm)
     def algorithm(problem: AnyProblem, hyper: Settings, plan: Plan) -> Algorithm:
-        made = system.algorithm(problem, hyper, plan._replace(measures=own))
+        made = system.algorithm(problem, hyper, plan._replace(measures=measures))
         are_clients = system.messages.num_senders(hyper) is None
 
         @functools.wraps(made.step)

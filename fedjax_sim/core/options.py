@@ -1,7 +1,8 @@
 """Options of a run: its length, the optional results, and the layout on the machine."""
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fedjax_sim.core.settings import Above0, Count, checked
 
@@ -80,10 +81,13 @@ class Keep:
       client_variance: Whether `client_variance` is measured, the sum of squared distances of the
         models that clients hold to the server's. Every server version that a client holds at a
         later evaluation then stays in memory, see `fedjax_sim.engine.planning.schedule`.
+      measures: Numbers of each local step that become curves, such as `("drift", "gradient_norm")`:
+        names, or functions by name, see `fedjax_sim.clients.with_measures`.
     """
 
     models: bool = False
     client_variance: bool = False
+    measures: Mapping[str, Callable[..., Any]] | Sequence[str] = ()
 
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")

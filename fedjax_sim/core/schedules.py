@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from fedjax_sim.core import settings
 from fedjax_sim.core.settings import ConfigError, Kind, Named, fixed, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0
-from fedjax_sim.core.types import Array, Budget, Ticks
+from fedjax_sim.core.types import Array
 
 HyperT = TypeVar("HyperT")
 Clock = Literal["round", "version", "step", "client", "work"]
@@ -108,7 +108,7 @@ class Cosine(Schedule):
 
     name: str = fixed("cosine")
     over: AtLeast0 = setting(
-        0.0, "Time of the fall. 0 stands for all ticks of a budget that counts them."
+        0.0, "Time of the fall. 0 stands for all ticks of the lane, where they are planned."
     )
     final: AtLeast0 = setting(0.0, "Factor in the end.")
 
@@ -124,7 +124,7 @@ class Cosine(Schedule):
         if not settings.is_known(self.over, 0):
             return self
         if length is None or length <= 0 or self.by not in ("round", "version"):
-            allowed = "above 0, except by round or version in a run of a number of ticks"
+            allowed = "above 0, except by round or version where all ticks are known before the run"
             raise ConfigError(f"{where}.over", 0.0, allowed)
         return self.replace(over=float(length))  # type: ignore[attr-defined]
 
@@ -293,17 +293,16 @@ def schedule_of(name: str, clocks: Collection[str] = ("round",)) -> Any:
     )
 
 
-def with_length(hyper: HyperT, budget: Budget) -> HyperT:
+def with_length(hyper: HyperT, length: float | None) -> HyperT:
     """Give the schedules of settings the length of the run, where they have none.
 
     Args:
       hyper: Settings.
-      budget: That of the run.
+      length: Number of the run's ticks; None if it is not known before the run.
 
     Raises:
-      ConfigError: If a schedule needs the number of ticks, and the budget does not have it.
+      ConfigError: If a schedule needs the number of ticks, and it is not known.
     """
-    length = float(budget.num_ticks) if isinstance(budget, Ticks) else None
     for name in settings.fields(type(hyper)):
         value = settings.value_of(hyper, name)
         whole = value.lasting(length, name) if isinstance(value, Schedule) else value

@@ -10,7 +10,7 @@ control variates are fresh. To go on with these too, resume a checkpoint with a 
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
@@ -21,7 +21,8 @@ import numpy as np
 from fedjax_sim.core import schedules, settings, trees, types
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, OneOf, checked
 from fedjax_sim.engine import contract
-from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
+from fedjax_sim.engine.planning.drawing import Schedules
+from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.planning.placement import check_layout
 from fedjax_sim.engine.watching import Watch, check_file
 from fedjax_sim.results.curves import Grid, label_of_value
@@ -138,7 +139,6 @@ def list_lanes(
         given = system.Hyper() if hyper is None else hyper
         hyper = dataclasses.replace(given, num_clients=problems[0].counts.shape[0])
     points, hypers = check_call(system, hyper, grid, options)
-    hypers = [schedules.with_length(each, options.budget) for each in hypers]
     problems = problems or _problems_of(system, problem, seeds)
     distinct, number = distinct_objects(problems)
     for each, one in itertools.product(hypers, distinct):
@@ -147,12 +147,30 @@ def list_lanes(
     if len(distinct) > 1:
         _check_models(distinct)
     completed = [[whole[i] for i in number] for whole in _completed(system, hypers, distinct)]
-    lanes = [
+    whole = [
         Lane(p * len(seeds) + s, completed[p][s], problems[s], seed, points[p])
         for p in range(len(points))
         for s, seed in enumerate(seeds)
     ]
-    return lanes if start is None else give_starts(lanes, start)
+    whole = whole if start is None else give_starts(whole, start)
+    return _with_lengths(system, whole, options.budget)
+
+
+def _with_lengths(system: types.System, whole: list[Lane], budget: types.Budget) -> list[Lane]:
+    """Give schedules of rates without a length the number of their lane's ticks, as planned."""
+    hypers = {id(lane.hyper): lane.hyper for lane in whole}  # Thousands of lanes may share one.
+    longer = {key: schedules.with_length(each, np.inf) for key, each in hypers.items()}
+    lacking = [lane for lane in whole if longer[id(lane.hyper)] is not lane.hyper]
+    if isinstance(budget, types.Ticks) or system.live is not None:
+        lengths = [(lane, getattr(budget, "num_ticks", None)) for lane in lacking]
+    else:
+        drawn = [(each, Schedules.of(system, each, budget)) for each in groups_of(lacking)]
+        ticks = [(each, own.count_ticks()[own.row].tolist()) for each, own in drawn]
+        lengths = [pair for each, own in ticks for pair in zip(each, own, strict=True)]
+    of_length = cache(lambda key, length: schedules.with_length(hypers[key], length))
+    for lane, length in lengths:
+        whole[lane.place] = lane._replace(hyper=of_length(id(lane.hyper), length))
+    return whole
 
 
 def has_default_clients(system: types.System, hyper: types.Settings, grid: Grid) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
+from fedjax_sim import clients
 from fedjax_sim.core import types
 from fedjax_sim.core.lifecycle import say
 from fedjax_sim.core.settings import ConfigError, checked, fields, is_traced, names_of, value_of
@@ -170,6 +171,8 @@ def _run(asked: Listed, numbers: Collection[int] | None = None) -> Run:
     keep_by_default()
     began = time.perf_counter()
     system, whole, options, grid = asked
+    if options.keep.measures:
+        system = clients.with_measures(system, options.keep.measures)
     places = None if numbers is None else sorted({int(place) for place in numbers})
     chosen = set(range(len(whole)) if places is None else places)
     hypers = [lane.hyper for lane in whole if lane.place in chosen]

@@ -69,7 +69,7 @@ the parts look for them, as on a cluster with a shared file system.
 """
 
 from fedjax_sim.core.lifecycle import PartError as PartError
-from fedjax_sim.launch.launchers import Local as Local
-from fedjax_sim.launch.launchers import Ray as Ray
-from fedjax_sim.launch.launchers import Slurm as Slurm
-from fedjax_sim.launch.sweeps import sweep as sweep
+from fedjax_sim.launch.jobs import Local as Local
+from fedjax_sim.launch.jobs import Ray as Ray
+from fedjax_sim.launch.jobs import Slurm as Slurm
+from fedjax_sim.launch.parts import sweep as sweep

@@ -5,6 +5,6 @@ python -m fedjax_sim.launch CALL I/N FOLDER [--resume]
 
 import sys
 
-from fedjax_sim.launch.sweeps import run_part
+from fedjax_sim.launch.parts import run_part
 
 sys.exit(run_part(sys.argv[1:]))

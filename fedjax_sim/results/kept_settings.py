@@ -78,19 +78,15 @@ def write(hypers: Sequence[Any], without: Collection[str] = ()) -> dict[str, Jso
     lanes: dict[str, Json] = {}
     left = {settings.full_name(kind, name) for name in without}
     others = dict.fromkeys(name for hyper in hypers for name, _ in _others(hyper))
+    distinct = {id(hyper): hyper for hyper in hypers}
     for name in (*settings.fields(kind), *others):
-        known: dict[tuple[int, bool], str] = {}  # Lanes share large values.
-        texts = []
-        for hyper in hypers:
-            value, is_given = settings.value_of(hyper, name), settings.is_given(hyper, name)
-            place = id(value), is_given
-            if place not in known:
-                known[place] = json.dumps(_entry(kind, name, value, is_given, name in left))
-            texts.append(known[place])
-        number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+        texts = {
+            key: json.dumps(_entry(each, name, name in left)) for key, each in distinct.items()
+        }
+        number = {text: i for i, text in enumerate(dict.fromkeys(texts.values()))}
         entries[name] = [json.loads(text) for text in number]
         if len(number) > 1:
-            lanes[name] = [number[text] for text in texts]
+            lanes[name] = [number[texts[id(hyper)]] for hyper in hypers]
     name = _name_of(kind) or f"{kind.__module__}:{kind.__qualname__}"
     return {"class": name, "settings": entries, "lanes": lanes}
 
@@ -107,8 +103,9 @@ def _others(hyper: Any, owner: str = "") -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _entry(kind: type, name: str, value: object, is_given: bool, is_left: bool) -> Json:
+def _entry(hyper: Any, name: str, is_left: bool) -> Json:
     """Write one value."""
+    kind, value = type(hyper), settings.value_of(hyper, name)
     if is_left or isinstance(value, NotSaved):
         known = value.description if isinstance(value, NotSaved) else records.text_of(value)
         return {NOT_SAVED: known}
@@ -129,7 +126,7 @@ def _entry(kind: type, name: str, value: object, is_given: bool, is_left: bool) 
             f"`save(folder, without=[{name!r}])` keeps everything else"
         )
         raise ConfigError(name, value, allowed) from None
-    return text if is_given else {DEFAULT: text}
+    return text if settings.is_given(hyper, name) else {DEFAULT: text}
 
 
 def read(content: Any, num_lanes: int) -> list[Any]:

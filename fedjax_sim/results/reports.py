@@ -19,7 +19,7 @@ end with their SHA-256 and are checked when they are read, see `fedjax_sim.core.
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,10 +28,9 @@ import xarray as xr
 from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.lifecycle import FolderLock
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.results import run_files
+from fedjax_sim.results import runs as run_files
 from fedjax_sim.results.records import environment, to_json
-from fedjax_sim.results.run_files import Content
-from fedjax_sim.results.runs import Run
+from fedjax_sim.results.runs import Content, Run
 from fedjax_sim.results.summaries import summary
 
 if TYPE_CHECKING:
@@ -109,18 +108,16 @@ class Folder:
         if resume and overwrite:
             allowed = "false: a run is either continued or replaced"
             raise ConfigError("resume together with overwrite", True, allowed)
-        try:
-            is_folder = self.path.is_dir()
-            in_use = is_folder and any(path.name != lifecycle.LOCK for path in self.path.iterdir())
+        with _writing_to(self.path):
+            found = [*self.path.iterdir()] if self.path.is_dir() else []
+            in_use = any(each.name != lifecycle.LOCK for each in found)
             self._resumes = resume and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
-            if self.path.exists() and not is_folder:
+            if self.path.exists() and not self.path.is_dir():
                 raise ConfigError(FIELD, str(path), "a folder, not a file")
-            for each in self.path.iterdir() if is_folder else ():
+            for each in found:
                 if each.suffix in SUFFIXES and each.is_dir():
                     raise ConfigError(FIELD, str(path), f"one in which {each.name} is a file")
             self._replaced = run_files.files_in(self.path) if overwrite or self._resumes else set()
-        except OSError as error:
-            raise _unwritable(self.path, error) from None
         if resume and in_use and not self._resumes:
             raise ConfigError(f"{FIELD} to resume", str(path), "one with an unfinished run")
         if in_use and not resume and not overwrite:
@@ -160,12 +157,10 @@ class Folder:
         if saved is None:
             lifecycle.say(f"{self.path / UNFINISHED} is damaged or missing and is written again.")
             return False
-        for name in sorted(saved.keys() | ours.keys()):
-            theirs, mine = saved.get(name), ours.get(name)
-            if theirs != mine:
-                place, theirs, mine = first_difference(name, theirs, mine)
-                allowed = f"{mine!r}, as in this run, for it to resume"
-                raise ConfigError(f"{place} of the checkpoint in {self.path}", theirs, allowed)
+        if (found := first_difference(saved, ours)) is not None:
+            place, theirs, mine = found
+            allowed = f"{mine!r}, as in this run, for it to resume"
+            raise ConfigError(f"{place} of the checkpoint in {self.path}", theirs, allowed)
         return saved == ours
 
     def recorded(self) -> dict[str, Any] | None:
@@ -187,25 +182,24 @@ class Folder:
         path = self.path.absolute()
         missing = next((p for p in [*reversed(path.parents), path] if not p.exists()), None)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(self.path)
-            free = shutil.disk_usage(self.path).free
-            if free < LEAST_FREE_BYTES:
-                allowed = f"on a disk with at least {LEAST_FREE_BYTES} bytes free (it has {free})"
-                raise ConfigError(FIELD, str(self.path), allowed)
-            lifecycle.remove_scratch(self.path)
-            if identity is not None:
-                self._identity = identity
-                if not self._resumes:
-                    self._remove_checkpoints()
-                self.checkpoints.mkdir(exist_ok=True)
-                self._adds_record = not (self.path / UNFINISHED).exists()
-                self._write_identity(self.recorded() or identity)
-        except (OSError, ConfigError) as error:
+            with _writing_to(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = FolderLock(self.path)
+                if (free := shutil.disk_usage(self.path).free) < LEAST_FREE_BYTES:
+                    allowed = f"on a disk with at least {LEAST_FREE_BYTES} bytes free"
+                    raise ConfigError(FIELD, str(self.path), f"{allowed} (it has {free})")
+                lifecycle.remove_scratch(self.path)
+                if identity is not None:
+                    self._identity = identity
+                    if not self._resumes:
+                        self._remove_checkpoints()
+                    self.checkpoints.mkdir(exist_ok=True)
+                    self._adds_record = not (self.path / UNFINISHED).exists()
+                    self._write_identity(self.recorded() or identity)
+        except ConfigError:
             self._release()
-            _remove_empty(missing)
-            if isinstance(error, OSError):
-                raise _unwritable(self.path, error) from None
+            if missing is not None and not any(each.is_file() for each in missing.rglob("*")):
+                shutil.rmtree(missing, ignore_errors=True)
             raise
 
     def _has_checkpoints(self) -> bool:
@@ -247,7 +241,8 @@ class Folder:
         self._release()
         if self._resumes or not self.checkpoints.is_dir():
             return
-        if {path.name for path in self.checkpoints.iterdir()} <= {UNFINISHED.name}:
+        files = (path for path in self.checkpoints.rglob("*") if not path.is_dir())
+        if {path.name for path in files} <= {UNFINISHED.name}:
             shutil.rmtree(self.checkpoints)
             with contextlib.suppress(OSError):  # raised if the folder is not empty
                 self.path.rmdir()
@@ -399,23 +394,22 @@ def load(path: str | Path, *, trust: bool = False) -> Results:
         raise ConfigError(FIELD, str(path), allowed) from None
 
 
-def first_difference(name: str, theirs: object, ours: object) -> tuple[str, object, object]:
+def first_difference(
+    theirs: object, ours: object, name: str = ""
+) -> tuple[str, object, object] | None:
     """Find the first place where two JSON values differ, and both values there."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in sorted(theirs.keys() | ours.keys()):
-            if theirs.get(key) != ours.get(key):
-                return first_difference(f"{name}.{key}", theirs.get(key), ours.get(key))
-    return name, theirs, ours
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        places = {key: f"{name}.{key}".lstrip(".") for key in sorted(theirs.keys() | ours.keys())}
+        found = (first_difference(theirs.get(k), ours.get(k), at) for k, at in places.items())
+        return next((each for each in found if each is not None), None)
+    return None if theirs == ours else (name, theirs, ours)
 
 
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    """Make the error for a folder that cannot be written to."""
-    return ConfigError(
-        FIELD, str(path), f"a folder that can be created and written ({error.strerror or error})"
-    )
-
-
-def _remove_empty(path: Path | None) -> None:
-    """Remove a folder that was made in vain, unless there are files in it."""
-    if path is not None and path.is_dir() and not any(p.is_file() for p in path.rglob("*")):
-        shutil.rmtree(path, ignore_errors=True)
+@contextlib.contextmanager
+def _writing_to(path: Path) -> Iterator[None]:
+    """Name the folder where the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        allowed = f"a folder that can be created and written ({error.strerror or error})"
+        raise ConfigError(FIELD, str(path), allowed) from None

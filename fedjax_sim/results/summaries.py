@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+SPENT = ("compile", "run")
+"""Kinds of seconds that curves count."""
+
+
 @checked
 def summary(curves: Mapping[str, "xr.Dataset"]) -> dict[str, Any]:
     """Summarise final values by system, in the form of summary.json.
@@ -37,10 +41,8 @@ def summary(curves: Mapping[str, "xr.Dataset"]) -> dict[str, Any]:
     """
     lanes = sum(data["failed"].size for data in curves.values())
     failed = sum(int(data["failed"].sum()) for data in curves.values())
-    seconds = {
-        kind: float(sum(data.attrs[f"seconds_{kind}"] for data in curves.values()))
-        for kind in ("compile", "run")
-    }
+    spent = {kind: [data.attrs[f"seconds_{kind}"] for data in curves.values()] for kind in SPENT}
+    seconds = {kind: float(sum(each)) for kind, each in spent.items()}
     counted = {"lanes": lanes, "failed_lanes": failed}
     if is_part(curves):
         of_part = {name: {"lanes": data.sizes["lane"]} for name, data in curves.items()}
@@ -48,10 +50,7 @@ def summary(curves: Mapping[str, "xr.Dataset"]) -> dict[str, Any]:
     named = flagged(curves)
     systems: dict[str, Any] = {}
     for name, data in curves.items():
-        entries = [
-            {"set": point, **_final(lanes)} if point else _final(lanes)
-            for point, lanes in settings_of(data)
-        ]
+        entries = [({"set": point} if point else {}) | _final(x) for point, x in settings_of(data)]
         systems[name] = {"settings": entries} if "set" in entries[0] else entries[0]
     return {
         **counted,
@@ -161,21 +160,15 @@ def _final(lanes: "xr.Dataset") -> dict[str, Any]:
             for of_seeds in ("mean", "std", "median", "min")
         }
     for name in metrics_of(lanes, "client"):
-        is_less = bool(lanes[name].attrs.get("less_is_better", 0))
-        values = last[name].values[good].astype(float)
-        if not good.any():
-            final[name] = dict.fromkeys(("mean", "std", "worst_decile", "spread"))
-            continue
-        mean, worst, spread = summarise_clients(values, less_is_better=is_less)
-        final[name] = {
-            "mean": float(mean.mean()),
-            "std": float(mean.std()),
-            "worst_decile": float(worst.mean()),
-            "spread": float(spread.mean()),
-        }
-    whole = {
-        name: round(float(last[name].mean())) for name in ("ticks", "local_steps", "uplink_bits")
-    }
+        final[name] = dict.fromkeys(("mean", "std", "worst_decile", "spread"))
+        if good.any():
+            is_less = bool(lanes[name].attrs.get("less_is_better", 0))
+            values = last[name].values[good].astype(float)
+            mean, worst, spread = summarise_clients(values, less_is_better=is_less)
+            found = mean.mean(), mean.std(), worst.mean(), spread.mean()
+            final[name] = dict(zip(final[name], map(float, found), strict=True))
+    names = "ticks", "local_steps", "uplink_bits"
+    whole = {name: round(float(last[name].mean())) for name in names}
     return {"final": final, "virtual_time": float(last["time"].mean()), **whole}
 
 

@@ -15,14 +15,15 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.settings import ConfigError, OneOf, checked
 
+LaneT = TypeVar("LaneT")
 TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
 """Names on the command line, and the package behind each."""
 
@@ -30,7 +31,7 @@ TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wa
 class Tracker(Protocol):
     """Something that keeps metrics while a run goes on."""
 
-    def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
+    def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
         """Keep one evaluation of one lane.
 
         Args:
@@ -121,8 +122,34 @@ class CSV:
         self._file.close()
 
 
+class _PerLane(Generic[LaneT]):
+    """A tracker with something for each lane, such as a run of another tool."""
+
+    def __init__(
+        self,
+        begin: Callable[[str, Mapping[str, object]], LaneT],
+        write: Callable[[LaneT, int, Mapping[str, float]], None],
+        end: Callable[[LaneT], object],
+    ):
+        """Take functions that begin a lane by its title, write one evaluation, and end a lane."""
+        self._begin, self._write, self._end = begin, write, end
+        self._lanes: dict[str, LaneT] = {}
+
+    def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
+        """Write one evaluation; see `Tracker`."""
+        title = title_of(lane)
+        if title not in self._lanes:
+            self._lanes[title] = self._begin(title, lane)
+        self._write(self._lanes[title], ticks, values)
+
+    def close(self) -> None:
+        """End all lanes."""
+        for lane in self._lanes.values():
+            self._end(lane)
+
+
 @checked
-class TensorBoard:
+class TensorBoard(_PerLane[Any]):
     """Writes a TensorBoard run for each lane: a folder with its title, with steps in ticks."""
 
     def __init__(self, folder: str | Path):
@@ -134,29 +161,22 @@ class TensorBoard:
         Raises:
           ConfigError: If it is not installed.
         """
-        self._module = load_extra("tensorboard", "tensorboardX")
-        self._folder = Path(folder)
-        self._writers: dict[str, Any] = {}
+        make = load_extra("tensorboard", "tensorboardX").SummaryWriter
 
-    def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
-        """Write one evaluation; see `Tracker`."""
-        title = title_of(lane)
-        if title not in self._writers:
-            self._writers[title] = self._module.SummaryWriter(
-                str(self._folder / title.replace("/", "|"))
-            )
-        for name, value in values.items():
-            self._writers[title].add_scalar(name, value, ticks)
-        self._writers[title].flush()
+        def write(writer: Any, ticks: int, values: Mapping[str, float]) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, ticks)
+            writer.flush()
 
-    def close(self) -> None:
-        """Close all event files."""
-        for writer in self._writers.values():
-            writer.close()
+        super().__init__(
+            lambda title, lane: make(str(Path(folder) / title.replace("/", "|"))),
+            write,
+            lambda writer: writer.close(),
+        )
 
 
 @checked
-class WandB:
+class WandB(_PerLane[Any]):
     """Makes a run for each lane, with the lane's settings as its configuration.
 
     Project, entity and whether anything is sent are read from the environment as always
@@ -173,32 +193,18 @@ class WandB:
         Raises:
           ConfigError: If it is not installed.
         """
-        self._module = load_extra("wandb", "wandb")
-        self._folder, self._project = Path(folder), project
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._runs: dict[str, Any] = {}
-
-    def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
-        """Log one evaluation; see `Tracker`."""
-        title = title_of(lane)
-        if title not in self._runs:
-            self._runs[title] = self._module.init(
-                project=self._project,
-                dir=str(self._folder),
-                name=title,
-                config=dict(lane),
-                reinit="create_new",
-            )
-        self._runs[title].log(dict(values), step=ticks)
-
-    def close(self) -> None:
-        """Finish all runs."""
-        for run in self._runs.values():
-            run.finish()
+        options = {"project": project, "dir": str(folder), "reinit": "create_new"}
+        init = load_extra("wandb", "wandb").init
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        super().__init__(
+            lambda title, lane: init(name=title, config=dict(lane), **options),
+            lambda run, ticks, values: run.log(dict(values), step=ticks),
+            lambda run: run.finish(),
+        )
 
 
 @checked
-class MLflow:
+class MLflow(_PerLane[str]):
     """Makes a run for each lane, with the lane's settings as parameters and steps in ticks."""
 
     def __init__(self, uri: str | None = None, experiment: str = "fedjax-sim"):
@@ -213,30 +219,23 @@ class MLflow:
           ConfigError: If it is not installed.
         """
         load_extra("mlflow", "mlflow")
-        self._client = load_extra("mlflow", "mlflow.tracking").MlflowClient(uri)
-        self._metric = load_extra("mlflow", "mlflow.entities").Metric
-        known = self._client.get_experiment_by_name(experiment)
-        self._experiment = (
-            self._client.create_experiment(experiment) if known is None else known.experiment_id
-        )
-        self._runs: dict[str, str] = {}
+        client = load_extra("mlflow", "mlflow.tracking").MlflowClient(uri)
+        metric = load_extra("mlflow", "mlflow.entities").Metric
+        known = client.get_experiment_by_name(experiment)
+        place = client.create_experiment(experiment) if known is None else known.experiment_id
 
-    def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
-        """Log one evaluation; see `Tracker`."""
-        title = title_of(lane)
-        if title not in self._runs:
-            run = self._client.create_run(self._experiment, run_name=title)
-            self._runs[title] = run.info.run_id
+        def begin(title: str, lane: Mapping[str, object]) -> str:
+            number: str = client.create_run(place, run_name=title).info.run_id
             for name, value in lane.items():
-                self._client.log_param(self._runs[title], name, value)
-        now = int(1000 * time.time())
-        metrics = [self._metric(name, value, now, ticks) for name, value in values.items()]
-        self._client.log_batch(self._runs[title], metrics=metrics)
+                client.log_param(number, name, value)
+            return number
 
-    def close(self) -> None:
-        """Mark all runs as finished."""
-        for number in self._runs.values():
-            self._client.set_terminated(number)
+        def write(number: str, ticks: int, values: Mapping[str, float]) -> None:
+            now = int(1000 * time.time())
+            metrics = [metric(name, value, now, ticks) for name, value in values.items()]
+            client.log_batch(number, metrics=metrics)
+
+        super().__init__(begin, write, client.set_terminated)
 
 
 def check_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))]) -> None:

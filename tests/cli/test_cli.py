@@ -29,6 +29,7 @@ from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.cli.tables import print_table
 from fedjax_sim.core.lifecycle import BAD_INPUT, EXIT_CODES, read_json
 from fedjax_sim.core.settings import ConfigError, check, fields, idle_of
+from fedjax_sim.results.runs import plain_settings
 from fedjax_sim.server.attacks import ATTACKS
 from fedjax_sim.server.compression import COMPRESSORS
 from fedjax_sim.server.rules import RULES
@@ -398,11 +399,14 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
     A system does not use them if delays are drawn for groups, or if a trace decides them.
     """
 
+    def points(entrant):
+        return [hyper for _, hyper in entrant.points()]
+
     def rates(*systems, **texts):
         entrants = comparison.resolve_contenders(
             systems, {name: text.split(",") for name, text in texts.items()}, defaults_of("digits")
         )
-        return [entrant.resolved()["delays.rate_fast"] for entrant in entrants]
+        return [plain_settings(points(each))["delays.rate_fast"] for each in entrants]
 
     table = tmp_path / "rates.csv"
     table.write_text("rate\n" + "0.5\n" * 30)
@@ -577,6 +581,25 @@ def test_points_that_differ_in_their_last_digits_have_labels_of_their_own():
     [favano] = comparison.resolve_contenders(["favano"], settings, defaults_of("digits", None))
     labels = [label for label, _ in favano.points()]
     assert labels == ["favano server_wait=1000000.0", "favano server_wait=1000001.0"]
+
+
+def test_rates_fall_over_the_planned_ticks_and_local_steps_are_measured(call, call_anew, tmp_path):
+    """In a new process and in this one, with the same bits."""
+    words = [*QUICK, "--measures", "gradient_norm,drift", "--set", "lr_schedule=cosine:final=0.01"]
+    call_anew("run", "fedavg", *words, "--out", "new")
+    call("run", "fedavg", *words, "--out", "here")
+    runs = [fedjax_sim.load(tmp_path / name, "fedavg") for name in ("new", "here")]
+    jax.tree.map(np.testing.assert_array_equal, *(run.models for run in runs))
+    for timeline, hyper in zip(runs[0].timelines, runs[0].hypers, strict=True):
+        assert hyper.training.lr_schedule.over == len(timeline.time) > 1
+        assert hyper.training.lr_schedule.final == 0.01
+    for name in ("drift", "gradient_norm"):
+        values = runs[0].curves[name].values
+        assert np.isnan(values[:, 0]).all() and (values[:, 1] > 0).all()
+        assert runs[0].curves[f"client_{name}"].dims == ("seed", "eval", "client")
+        assert {f"{name}.png", f"client_{name}.png"} <= {
+            path.name for path in (tmp_path / "here").iterdir()
+        }
 
 
 @pytest.mark.filterwarnings("error")

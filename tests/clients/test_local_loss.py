@@ -149,6 +149,8 @@ def simulate(system: Any, problem: Any, layout: Layout | None = None, **settings
     """Run a system for six ticks with three evaluations."""
     made = {"num_clients": 5, "batch_size": 4, "lr": 0.1, "local_steps": 3} | settings
     given = {} if layout is None else {"layout": layout}
+    if "keep" in made:
+        given["keep"] = made.pop("keep")
     return fedjax_sim.simulate(
         system, problem, system.Hyper(**made), budget=fedjax_sim.Ticks(6), num_evals=3, **given
     )
@@ -295,6 +297,22 @@ def test_measures_are_curves_and_change_no_bits(system: Any) -> None:
             np.testing.assert_array_equal(np.isnan(each[v + 1]), np.equal(counts, 0))
             mean = np.nansum(each[v + 1] * counts) / np.sum(counts)
             np.testing.assert_allclose(all_steps[v + 1], mean, rtol=1e-5)
+
+
+def test_sweeps_keep_measures_by_name_or_function(compiled: list[str]) -> None:
+    """With the curves of the measured system, and one program for equal calls."""
+    problem, of_cohort = teaching(), {"num_selected": 3}
+    own = {"drift": drift, "gradient_norm": gradient_norm}
+    expected = simulate(with_measures(fedavg.system, own), problem, **of_cohort).curves
+    compiled.clear()
+    for measures in (own, [*own], (*own,)):
+        keep = fedjax_sim.Keep(measures=measures)
+        found = simulate(fedavg.system, problem, keep=keep, **of_cohort).curves
+        for name in (*own, *(f"client_{name}" for name in own)):
+            np.testing.assert_array_equal(found[name], expected[name])
+    assert "jit(_advance)" not in compiled
+    with pytest.raises(ConfigError, match=r"measure is 'drif', but must be one of .*mean 'drift'"):
+        simulate(fedavg.system, problem, keep=fedjax_sim.Keep(measures=["drif"]), **of_cohort)
 
 
 def test_measures_of_a_known_run() -> None:

@@ -5,17 +5,12 @@ import pytest
 
 from fedjax_sim.core.types import EMPTY, Timeline
 from fedjax_sim.results.diagnostics.fairness import (
-    client_staleness,
     deviation,
     entropy,
-    evenness,
     fairness_report,
     group_accuracy,
-    group_sums,
     influence,
-    influence_per_time,
     jain_index,
-    share_without,
     summarise_clients,
     time_to_first,
     update_share,
@@ -50,14 +45,14 @@ GROUPS = np.array([0, 1, 1])
 def test_measures_of_clients_by_hand() -> None:
     """All measures of the whole schedule."""
     np.testing.assert_allclose(influence(SMALL, 3), [3.2 / 4, 0.6 / 4, 0])
-    np.testing.assert_allclose(influence_per_time(SMALL, 3), [3.2 / 8, 0.6 / 8, 0])
     np.testing.assert_allclose(update_share(SMALL, 3), [5 / 7, 2 / 7, 0])
     np.testing.assert_array_equal(time_to_first(SMALL, 3), [2, 8, np.inf])
-    mean, largest = client_staleness(SMALL, 3)
-    np.testing.assert_allclose(mean, [(0 + 0 + 2 + 0 + 0) / 5, (0 + 2) / 2, np.nan])
-    np.testing.assert_array_equal(largest, [2, 2, np.nan])
-    np.testing.assert_allclose(share_without(SMALL, GROUPS), [0, 2 / 4])
-    np.testing.assert_allclose(group_sums(np.array([0.5, 0.25, 3.0]), GROUPS), [0.5, 3.25])
+    report = fairness_report(SMALL, 3, GROUPS)
+    np.testing.assert_allclose(report.influence_per_time, [3.2 / 8, 0.6 / 8, 0])
+    np.testing.assert_allclose(report.mean_staleness, [2 / 5, (0 + 2) / 2, np.nan])
+    np.testing.assert_array_equal(report.largest_staleness, [2, 2, np.nan])
+    np.testing.assert_allclose(report.share_without, [0, 2 / 4])
+    np.testing.assert_allclose(report.group_influence, [3.2 / 4, 0.6 / 4])
 
 
 def test_a_leading_share_of_ticks_is_skipped() -> None:
@@ -66,12 +61,7 @@ def test_a_leading_share_of_ticks_is_skipped() -> None:
     Time begins at 3, and versions still count from the first tick of the schedule.
     """
     np.testing.assert_allclose(influence(SMALL, 3, skip=0.5), [1.2 / 2, 0.6 / 2, 0])
-    np.testing.assert_allclose(influence_per_time(SMALL, 3, skip=0.5), [1.2 / 5, 0.6 / 5, 0])
     np.testing.assert_allclose(update_share(SMALL, 3, skip=0.5), [3 / 4, 1 / 4, 0])
-    mean, largest = client_staleness(SMALL, 3, skip=0.5)
-    np.testing.assert_allclose(mean, [2 / 3, 2, np.nan])
-    np.testing.assert_array_equal(largest, [2, 2, np.nan])
-    np.testing.assert_allclose(share_without(SMALL, GROUPS, skip=0.5), [0, 1 / 2])
     # 0.29 * 100 is below 29 in floating point.
     ticks = np.arange(100)[:, None]
     long = timeline(ticks[:, 0], np.where(ticks < 29, 2, 0), ticks, np.ones((100, 1)))
@@ -104,11 +94,10 @@ def test_indices_of_equal_and_of_unequal_parts() -> None:
         for unit in (1, 50):
             assert jain_index(unit * parts) == pytest.approx(k / 10)
             assert entropy(unit * parts) == pytest.approx(np.log(k), abs=1e-12)
-            assert evenness(unit * parts) == pytest.approx(np.log10(k), abs=1e-12)
     assert jain_index(np.array([1.0, 2.0, 3.0])) == pytest.approx(36 / (3 * 14))
     assert entropy(np.array([1.0, 3.0])) == pytest.approx(np.log(4) - 0.75 * np.log(3))
-    assert evenness(np.array([7.0])) == 1
-    assert np.isnan([jain_index(np.zeros(3)), entropy(np.zeros(3)), evenness(np.zeros(3))]).all()
+    assert fairness_report(timeline([1], [[0]], [[0]], [[1]]), 1).evenness == 1
+    assert np.isnan([jain_index(np.zeros(3)), entropy(np.zeros(3))]).all()
 
 
 def test_deviation_of_shares_of_arrivals() -> None:

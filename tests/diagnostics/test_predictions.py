@@ -49,7 +49,7 @@ def test_calibration_by_hand(predicted: tuple[np.ndarray, np.ndarray]) -> None:
             )
             expected += inside.sum() / 200 * abs(right[inside].mean() - confidence[inside].mean())
     np.testing.assert_allclose(
-        predictions.expected_calibration_error(*map(jnp.asarray, predicted)), expected, rtol=1e-5
+        predictions.score_predictions(*map(jnp.asarray, predicted))["ece"], expected, rtol=1e-5
     )
     halves = predictions.reliability(
         jnp.array([[0.5, 0.5], [0.25, 0.75], [0.0, 1.0]]), jnp.array([0, 1, 1]), bins=2
@@ -66,8 +66,8 @@ def test_models_that_diverged_have_no_score() -> None:
 
 
 def test_a_certain_mistake_has_a_large_but_finite_loss() -> None:
-    assert 80 < predictions.negative_log_likelihood(jnp.array([[1.0, 0.0]]), jnp.array([1])) < 90
-    assert predictions.brier_score(jnp.array([[1.0, 0.0]]), jnp.array([1])) == 2
+    scores = predictions.score_predictions(jnp.array([[1.0, 0.0]]), jnp.array([1]))
+    assert 80 < scores["nll"] < 90 and scores["brier"] == 2
 
 
 def test_the_figure_of_calibration(predicted: tuple[np.ndarray, np.ndarray]) -> None:
@@ -81,11 +81,5 @@ def test_the_figure_of_calibration(predicted: tuple[np.ndarray, np.ndarray]) -> 
 def test_labels_of_another_shape_are_refused(predicted: tuple[np.ndarray, np.ndarray]) -> None:
     """Labels `[m, 1]` would be compared with every prediction."""
     probabilities, labels = map(jnp.asarray, predicted)
-    for score in (
-        predictions.accuracy,
-        predictions.negative_log_likelihood,
-        predictions.brier_score,
-        predictions.expected_calibration_error,
-    ):
-        with pytest.raises(ConfigError, match="labels is an array of shape"):
-            score(probabilities, labels[:, None])
+    with pytest.raises(ConfigError, match="labels is an array of shape"):
+        predictions.score_predictions(probabilities, labels[:, None])

@@ -16,9 +16,9 @@ import fedjax_sim
 from fedjax_sim import Layout, launch
 from fedjax_sim.core.lifecycle import write_sealed
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.launch import sweeps
+from fedjax_sim.launch import parts
 from fedjax_sim.launch.jobs import Job, Launcher, Started
-from fedjax_sim.launch.sweeps import SWITCHES
+from fedjax_sim.launch.parts import SWITCHES
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results.trackers import CSV
 from tests.engine.test_division import assert_equal_runs
@@ -54,7 +54,7 @@ class Here(Launcher):
     def start(self, jobs: Sequence[Job], folder: Path) -> Started:
         self.names += [job.name for job in jobs]
         words = [job.words() for job in jobs]
-        codes = [sweeps.run_part(each[each.index(launch.__name__) + 1 :]) for each in words]
+        codes = [parts.run_part(each[each.index(launch.__name__) + 1 :]) for each in words]
         return list(map(ended, codes)), list
 
     def count(self) -> int:
@@ -228,7 +228,7 @@ def test_damage_in_a_launched_sweep_shows(
     study(Here(2))
 
     for path in (folder / "call.pkl", folder / "0-of-2" / "run.pkl"):
-        sound = cloudpickle.dumps(sweeps.read_pickle(path))
+        sound = cloudpickle.dumps(parts.read_pickle(path))
         is_sound = lambda found, sound=sound: cloudpickle.dumps(found) == sound  # noqa: E731
-        read = partial(sweeps.read_pickle, path)
+        read = partial(parts.read_pickle, path)
         assert count_refusals(path, read, is_sound) == NUM_FLIPS

@@ -19,8 +19,7 @@ import pytest
 
 from fedjax_sim.core.lifecycle import STOPPED
 from fedjax_sim.launch import Local, PartError, Ray, Slurm
-from fedjax_sim.launch.jobs import Job, Launcher, Started, finish_jobs
-from fedjax_sim.launch.launchers import _places
+from fedjax_sim.launch.jobs import Job, Launcher, Started, _places, finish_jobs
 from tests.launch import slurm_here
 from tests.launch.conftest import WITHOUT
 

@@ -17,7 +17,7 @@ from fedjax_sim.engine.watching import Display
 from fedjax_sim.launch.jobs import Job, Runner
 from fedjax_sim.results import trackers
 from fedjax_sim.results.reports import Folder
-from fedjax_sim.results.run_files import files_in
+from fedjax_sim.results.runs import files_in
 from fedjax_sim.systems import fedavg
 
 CONTENT = "the only copy\n"

@@ -18,7 +18,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim.core.lifecycle import InputError, digest_of, read_json
 from fedjax_sim.launch.parts import read_parts
-from fedjax_sim.results import kept_settings, reports, run_files
+from fedjax_sim.results import kept_settings, reports, runs
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 ODD = {
@@ -126,7 +126,7 @@ def test_odd_entries_of_settings_are_read_or_refused(folder: Path) -> None:
     num_refused = 0
 
     def read(odd: Any) -> None:
-        with run_files._reading(path, "settings"):
+        with runs._reading(path, "settings"):
             kept_settings.read(odd, 2)
             kept_settings.read_containers(odd["model"])
 
@@ -154,8 +154,8 @@ def test_odd_entries_of_config_are_read_or_refused(
 ) -> None:
     content = read_json(folder / "config.json")
     shutil.copytree(folder, tmp_path / "a")
-    curves = run_files.read_arrays(folder / run_files.CURVES)
-    monkeypatch.setattr(run_files, "read_arrays", lambda path: curves)  # Slow.
+    curves = runs.read_arrays(folder / runs.CURVES)
+    monkeypatch.setattr(runs, "read_arrays", lambda path: curves)  # Slow.
     monkeypatch.setattr("fedjax_sim.launch.parts.load_runs", lambda path, trust: {})
     replace(tmp_path / "a", "config.json", changed(content, (name,), ODD[odd]))
     for read in (reports.load, lambda path: read_parts([path])):

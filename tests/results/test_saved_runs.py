@@ -21,8 +21,7 @@ from fedjax_sim.cli.commands import main
 from fedjax_sim.core.lifecycle import InputError, digest_of, read_json, seal_json
 from fedjax_sim.results.records import to_json
 from fedjax_sim.results.reports import load
-from fedjax_sim.results.run_files import SETTINGS
-from fedjax_sim.results.runs import lane_labels
+from fedjax_sim.results.runs import SETTINGS, lane_labels
 from fedjax_sim.results.summaries import summary
 from tests.conftest import Regression
 from tests.engine.test_division import assert_equal_runs

@@ -1,24 +1,18 @@
 """Measures of results that are computed after a run or from its schedule alone.
 
-- `samples`: samples and predictions in ArviZ's groups and dimensions.
-- `posterior`: accuracy, likelihood, Brier score and calibration of class probabilities, and
-  averaged predictions of a sampler's samples.
+- `posterior`: samples and predictions in ArviZ's groups and dimensions; accuracy, likelihood, Brier
+  score and calibration of class probabilities, and averaged predictions of a sampler's samples.
 - `gaussians`: Gaussian laws and the Wasserstein distance between two of them.
 - `fairness`: how equally clients take part in a schedule.
 """
 
 from fedjax_sim.results.diagnostics.fairness import FairnessReport as FairnessReport
-from fedjax_sim.results.diagnostics.fairness import client_staleness as client_staleness
 from fedjax_sim.results.diagnostics.fairness import deviation as deviation
 from fedjax_sim.results.diagnostics.fairness import entropy as entropy
-from fedjax_sim.results.diagnostics.fairness import evenness as evenness
 from fedjax_sim.results.diagnostics.fairness import fairness_report as fairness_report
 from fedjax_sim.results.diagnostics.fairness import group_accuracy as group_accuracy
-from fedjax_sim.results.diagnostics.fairness import group_sums as group_sums
 from fedjax_sim.results.diagnostics.fairness import influence as influence
-from fedjax_sim.results.diagnostics.fairness import influence_per_time as influence_per_time
 from fedjax_sim.results.diagnostics.fairness import jain_index as jain_index
-from fedjax_sim.results.diagnostics.fairness import share_without as share_without
 from fedjax_sim.results.diagnostics.fairness import time_to_first as time_to_first
 from fedjax_sim.results.diagnostics.fairness import update_share as update_share
 from fedjax_sim.results.diagnostics.gaussians import Gaussian as Gaussian
@@ -27,19 +21,11 @@ from fedjax_sim.results.diagnostics.gaussians import wasserstein2 as wasserstein
 from fedjax_sim.results.diagnostics.posterior import Predictive as Predictive
 from fedjax_sim.results.diagnostics.posterior import Predictor as Predictor
 from fedjax_sim.results.diagnostics.posterior import Reliability as Reliability
-from fedjax_sim.results.diagnostics.posterior import accuracy as accuracy
 from fedjax_sim.results.diagnostics.posterior import average_predictions as average_predictions
-from fedjax_sim.results.diagnostics.posterior import brier_score as brier_score
-from fedjax_sim.results.diagnostics.posterior import (
-    expected_calibration_error as expected_calibration_error,
-)
-from fedjax_sim.results.diagnostics.posterior import (
-    negative_log_likelihood as negative_log_likelihood,
-)
+from fedjax_sim.results.diagnostics.posterior import averaged_predictions as averaged_predictions
+from fedjax_sim.results.diagnostics.posterior import calibration as calibration
+from fedjax_sim.results.diagnostics.posterior import predictive as predictive
 from fedjax_sim.results.diagnostics.posterior import reliability as reliability
 from fedjax_sim.results.diagnostics.posterior import score_predictions as score_predictions
 from fedjax_sim.results.diagnostics.posterior import thin_samples as thin_samples
-from fedjax_sim.results.diagnostics.samples import averaged_predictions as averaged_predictions
-from fedjax_sim.results.diagnostics.samples import calibration as calibration
-from fedjax_sim.results.diagnostics.samples import predictive as predictive
-from fedjax_sim.results.diagnostics.samples import to_arviz as to_arviz
+from fedjax_sim.results.diagnostics.posterior import to_arviz as to_arviz

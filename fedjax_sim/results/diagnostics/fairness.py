@@ -16,6 +16,7 @@ then.
 Dimension letters: `N` clients, `T` ticks, `S` slots, `G` groups, `K` classes, `U` updates received.
 """
 
+import warnings
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -85,26 +86,34 @@ def fairness_report(
     Raises:
       ConfigError: If `groups` does not have one label per client.
     """
-    each = influence(timeline, num_clients, skip=skip)
-    share = update_share(timeline, num_clients, skip=skip)
-    mean, largest = client_staleness(timeline, num_clients, skip=skip)
     if groups is not None and len(groups) != num_clients:
         raise ConfigError("number of groups' labels", len(groups), f"num_clients, {num_clients}")
-    nothing = np.zeros(0)
+    updates = received(timeline, skip, num_clients)
+    each, share = (of(timeline, num_clients, skip=skip) for of in (influence, update_share))
+    summed = np.bincount(updates.client, updates.weight, num_clients)
+    count = np.bincount(updates.client, minlength=num_clients)
+    total = np.bincount(updates.client, updates.staleness, num_clients)
+    largest = np.zeros(num_clients)
+    np.maximum.at(largest, updates.client, updates.staleness)
+    labels = np.zeros(0, int) if groups is None else np.asarray(groups)
+    heard = np.zeros((updates.num_ticks, labels.max(initial=-1) + 1), bool)
+    if groups is not None:
+        heard[updates.tick, labels[updates.client]] = True
+    sums = [np.bincount(labels, values[: len(labels)]) for values in (each, share)]
     return FairnessReport(
         influence=each,
-        influence_per_time=influence_per_time(timeline, num_clients, skip=skip),
+        influence_per_time=summed / updates.duration,
         update_share=share,
         time_to_first=time_to_first(timeline, num_clients),
-        mean_staleness=mean,
-        largest_staleness=largest,
+        mean_staleness=np.where(count > 0, total / np.maximum(count, 1), np.nan),
+        largest_staleness=np.where(count > 0, largest, np.nan),
         jain_index=jain_index(each),
         entropy=entropy(each),
-        evenness=evenness(each),
+        evenness=entropy(each) / np.log(num_clients) if num_clients > 1 else 1.0,
         deviation=deviation(each),
-        group_influence=nothing if groups is None else group_sums(each, groups),
-        group_update_share=nothing if groups is None else group_sums(share, groups),
-        share_without=nothing if groups is None else share_without(timeline, groups, skip=skip),
+        group_influence=sums[0],
+        group_update_share=sums[1],
+        share_without=1 - heard.mean(axis=0),
     )
 
 
@@ -125,26 +134,6 @@ def influence(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> n
     """
     updates = received(timeline, skip, num_clients)
     return np.bincount(updates.client, updates.weight, num_clients) / updates.num_ticks
-
-
-def influence_per_time(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> np.ndarray:
-    """Sum each client's weights per unit of virtual time.
-
-    Time runs from the last skipped tick, or from 0 if none is skipped, to the last tick.
-
-        # Clients 0 and 1 report with weight 1/2, then client 0 alone at time 3 with weight 1.
-        assert influence_per_time(timeline, 3).tolist() == [(1 / 2 + 1) / 3, (1 / 2) / 3, 0]
-
-    Args:
-      timeline: Schedule of one lane.
-      num_clients: N.
-      skip: Share of the ticks left out at the beginning, from 0 to below 1.
-
-    Returns:
-      `f64[N]`, per unit of virtual time.
-    """
-    updates = received(timeline, skip, num_clients)
-    return np.bincount(updates.client, updates.weight, num_clients) / updates.duration
 
 
 def update_share(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> np.ndarray:
@@ -185,69 +174,6 @@ def time_to_first(timeline: Timeline, num_clients: Count) -> np.ndarray:
     return first
 
 
-def client_staleness(
-    timeline: Timeline, num_clients: Count, *, skip: Share = 0.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the mean and the largest staleness of each client's updates.
-
-        # Clients 0 and 1 report, then client 0 once more from the first model.
-        mean, largest = client_staleness(timeline, 3)
-        assert mean[:2].tolist() == [(0 + 1) / 2, 0] and largest[:2].tolist() == [1, 0]
-
-    Args:
-      timeline: Schedule of one lane.
-      num_clients: N.
-      skip: Share of the ticks left out at the beginning, from 0 to below 1.
-
-    Returns:
-      Mean and largest staleness, `f64[N]` each, in server steps; nan for a client without updates.
-    """
-    updates = received(timeline, skip, num_clients)
-    count = np.bincount(updates.client, minlength=num_clients)
-    total = np.bincount(updates.client, updates.staleness, num_clients)
-    largest = np.zeros(num_clients)
-    np.maximum.at(largest, updates.client, updates.staleness)
-    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return mean, np.where(count > 0, largest, np.nan)
-
-
-def share_without(timeline: Timeline, groups: Groups, *, skip: Share = 0.0) -> np.ndarray:
-    """Compute the share of ticks without an update from any client of a group.
-
-    In such ticks no choice of weights can help the group.
-
-        # Clients 0 and 1 report, then client 0 alone; clients 1 and 2 are a group.
-        assert share_without(timeline, np.array([0, 1, 1])).tolist() == [0, 1 / 2]
-
-    Args:
-      timeline: Schedule of one lane.
-      groups: `i32[N]`, label of each client's group, from 0.
-      skip: Share of the ticks left out at the beginning, from 0 to below 1.
-
-    Returns:
-      `f64[G]`, from 0 to 1.
-    """
-    updates = received(timeline, skip, len(groups))
-    heard = np.zeros((updates.num_ticks, int(np.max(groups)) + 1), bool)
-    heard[updates.tick, np.asarray(groups)[updates.client]] = True
-    return 1 - heard.mean(axis=0)
-
-
-def group_sums(values: Values, groups: Groups) -> np.ndarray:
-    """Add up the values of each group's clients.
-
-        assert group_sums(np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1])).tolist() == [1 + 2, 4]
-
-    Args:
-      values: `f64[N]`, one per client.
-      groups: `i32[N]`, label of each client's group, from 0.
-
-    Returns:
-      `f64[G]`.
-    """
-    return np.bincount(groups, values)
-
-
 def jain_index(values: Values) -> float:
     """Compute Jain's index (sum x)^2 / (N sum x^2).
 
@@ -280,21 +206,6 @@ def entropy(values: Values) -> float:
     values = np.asarray(values, float)
     with np.errstate(invalid="ignore"):
         return float(entr(values / values.sum()).sum())
-
-
-def evenness(values: Values) -> float:
-    """Compute the entropy of values relative to its largest value, log N.
-
-        assert np.isclose(evenness(np.ones(4)), 1.0)
-        assert evenness(np.array([1.0, 0.0, 0.0, 0.0])) == 0.0
-
-    Args:
-      values: `f64[N]`, at least 0.
-
-    Returns:
-      From 0 to 1: 1 if all values are equal, and also for a single client; nan if all are 0.
-    """
-    return entropy(values) / np.log(len(values)) if len(values) > 1 else 1.0
 
 
 def deviation(influence: Values, target: Values | None = None) -> float:
@@ -377,7 +288,8 @@ def summarise_clients(
     """
     values = np.asarray(values, float)
     worst = worst_decile(values, less_is_better=less_is_better)
-    return np.nanmean(values, axis=-1), worst, np.nanstd(values, axis=-1)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # Without a number.
+        return np.nanmean(values, axis=-1), worst, np.nanstd(values, axis=-1)
 
 
 class Received(NamedTuple):

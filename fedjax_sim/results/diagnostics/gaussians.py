@@ -81,19 +81,12 @@ def wasserstein2(
         variances = np.diagonal(covariance, axis1=-2, axis2=-1)
         if (variances < 0).any():
             raise ConfigError(f"a variance in {name}", float(variances.min()), "at least 0")
-    root = _square_root(cov2)
+    values, vectors = np.linalg.eigh(cov2)
+    scaled = vectors * np.sqrt(np.clip(values, 0, None))[..., None, :]
+    root = scaled @ np.swapaxes(vectors, -1, -2)  # The symmetric square root.
     cross = root @ cov1 @ root
-    overlap = np.sqrt(
-        np.clip(np.linalg.eigvalsh((cross + np.swapaxes(cross, -1, -2)) / 2), 0, None)
-    ).sum(axis=-1)
+    squares = np.linalg.eigvalsh((cross + np.swapaxes(cross, -1, -2)) / 2)
+    overlap = np.sqrt(np.clip(squares, 0, None)).sum(axis=-1)
     traces = np.trace(cov1, axis1=-2, axis2=-1) + np.trace(cov2, axis1=-2, axis2=-1)
     shift = np.square(mean1 - mean2).sum(axis=-1)
     return np.sqrt(np.clip(shift + traces - 2 * overlap, 0, None))
-
-
-def _square_root(covariance: Numbers) -> Numbers:
-    """Compute the symmetric square root of symmetric positive semidefinite matrices."""
-    values, vectors = np.linalg.eigh(covariance)
-    return (vectors * np.sqrt(np.clip(values, 0, None))[..., None, :]) @ np.swapaxes(
-        vectors, -1, -2
-    )

@@ -1,0 +1,506 @@
+"""Pictures: curves of metrics, calibration, schedules, and clients.
+
+Dimension letters: `L` lanes, `V` evaluations, `G` points of a grid, `N` clients.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedjax_sim.core.settings import Count
+from fedjax_sim.core.types import Timeline
+from fedjax_sim.results.diagnostics import posterior
+from fedjax_sim.results.diagnostics.fairness import received, summarise_clients
+from fedjax_sim.results.plots import style
+from fedjax_sim.results.reports import AXES
+from fedjax_sim.results.summaries import label_of, metrics_of, settings_of
+
+GRID_POINTS = 1001
+LOG_SPAN = 100
+"""Ratio of largest value to median from which on a metric gets a logarithmic axis."""
+MOST_SEEDS_DRAWN = 40
+"""Every seed has a line up to this number of lanes; beyond, bands show their quantiles."""
+BAND = (0.1, 0.9)
+"""The quantiles."""
+BINS = 20
+"""Bins of a histogram."""
+MOST_NUMBERED = 20
+"""Classes that are numbered if they have no names."""
+MOST_CLIENTS_DRAWN = 40
+MOST_STALENESS_BARS = 40
+LEAST_STALENESS_SHOWN = 6
+
+
+def on_grid(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Put the curves of several lanes on a shared grid, holding the last value evaluated so far.
+
+    Args:
+      x: `f[L, V]`, where each lane was evaluated, such as virtual times; non-decreasing.
+      values: `f[L, V]`, what was found there.
+      grid: `f[G]`, points at which the curves are wanted.
+
+    Returns:
+      `f[L, G]`. Points before the first evaluation get its value.
+    """
+    places = [np.maximum(np.searchsorted(lane, grid, side="right") - 1, 0) for lane in x]
+    return np.stack([value[place] for value, place in zip(values, places, strict=True)])
+
+
+def drawable(data: xr.Dataset) -> list[str]:
+    """List the metrics of a system of which curves are drawn.
+
+    Metrics that are one of many are left out: the weight of a mixture's component, the accuracy on
+    a class, and those with a value for each client.
+
+    Args:
+      data: The curves of `sweep`.
+    """
+    dims = {*data["failed"].dims, "eval"}
+    names = [name for name in metrics_of(data) if {*data[name].dims} <= dims]
+    return [name for name in names if not name.rsplit("_", 1)[-1].isdigit()]
+
+
+def metric_figures(
+    curves: Mapping[str, xr.Dataset],
+    metrics: Sequence[str] | None = None,
+    against: Sequence[str] = ("time",),
+) -> dict[str, Figure]:
+    """Draw a picture of each metric, by file name; metrics of single clients as histograms.
+
+    Args:
+      curves: The curves of `sweep`, by system.
+      metrics: What to draw; every `drawable` metric if None.
+      against: Names of horizontal axes, of `fedjax_sim.results.reports.AXES`. File names say
+        which, unless it is "time".
+    """
+    names = dict.fromkeys(name for data in curves.values() for name in drawable(data))
+    of_clients = dict.fromkeys(
+        name for data in curves.values() for name in metrics_of(data, "client")
+    )
+    pictures = {
+        f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png": curves_figure(
+            curves, metric, against=AXES[axis]
+        )
+        for metric in (names if metrics is None else metrics)
+        for axis in against
+    }
+    return pictures | {
+        f"{metric}.png": clients_figure(curves, metric)
+        for metric in (of_clients if metrics is None else ())
+    }
+
+
+@style.styled()
+def curves_figure(
+    curves: Mapping[str, xr.Dataset],
+    metric: str,
+    *,
+    against: str = "time",
+    title: str = "",
+    label: str | None = None,
+) -> Figure:
+    """Draw a metric of all systems: the median over seeds, and each seed or a band of quantiles.
+
+    A curve keeps each value until the next evaluation. Failed lanes are left out.
+
+    Args:
+      curves: The curves of `sweep`, by system.
+      metric: Name of the metric.
+      against: Coordinate on the horizontal axis, such as "time" or "uplink_bits".
+      title: What is shown, above the name of the metric.
+      label: What the metric is called, with its unit in brackets; by default a known name.
+    """
+    lines = _lines(curves, metric, against)
+    figure = Figure(figsize=(8.5, 4.8))
+    axes = figure.subplots()
+    medians = np.concatenate([line.median for line in lines] or [np.ones(1)])
+    if metric == "client_variance" or (
+        medians.min() >= 0 and medians.max() > LOG_SPAN * np.median(medians)
+    ):
+        axes.set_yscale("log", nonpositive="mask")
+    has_band = sum(len(line.held) for line in lines) > MOST_SEEDS_DRAWN
+    for line in lines:
+        color = line.look["color"]
+        of_seed: dict[str, Any] = {"color": color, "linewidth": 0.7, "drawstyle": "steps-post"}
+        if has_band and len(line.held) > 1:
+            low, high = np.quantile(line.held, BAND, axis=0)
+            look_of_band: dict[str, Any] = {"color": color, "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(line.grid, low, high, step="post", **look_of_band)
+            axes.plot(line.grid, np.stack([low, high], axis=1), alpha=0.7, **of_seed)
+        elif len(line.held) > 1:
+            axes.plot(line.grid, line.held.T, alpha=0.4, **of_seed)
+        axes.plot(line.grid, line.median, drawstyle="steps-post", label=line.label, **line.look)
+    name = label or style.label_of_axis(metric)
+    axes.set(xlabel=style.label_of_axis(against), ylabel=name)
+    style.count_bits(axes, against)
+    if not lines:
+        axes.text(0.5, 0.5, "no seed stayed finite", ha="center", transform=axes.transAxes)
+    elif (end := max(line.grid[-1] for line in lines)) > 0:
+        axes.set_xlim(0, 1.02 * end)
+    if "accuracy" in metric:
+        axes.set_ylim(0, 1)
+    about = style.TITLES.get(metric, name.partition(" (")[0])
+    spread = f"the {BAND[0]:.0%} to {BAND[1]:.0%} band" if has_band else "each seed (thin)"
+    num_seeds = max((len(line.held) for line in lines), default=1)
+    seeds = f"\nmedian over {num_seeds} seeds, and {spread}" if num_seeds > 1 else ""
+    axes.set_title((f"{title}\n" if title else "") + about[:1].upper() + about[1:] + seeds)
+    style.name_beside(figure, axes)
+    return figure
+
+
+class _Line(NamedTuple):
+    label: str
+    grid: np.ndarray  # f64[G]
+    held: np.ndarray  # f64[L, G]: the values of every seed
+    median: np.ndarray  # f64[G]
+    look: dict[str, Any]
+
+
+def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[_Line]:
+    """Put the seeds of every system and setting on one grid; leave out those that are not finite.
+
+    Lines are in the order of their ends, the highest first, as are the names next to them.
+    """
+    lines: list[_Line] = []
+    all_lanes = [
+        (label_of(name, point), lanes)
+        for name, data in curves.items()
+        for point, lanes in (settings_of(data) if metric in data else ())
+    ]
+    for number, (label, lanes) in enumerate(all_lanes):
+        failed = lanes["failed"]
+        values, x = (  # What `simulate` returns has coordinates without seeds.
+            lanes[key].broadcast_like(failed).transpose("seed", "eval").values.astype(float)
+            for key in (metric, against)
+        )
+        # Numbers of local steps are nan before the first step, and keep a value if none follows.
+        has_begun = (~np.isnan(values)).any(axis=0)
+        values, x = values[:, has_begun], x[:, has_begun]
+        last = np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(len(values.T))), 1)
+        values = np.take_along_axis(values, last, axis=1)
+        good = ~failed.values & np.isfinite(values).all(axis=1) & has_begun.any()
+        if not good.any():
+            continue
+        values, x = values[good], x[good]
+        grid = np.unique(x)
+        if len(grid) > GRID_POINTS:
+            grid = np.linspace(0, grid[-1], GRID_POINTS)
+        held = on_grid(x, values, grid)
+        shown = style.look(number, points=len(grid))
+        lines.append(_Line(label, grid, held, np.median(held, axis=0), shown))
+    return sorted(lines, key=lambda line: -line.median[-1])
+
+
+@style.styled()
+def reliability_figure(found: Mapping[str, posterior.Reliability]) -> Figure:
+    """Draw accuracy against confidence, bin by bin; calibrated predictions lie on the diagonal.
+
+    The size of a mark grows with the bin's share of the examples. Empty bins have no mark.
+
+    Args:
+      found: Accuracy and confidence by bin, for each of several predictions by name.
+    """
+    figure = Figure(figsize=(5.2, 4.8))
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color=style.GREY, linewidth=0.8, linestyle=":", label="calibrated")
+    for i, (name, bins) in enumerate(found.items()):
+        confidence, accuracy, examples = (np.asarray(leaf) for leaf in bins)
+        is_filled = examples > 0
+        x, y = confidence[is_filled], accuracy[is_filled]
+        shown = style.look(i, "all", linewidth=1)
+        axes.plot(x, y, **style.look(i, "none", linewidth=1), clip_on=False)
+        axes.plot([], [], label=name, **shown)
+        area = 10 + 400 * examples[is_filled] / examples.sum()
+        marks = {name: shown[name] for name in ("color", "marker")}
+        axes.scatter(x, y, area, **marks, alpha=0.7, linewidths=0, clip_on=False)
+    axes.set(
+        xlim=(0, 1),
+        ylim=(0, 1),
+        xlabel="confidence (mean of a bin)",
+        ylabel="share of predictions that are right",
+        title="Marks grow with the share of the examples",
+    )
+    axes.legend(loc="upper left")
+    return figure
+
+
+class ClientShares(NamedTuple):
+    """Contributions of the clients of one system.
+
+    Attributes:
+      share: `f64[N]`, each client's share of all updates received.
+      influence: `f64[N]`, each client's influence on the server's model.
+    """
+
+    share: np.ndarray
+    influence: np.ndarray
+
+
+@style.styled()
+def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
+    """Draw each client's influence against its share of the updates, which follows its speed.
+
+    On the diagonal, every update counts the same, so influence is proportional to speed. On the
+    horizontal line, every client counts the same.
+
+    Args:
+      systems: The clients of each system, by name.
+    """
+    figure = Figure(figsize=(8.5, 4.8))
+    axes = figure.subplots()
+    for i, (name, clients) in enumerate(systems.items()):
+        marks = style.look(i, "only", alpha=0.7)
+        axes.plot(clients.share, clients.influence, label=name, **marks, clip_on=False)
+    num = max(len(clients.share) for clients in systems.values())
+    largest = max(float(np.nanmax(np.concatenate(clients))) for clients in systems.values())
+    most = 1.08 * largest or 1.0  # Nobody may have reported.
+    reference: dict[str, Any] = {"color": style.GREY, "linewidth": 0.8, "zorder": 0}
+    axes.plot([0, most], [0, most], label="as much as it sends", linestyle=":", **reference)
+    axes.axhline(1 / num, label="every client the same", linestyle="--", **reference)
+    axes.set(
+        xlim=(0, most),
+        ylim=(0, most),
+        xlabel="share of the updates received",
+        ylabel="share of the influence on the server's model",
+        title="Each mark is a client",
+    )
+    style.name_beside(figure, axes)
+    return figure
+
+
+@style.styled()
+def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accuracy") -> Figure:
+    """Draw a histogram of a metric over clients, at the end of the run.
+
+    All lanes that did not fail are counted together. Below the histogram a line leads from each
+    system's worst decile, a triangle, to its mean, a dot, both means over seeds.
+
+    Args:
+      curves: The curves of `sweep`, by system; systems without the metric are left out.
+      metric: A metric with the dimension client, such as "client_loss".
+
+    Returns:
+      The figure.
+    """
+    groups = []
+    for name, data in curves.items():
+        for point, lanes in settings_of(data) if metric in data else ():
+            good = lanes[metric].isel(eval=-1, seed=~lanes["failed"].values)
+            if good.sizes["seed"]:
+                is_less = bool(lanes[metric].attrs.get("less_is_better", 0))
+                groups.append((label_of(name, point), good.values.astype(float), is_less))
+    figure = Figure(figsize=(7, 4.8))
+    axes = figure.subplots()
+    pooled = [values[np.isfinite(values)] for _, values, _ in groups]
+    edges = np.histogram_bin_edges(np.concatenate([*pooled, np.zeros(0)]), bins=BINS)
+    highest = 0.0
+    for i, ((label, _, _), found) in enumerate(zip(groups, pooled, strict=True)):
+        shares, line = np.histogram(found, edges)[0] / max(1, len(found)), style.look(i, "none")
+        axes.stairs(shares, edges, color=line["color"], linestyle=line["linestyle"], label=label)
+        highest = max(highest, shares.max())
+    for i, (_, values, is_less) in enumerate(groups):
+        mean, worst, _ = summarise_clients(values, less_is_better=is_less)
+        ends, below = (worst.mean(), mean.mean()), -0.06 * highest * (1 + i)
+        axes.plot(ends, (below, below), **style.look(i, "none"))
+        for end, marker in zip(ends, (">" if is_less else "<", "o"), strict=True):
+            axes.plot(end, below, marker, color=style.COLORS[i % len(style.COLORS)])
+    axes.set(
+        xlabel=style.label_of_axis(metric),
+        ylabel="share of clients",
+        title="Below: from each system's worst decile (triangle) to its mean (dot)",
+        yticks=[tick for tick in axes.get_yticks() if 0 <= tick <= 1.05 * highest],
+    )
+    style.name_beside(figure, axes)
+    return figure
+
+
+@style.styled()
+def holdings_figure(
+    histogram: np.ndarray, *, class_names: Sequence[str] | None = None, title: str = ""
+) -> Figure:
+    """Draw how many examples of each class each client holds.
+
+    The picture has a column for each client and a row for each class; darker means more examples.
+
+    Args:
+      histogram: Numbers of examples `[N, classes]`, as `fedjax_sim.partition.label_histogram`
+        counts them.
+      class_names: Names of the rows, one for each class. By default rows are numbered if there are
+        at most 20.
+      title: Title of the picture.
+
+    Returns:
+      A figure, to be saved by its `savefig`.
+    """
+    num_classes = histogram.shape[1]
+    figure = Figure(figsize=(8, 1.5 + 0.25 * min(num_classes, 40)))
+    axes = figure.subplots()
+    picture = axes.imshow(histogram.T, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
+    figure.colorbar(picture, label="examples")
+    axes.set(xlabel="client", ylabel="class", title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if class_names is not None or num_classes <= MOST_NUMBERED:
+        axes.set_yticks(range(num_classes), class_names)
+    return figure
+
+
+class Row(NamedTuple):
+    """One schedule to draw.
+
+    Attributes:
+      label: Its name.
+      timeline: The schedule.
+      num_clients: N, the number of senders that slots name.
+      is_fast: `bool[N]`, which clients are fast; None if speeds are not known, as in a recorded
+        trace.
+      senders: What the senders are called, such as "clients" or "groups".
+    """
+
+    label: str
+    timeline: Timeline
+    num_clients: Count
+    is_fast: np.ndarray | None
+    senders: str = "clients"
+
+
+@style.styled()
+def timeline_figure(rows: Sequence[Row]) -> Figure:
+    """Draw who computed when, and how stale the work was on arrival.
+
+    On the left, a bar for each piece of work: from the server model that it started from to its
+    report, coloured by staleness (dotted if no local step was done). The stretch of time is chosen
+    to show the first server steps of all schedules. On the right, a histogram of staleness over the
+    whole schedule.
+
+    Args:
+      rows: The schedules, drawn one below the other.
+    """
+    end = _stretch(rows)
+    shown = min(MOST_CLIENTS_DRAWN, max(row.num_clients for row in rows))
+    figure = Figure(figsize=(13, 0.9 + len(rows) * (1.3 + 0.075 * shown)))
+    grid = figure.subplots(len(rows), 2, squeeze=False, gridspec_kw={"width_ratios": [3.4, 1]})
+    for row, (left, right) in zip(rows, grid, strict=True):
+        _draw_work(figure, left, row, end)
+        _draw_staleness(right, row)
+    for axes in grid[:-1, 0]:
+        axes.tick_params(labelbottom=False)
+    grid[-1, 0].set_xlabel(
+        "virtual time (units); bars: work, from its start to its report; dotted: no local step done"
+    )
+    grid[-1, 1].set_xlabel("staleness (server steps)")
+    return figure
+
+
+def _stretch(rows: Sequence[Row]) -> float:
+    """Choose where drawing ends: after two ticks of the slowest clock and twelve of the fastest."""
+    slow = max(float(row.timeline.time[min(1, len(row.timeline.time) - 1)]) for row in rows)
+    fast = min(float(row.timeline.time[min(11, len(row.timeline.time) - 1)]) for row in rows)
+    return min(max(slow, fast), max(float(row.timeline.time[-1]) for row in rows))
+
+
+def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
+    """Draw a bar for each piece of work that starts before the end."""
+    drawn = _drawn_clients(row)
+    place = np.full(row.num_clients, -1)
+    place[drawn] = np.arange(len(drawn))
+    time, updates = np.asarray(row.timeline.time), received(row.timeline)
+    y, staleness = place[updates.client], updates.staleness
+    start = np.concatenate([[0.0], time])[updates.tick - staleness]
+    stop = time[updates.tick]
+    inside = (start < end) & (y >= 0)
+    worked = inside & (updates.steps > 0)
+    norm = Normalize(0, max(float(staleness[worked].max(initial=0)), 1.0))
+    colors = matplotlib.colormaps["viridis_r"]
+    bars = np.stack([np.stack([start, y], axis=1), np.stack([stop, y], axis=1)], axis=1)
+    width = 0.66 * (1.3 + 0.075 * len(drawn)) * 72 / (len(drawn) + 3) * 0.75
+    low, high = -0.9, len(drawn) - 0.1
+    axes.vlines(time[time <= end], low, high, color="#dddddd", linewidth=0.6, zorder=0)
+    shades = colors(norm(staleness[worked]))
+    idle = inside & (updates.steps == 0)
+    for lines in (
+        LineCollection(list(bars[worked]), colors=shades, linewidths=width, capstyle="butt"),
+        LineCollection(list(bars[idle]), colors=style.GREY, linewidths=0.7, linestyles=":"),
+    ):
+        axes.add_collection(lines)
+    reports = inside & (stop <= end)
+    axes.plot(stop[reports], y[reports], "k|", markersize=width * 1.15, markeredgewidth=0.9)
+    axes.set(xlim=(0, end), ylim=(low, high))
+    num_steps = f"{len(time)} server step{'s' * (len(time) > 1)}"
+    title = f"{row.label}: who computes when, {num_steps} in {time[-1]:g} units of time"
+    axes.set_title(title, fontsize=11)
+    _name_speeds(axes, row, drawn)
+    axes.set_yticks([])
+    bar = figure.colorbar(ScalarMappable(norm, colors), ax=axes, pad=0.01, fraction=0.03)
+    bar.set_label("staleness (server steps)", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    bar.outline.set_visible(False)
+
+
+def _drawn_clients(row: Row) -> np.ndarray:
+    """Choose the clients to draw, slow ones below fast ones; evenly spaced if there are many."""
+    speed = np.zeros(row.num_clients) if row.is_fast is None else row.is_fast.astype(float)
+    order = np.argsort(speed, kind="stable")
+    num = min(row.num_clients, MOST_CLIENTS_DRAWN)
+    return order[np.linspace(0, row.num_clients - 1, num).round().astype(int)]
+
+
+def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:
+    """Label the axis with the number of clients drawn, and the slow and the fast among them."""
+    shown = f"{len(drawn)} of " if len(drawn) < row.num_clients else ""
+    axes.set_ylabel(f"{shown}{row.num_clients} {row.senders}", labelpad=16)
+    if row.is_fast is None:
+        return
+    is_fast = row.is_fast[drawn]
+    beside: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    beside |= {"rotation": 90, "ha": "right", "va": "center"}
+    for name, mask in (("slow", ~is_fast), ("fast", is_fast)):
+        if mask.any():
+            axes.annotate(name, (0, np.flatnonzero(mask).mean()), (-8, 0), **beside)
+    if is_fast.any() and not is_fast.all():
+        axes.axhline((~is_fast).sum() - 0.5, color=style.FACE, linewidth=0.8)
+
+
+def _draw_staleness(axes: Axes, row: Row) -> None:
+    """Draw a histogram of the staleness of all reports, stacked by speed if speeds are known."""
+    updates = received(row.timeline)
+    client, staleness = updates.client, updates.staleness
+    if not len(client):
+        axes.set_axis_off()
+        axes.set_title("no reports")
+        return
+    size = max(1, -(-(int(staleness.max()) + 1) // MOST_STALENESS_BARS))
+    edges = np.arange(0, staleness.max() + size + 1, size) - 0.5
+    kinds = {f"all {row.senders}": np.full(len(client), True)}
+    if row.is_fast is not None:
+        kinds = {"fast clients": row.is_fast[client], "slow clients": ~row.is_fast[client]}
+    drawn: Any = axes.hist(
+        [staleness[mask] for mask in kinds.values()],
+        bins=list(edges),
+        weights=[np.full(mask.sum(), 1 / len(client)) for mask in kinds.values()],
+        color=list(style.COLORS[: len(kinds)]),
+        label=[f"{name} ({mask.mean():.0%})" for name, mask in kinds.items()],
+        stacked=True,
+        rwidth=0.9,
+        edgecolor="white",
+        linewidth=0,
+    )[2]
+    for bars, hatch in zip(drawn if len(kinds) > 1 else [drawn], style.HATCHES, strict=False):
+        for bar in bars:
+            bar.set_hatch(hatch)
+    axes.set(
+        xlim=(-1, max(edges[-1] + 0.5, LEAST_STALENESS_SHOWN)), ylim=(0, 1.3 * axes.get_ylim()[1])
+    )
+    axes.legend(loc="upper right")
+    axes.set_ylabel("share of reports")
+    axes.set_title(f"staleness: mean {staleness.mean():.1f}, largest {staleness.max()}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
