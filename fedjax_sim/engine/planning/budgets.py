@@ -267,6 +267,7 @@ def energy_used(
         if any(not np.array_equal(each, found[0]) for each in found):  # type: ignore[arg-type]
             allowed = "a budget of lanes whose messages have equal bits: run the others apart"
             raise ConfigError("energy_budget", budget.energy_budget, allowed)
+        assert found[0] is not None
         of_schedules.append(found[0])
     # A trace has ended where times are infinite.
     each = np.where(np.isposinf(timelines.time), np.inf, of_schedules)

@@ -22,10 +22,7 @@ from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import tracing_for
 from fedjax_sim.core.trees import TypedStructure, typed_structure
 from fedjax_sim.core.types import Array, Budget, Energy, HyperT, Key, System, Timeline
-from fedjax_sim.engine.machine import memory
-from fedjax_sim.engine.machine.compiling import RunsOnce
-from fedjax_sim.engine.machine.processes import hash_programs
-from fedjax_sim.engine.machine.user_code import number_of_code, number_of_program
+from fedjax_sim.engine.machine import compiling, memory, processes, user_code
 from fedjax_sim.engine.planning import budgets, lanes
 from fedjax_sim.engine.planning.lanes import Known, Lane, Stacked, known_in_all
 from fedjax_sim.timelines import checks
@@ -186,8 +183,9 @@ class Schedules(NamedTuple):
         reads = read_timeline(system, group[0].hyper, known).reads
         firsts, row = lanes.distinct_schedules(group, reads)
         seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        is_metered = isinstance(budget, Energy)
-        metered = budgets.lanes_to_meter(system, group, row, budget) if is_metered else None
+        metered = None
+        if isinstance(budget, Energy):
+            metered = budgets.lanes_to_meter(system, group, row, budget)
         return cls(system, budget, row, seeds, hypers, metered)
 
     def request(self) -> tuple[Timeline, np.ndarray]:
@@ -349,7 +347,7 @@ def _draw_with(
         return draw(timeline, tuple(reads), seeds, varying, shared)
     traced = draw.trace(timeline, tuple(reads), seeds, varying, shared)
     # Programs of users may call functions that are not in their text.
-    same = number_of_program(traced.jaxpr) if is_shared else traced.jaxpr
+    same = user_code.number_of_program(traced.jaxpr) if is_shared else traced.jaxpr
     known = is_quick, same, jax.tree.structure((varying, shared)), *_switches()
     if (program := _programs.get(known)) is None:
         program = _programs[known] = traced.lower().compile()
@@ -368,7 +366,7 @@ def _draw_with(
 _programs: dict[tuple, Callable[..., Drawn]] = {}
 
 
-@partial(RunsOnce, static_argnums=(0, 1))
+@partial(compiling.RunsOnce, static_argnums=(0, 1))
 def _draw(
     timeline: ClosedJaxpr,
     reads: tuple[bool, ...],
@@ -398,7 +396,7 @@ def timeline_digest(system: System, hyper: HyperT) -> str:
     """Hash the program that draws schedules with these settings, or with others of equal parts."""
     program = read_timeline(system, hyper, known_in_all([hyper])).program
     with jax.enable_x64(True), jax.default_device(_cpu()):
-        return hash_programs(jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals))
+        return processes.hash_programs(jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals))
 
 
 class TimelineFacts(NamedTuple):
@@ -432,7 +430,7 @@ def read_timeline(
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
     given, short = (system.timeline, typed_structure(hyper), shapes, known), num_ticks or 2
     trace = partial(_program_of, *given, short)
-    code = number_of_code(trace, system.timeline, hyper, facts=short)
+    code = user_code.number_of_code(trace, system.timeline, hyper, facts=short)
     return _facts_of(code, *given, short if code else num_ticks or LEAST[1])
 
 

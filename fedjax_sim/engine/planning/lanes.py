@@ -98,7 +98,7 @@ def distinct_rows(*numbers: np.ndarray) -> tuple[list[int], np.ndarray]:
 
 
 def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[int], np.ndarray]:
-    """Find the lanes of different seeds, or of settings that differ in what the timeline reads.
+    """Find the lanes of different seeds, or of settings that are different to their timeline.
 
     Args:
       group: L lanes.

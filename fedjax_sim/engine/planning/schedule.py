@@ -274,7 +274,7 @@ def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarra
 
 
 def as_happened(schedule: Schedule, realised: Mapping[str, Leaf]) -> Schedule:
-    """Replace what was drawn by what happened, where a step has changed it or a clock is live.
+    """Replace drawn events by those that happened, as a step has changed them or a clock is live.
 
     Args:
       schedule: The schedules of all lanes, D; empty ones where clocks are live.

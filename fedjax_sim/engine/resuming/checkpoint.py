@@ -34,7 +34,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import lifecycle
-from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError, fields, value_of, writing_to
 from fedjax_sim.core.types import BUDGETS, Params, System, Timeline
 from fedjax_sim.engine.planning.drawing import timeline_digest
@@ -81,8 +80,8 @@ SHOWN = (
 
 
 Saved = tuple[int, Carry, dict[str, Arrays]]
-"""A state that was read: ticks done, what lanes carry on the devices, and the curves so far by kind
-and name, `[L, V + 1, ...]` or `[L, V]`."""
+"""A state that was read: ticks done, carries on the devices, and the curves so far by kind and
+name, `[L, V + 1, ...]` or `[L, V]`."""
 
 
 def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, object]:
@@ -235,7 +234,7 @@ class Checkpoint:
                 f"{where} was damaged or missing and was written again: the checkpoints fit."
             )
         elif files_in(self._folder, "state") or files_in(self._folder, "result"):
-            raise InputError(
+            raise lifecycle.InputError(
                 f"{where} is damaged or missing, and no checkpoint there is an undamaged one of "
                 "this run: remove the folder to start anew."
             )
@@ -263,7 +262,7 @@ class Checkpoint:
             placed = jax.tree.map(_placed, carried, states)
             return done, placed, {kind: store.part(arrays, kind) for kind in KINDS}
         if self._resume and files_in(self._folder, "state"):
-            raise InputError(
+            raise lifecycle.InputError(
                 f"no checkpoint in {self._folder} is undamaged: remove the folder to start anew."
             )
         return None
@@ -327,7 +326,7 @@ class Checkpoint:
             try:
                 arrays = store.read(path)
                 theirs = str(arrays.pop("identity"))
-            except (InputError, OSError, KeyError) as error:
+            except (lifecycle.InputError, OSError, KeyError) as error:
                 reason = getattr(error, "strerror", None) or "its digest is another"
                 if isinstance(error, KeyError):
                     reason = "it says not of which run it is"

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import clocks
-from fedjax_sim.core.events import HAPPENED
+from fedjax_sim.core import clocks, events
 from fedjax_sim.core.lifecycle import Stopped, asked_to_stop, deferring_stops, say
 from fedjax_sim.core.types import Params
 from fedjax_sim.engine.machine import memory, processes
@@ -231,7 +230,7 @@ class Evaluations:
 
     def ended(self, done: int) -> np.ndarray:
         """Tell which live lanes did nothing at the last of so many ticks: `bool[L]`."""
-        ended = self.kinds["info"][f"{HAPPENED}ended"]
+        ended = self.kinds["info"][f"{events.HAPPENED}ended"]
         return ended.reshape(len(ended), -1)[:, done - 1] != clocks.RUNS
 
     def stop(self, stops: np.ndarray, at: int) -> None:

@@ -34,7 +34,6 @@ from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming import checkpoint
-from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.engine.running.chunks import Evaluations, replay_schedule
 from fedjax_sim.engine.running.outcomes import collect, happened_so_far
 from fedjax_sim.engine.watching import Watcher
@@ -53,7 +52,7 @@ class Ready(NamedTuple):
 
     planned: Planned
     replay: Replay
-    saved: Checkpoint | None = None
+    saved: checkpoint.Checkpoint | None = None
 
 
 class Pieces:
@@ -157,7 +156,7 @@ class Pieces:
         if options.checkpoints is not None:
             kept = dataclasses.replace(options.checkpoints, folder=self._folder)
             options = dataclasses.replace(options, checkpoints=kept)
-            saved = Checkpoint(kept, checkpoint.asked_of(system, lanes, options))
+            saved = checkpoint.Checkpoint(kept, checkpoint.asked_of(system, lanes, options))
             drawn, decided = saved.drawn(), saved.decided
         # A part of a sweep whose longest lane is in another part would choose other evaluations,
         # and less memory another layout.
@@ -300,7 +299,7 @@ def _name_large_stores(ready: Ready, least: float) -> None:
     def size_of_state(rows: int) -> int:
         plan = program.plan._replace(rows=rows)
 
-        def init(problem: AnyProblem, hyper: HyperT) -> Any:
+        def init(problem: AnyProblem, hyper: HyperT) -> object:
             return program.system.algorithm(problem, hyper, plan).init(jax.random.key(0))
 
         with program.machine.tracing():
