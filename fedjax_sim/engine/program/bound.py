@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.core import events, trees, types
+from fedjax_sim.core import trees, types
+from fedjax_sim.core.events import check_fixed
 from fedjax_sim.core.settings import ConfigError, check, fields, value_of
 from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
 from fedjax_sim.engine import contract
@@ -523,7 +524,7 @@ def _step_of(lane: BoundLane) -> Callable[[StateT, types.Event], tuple[StateT, A
         return lane.step
 
     def repeatable(state: StateT, event: types.Event) -> tuple[StateT, Any]:
-        events.check_fixed(event.facts)
+        check_fixed(event.facts)
         return lane.step(state, event)
 
     return jax.checkpoint(repeatable)

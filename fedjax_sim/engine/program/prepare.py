@@ -330,8 +330,8 @@ class Planned:
         """
         replay, known = self._replay(), (self.program.plan, self.program.facts)
         if jax.process_count() > 1 and not replay.placed.is_described:
-            schedule = replay.placed.schedule
-            processes.check_equal((repr(known), self.lanes, schedule.stored, schedule.held))
+            laid_out = replay.placed.schedule
+            processes.check_equal((repr(known), self.lanes, laid_out.stored, laid_out.held))
         return replay
 
     def _replay(self) -> Replay:
