@@ -129,6 +129,8 @@ def test_a_system_has_few_settings_of_its_own(name: str) -> None:
 def test_one_name_means_one_thing_in_all_systems() -> None:
     """The last part of a name has one type, allows the same and says the same first everywhere.
 
+    A default of None, where the setting may be left out, is of every type.
+
     What a meaning begins with, up to the first comma, is equal; symbols and details may follow. No
     name is that of two settings of a system, or of a setting and a group.
     """
@@ -142,7 +144,9 @@ def test_one_name_means_one_thing_in_all_systems() -> None:
             meaning = re.split("[,;:.(]", field.metadata["meaning"])[0].strip()
             told = type(field.default), field.metadata["allowed"], meaning
             found.setdefault(last, set()).add(told)
-    assert {name: told for name, told in found.items() if len(told) > 1} == {}
+    for name, told in found.items():
+        assert len({each[1:] for each in told}) == 1, name
+        assert len({each[0] for each in told} - {type(None)}) <= 1, name
     assert not held & found.keys()
 
 

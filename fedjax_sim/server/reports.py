@@ -567,7 +567,14 @@ class Wire:
         return state._replace(server=server, memory=memory, memo=memo)
 
     def first_optimizer(self, server: Params) -> Params:
-        """Return the first state of the server's optimizer; () if it has none."""
+        """Make the first state of the server's optimizer.
+
+        Args:
+          server: The initial model, leaves `[...]`.
+
+        Returns:
+          The state; () if it has none.
+        """
         return self.hyper.server_transformation().init(server) if self.has_step else ()
 
     def step(

@@ -246,8 +246,8 @@ def schedule_reports(key: Key, hyper: AsyncHierarchical, num_ticks: int) -> type
     """Schedule reports of groups; the weight of a slot is c_i."""
     schedule = timelines.schedule_group_arrivals(key, hyper, num_ticks)  # M w_i / Z
     staleness = jnp.arange(num_ticks)[:, None] - schedule.version
-    clients, num = schedule.clients, hyper.num_groups
-    discount = staleness_weights(clients, staleness, hyper.staleness, num_clients=num)
+    groups, num = schedule.clients, hyper.num_groups
+    discount = staleness_weights(groups, staleness, hyper.staleness, num_clients=num)
     weight = schedule.weight * (discount * hyper.num_reports)
     total = weight.sum(axis=1, keepdims=True)
     share = weight / jnp.where(total > 0, total, 1)

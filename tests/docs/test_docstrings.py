@@ -82,7 +82,7 @@ def in_module(path: Path) -> dict[str, list[Definition | ast.Constant | tuple[st
     An import is the name and the file that it is from.
     """
     entries: dict[str, list[Definition | ast.Constant | tuple[str, Path]]] = {}
-    stub = path.with_suffix(".pyi")
+    stub, here = path.with_suffix(".pyi"), ".".join(path.relative_to(ROOT.parent).parent.parts)
     tree = ast.parse((stub if stub.exists() else path).read_text())
     for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -94,7 +94,7 @@ def in_module(path: Path) -> dict[str, list[Definition | ast.Constant | tuple[st
         if isinstance(node, Definition):
             entries.setdefault(node.name, []).append(node)
         module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        module = f"fedjax_sim.{module}" if getattr(node, "level", 0) else module
+        module = f"{here}.{module}" if getattr(node, "level", 0) else module
         if isinstance(node, ast.ImportFrom) and module.startswith("fedjax_sim"):
             folder = ROOT.parent.joinpath(*module.split("."))
             file = folder.with_suffix(".py")
@@ -109,7 +109,8 @@ def public_definitions() -> dict[str, Definition | ast.Constant]:
     found: dict[str, Definition | ast.Constant] = {}
     single = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in SINGLE_MODULES]
     for path in [*sorted(ROOT.rglob("__init__.py")), *single]:
-        for name in names_in(path):
+        # Systems are described where their settings are, see `test_systems_are_described`.
+        for name in names_in(path) if path.parent.name != "systems" else ():
             if (entry := definition_of(name, path)) is None:
                 continue
             found[entry[0]] = entry[1]
@@ -193,6 +194,15 @@ def explained_methods() -> set[tuple[str, str]]:
 
 DEFINITIONS = public_definitions()
 EXPLAINED = explained_methods()
+
+
+def test_systems_are_described() -> None:
+    """By the docstring of their settings, or of their module if that is theirs alone."""
+    for name, system in fedjax_sim.SYSTEMS.items():
+        kind = system.Hyper
+        module = importlib.import_module(kind.__module__)
+        about = (kind if kind.__name__ != "Hyper" else module).__doc__ or ""
+        assert re.search(r"\b(arXiv|ICLR|ICC|OSDI|Dempster)\b|systems.hierarchical", about), name
 
 
 def test_enough_is_found() -> None:
