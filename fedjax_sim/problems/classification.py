@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core import streams, targets, trees
+from fedjax_sim.core import streams, trees
+from fedjax_sim.core.checking import Above0, AtLeast0, Finite, FloatType, Whole, checked
 from fedjax_sim.core.settings import (
     Above0,
     AtLeast0,
@@ -30,16 +31,16 @@ from fedjax_sim.core.settings import (
     Whole,
     checked,
 )
+from fedjax_sim.core.targets import is_for_cpu
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.models.calls import Model, outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import building
-from fedjax_sim.problems.building import check_shapes
 from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
-from fedjax_sim.problems.supervision import Preparation, Supervised, inf_for_nan
+from fedjax_sim.problems.supervision import Preparation, Supervised, check_shapes, inf_for_nan
 
 
 @checked
@@ -192,7 +193,7 @@ class Classification(Supervised):
         order = jnp.argsort(self.test_labels).astype("int32")
         sorted_labels = self.test_labels[order]
         places = jnp.arange(CLIENT_TESTS)
-        method = "scan" if targets.is_for_cpu() else "scan_unrolled"  # one launch
+        method = "scan" if is_for_cpu() else "scan_unrolled"  # one launch
 
         def of_client(client: Array) -> dict[str, Array]:
             own = self.index[client, places * self.counts[client] // CLIENT_TESTS]

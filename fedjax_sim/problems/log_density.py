@@ -140,7 +140,11 @@ class LogDensity(client_data.ClientExamples, client_data.ClientLosses):
         return trees.in_32_bits(jax.vmap(self.log_likelihood, (None, 0))(params, examples))
 
     def log_density(self, params: Params) -> Array:
-        """Compute the logarithm of the posterior's density, up to a constant: `f[]`, in nats."""
+        """Compute the logarithm of the posterior's density, up to a constant: `f[]`, in nats.
+
+        Args:
+          params: The parameters.
+        """
         return self._log_likelihood_of_clients(params) + self.log_prior(params)
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:

@@ -18,11 +18,10 @@ from flax import struct
 
 from fedjax_sim.core.settings import ConfigError, Count, Probability, Seed, Whole, checked
 from fedjax_sim.core.types import Array, Params
-from fedjax_sim.problems.building import check_shapes
 from fedjax_sim.problems.classification import Classification
 from fedjax_sim.problems.client_data import check_range
 from fedjax_sim.problems.losses import Metric
-from fedjax_sim.problems.supervision import Supervised
+from fedjax_sim.problems.supervision import Supervised, check_shapes
 
 SUCCESS = "attack_success"
 """The metric of a backdoor."""

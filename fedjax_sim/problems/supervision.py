@@ -11,10 +11,15 @@ In local steps a network that has a switch between training and evaluation (see
 Outputs, losses and metrics of fewer than 32 bits, such as bfloat16, are converted to float32 before
 they are summed.
 
+That a network, a loss and metrics fit the data is checked before anything is computed: they are
+traced with a mini-batch of `CHECKED` examples.
+
 Dimension letters: `N` clients, `M` places for examples of a client and `U` for its test examples
 (the rest is padding), `B` examples of a mini-batch, `n` training and `m` test examples.
 """
 
+import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -24,8 +29,11 @@ from typing import Annotated, Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from flax import linen as nn
 from flax import struct
+from flax.errors import InvalidRngError
 from jax.extend.core import Var
 
 from fedjax_sim.core import trees
@@ -33,8 +41,9 @@ from fedjax_sim.core.settings import ConfigError, Count, Limit, shape
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import TreeT, is_for_cpu, lanes_together
 from fedjax_sim.core.types import Array, Batch, Extras, Key, LocalLoss, Params
-from fedjax_sim.models.calls import Model, draw_params, outputs_of
+from fedjax_sim.models import calls
 from fedjax_sim.problems import client_data
+from fedjax_sim.problems.client_data import first_line, form_of
 from fedjax_sim.problems.losses import Metric, PerExample
 
 Prepare = Callable[[Params], tuple[Params, Params]]
@@ -125,7 +134,7 @@ class Supervised(client_data.ClientExamples):
     test_data: Params
     index: client_data.Index
     counts: client_data.Counts
-    model: Model = struct.field(pytree_node=False)
+    model: calls.Model = struct.field(pytree_node=False)
     loss_of: PerExample = struct.field(pytree_node=False)
     metrics: tuple[tuple[str, Metric], ...] = struct.field(pytree_node=False, default=())
     mask_of: Callable[[Params], Array] | None = struct.field(pytree_node=False, default=None)
@@ -174,10 +183,8 @@ class Supervised(client_data.ClientExamples):
         return [f"{who}{name}" for name in names for who in ("", *_OF_CLIENTS)]
 
     def _check_together(self) -> None:
-        from fedjax_sim.problems import building  # Which imports this module.
-
         super()._check_together()
-        building.check_shapes(self)
+        check_shapes(self)
         if self.test_index is not None and self.test_counts is not None:
             client_data.check_examples(self.test_data, self.test_index, self.test_counts, "test_")
         if self.test_rows is not None and self.num_tests is not None:
@@ -190,7 +197,7 @@ class Supervised(client_data.ClientExamples):
     def init(self, key: Key) -> Params:
         """Return the model to start from: the leaves of `start`, the rest drawn by the network."""
         rows = jax.tree.map(lambda leaf: leaf[:1], self.data)
-        params = draw_params(self.model, key, self.prepare(rows)[0])
+        params = calls.draw_params(self.model, key, self.prepare(rows)[0])
         if self.start is not None:
             params = trees.join(self.start, params)
         if self.frozen is not None:
@@ -293,7 +300,7 @@ class Supervised(client_data.ClientExamples):
         """
         num, whole = self._num_examples, self.parameters(params)
         outputs = jax.lax.map(
-            lambda rows: outputs_of(self.model, whole, self._tested(rows)[0]),
+            lambda rows: calls.outputs_of(self.model, whole, self._tested(rows)[0]),
             jnp.minimum(self._test_places(whole, num), num - 1),
         )
         return outputs.reshape(-1, *outputs.shape[2:])[:num]
@@ -375,7 +382,7 @@ class Supervised(client_data.ClientExamples):
     def _test_places(self, whole: Params, num: int) -> Array:
         """List places of test examples, `i32[batches, batch]`; those from `num` on are padding."""
         example, _ = self._tested(jnp.zeros(1, "int32"))
-        apply = partial(outputs_of, self.model)
+        apply = partial(calls.outputs_of, self.model)
         at_once = evaluated_at_once(apply, whole, example, on_cpu=self.test_block)
         batch = min(num, at_once)
         num_batches = -(-num // batch)
@@ -395,7 +402,7 @@ class Supervised(client_data.ClientExamples):
         inputs, targets = self._drawn(rows, key)
         rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
         whole, mutable = self.parameters(params), self.state if train else ()
-        found = outputs_of(self.model, whole, inputs, train=train, rngs=rngs, mutable=mutable)
+        found = calls.outputs_of(self.model, whole, inputs, train=train, rngs=rngs, mutable=mutable)
         outputs, state = found if mutable else (found, ())
         mask = None if self.mask_of is None else self.mask_of(targets)
         losses = trees.in_32_bits(self.loss_of(outputs, targets))
@@ -427,7 +434,7 @@ class Supervised(client_data.ClientExamples):
           these are; None for the latter if it is the number of examples.
         """
         inputs, targets = self._tested(rows)
-        outputs = outputs_of(self.model, whole, inputs)
+        outputs = calls.outputs_of(self.model, whole, inputs)
         mask = None if self.mask_of is None else self.mask_of(targets)
         named = (*self.metrics, ("loss", Metric(self.loss_of)))
         return sums_over_examples(named, outputs, targets, is_there, mask)
@@ -586,3 +593,170 @@ def means_over_examples(sums: Sums, num: Array | int) -> dict[str, Array]:
 def along(flags: Array, like: Array) -> Array:
     """Give flags `[B, ...]` further axes of length 1, as many as `like` has more."""
     return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim))
+
+
+CHECKED = 2
+"""Examples of the mini-batch with which shapes are checked."""
+
+
+def check_shapes(problem: Supervised) -> tuple[int, ...]:
+    """Check that a network, a loss and metrics fit the data, without computing anything.
+
+    Args:
+      problem: The problem; its partition does not matter.
+
+    Returns:
+      The shape of the outputs for two examples; () if these are no single array.
+
+    Raises:
+      ConfigError: If they do not fit, naming what has which shape.
+    """
+    described = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf)), problem
+    )
+    return _shape_of_outputs(trees.typed_structure(described), tuple(jax.tree.leaves(described)))
+
+
+@functools.lru_cache(maxsize=256)
+def _shape_of_outputs(structure: trees.TypedStructure, leaves: tuple) -> tuple[int, ...]:
+    """Check shapes once for problems that differ in values only."""
+    problem = structure.unflatten(leaves)
+    rows = jax.ShapeDtypeStruct((CHECKED,), jnp.int32)
+    found = []
+    for kind in ("data", "test_data"):
+        try:
+            pair = jax.eval_shape(_prepared, problem.prepare, getattr(problem, kind), rows)
+            found.append(pair)
+        except (TypeError, ValueError) as error:
+            allowed = f"such that it can be prepared ({first_line(error)})"
+            raise ConfigError(kind, form_of(getattr(problem, kind)), allowed) from error
+    if form_of(found[0]) != form_of(found[1]):
+        raise ConfigError(
+            "examples of test",
+            form_of(found[1]),
+            f"{form_of(found[0])}, as of data",
+        )
+    inputs, targets = found[0]
+    try:
+        outputs = _outputs_for(problem, inputs)
+    except ConfigError:
+        raise
+    except InvalidRngError as error:
+        allowed = (
+            f"one that draws only in local steps, which set one of {', '.join(calls.SWITCHES)}, "
+            f"and from the streams dropout and quantize ({first_line(error)})"
+        )
+        raise ConfigError("model", type(problem.model).__name__, allowed) from error
+    except Exception as error:  # Whatever a network raises.
+        allowed = f"a network that takes inputs {form_of(inputs)} ({first_line(error)})"
+        raise ConfigError("model", type(problem.model).__name__, allowed) from error
+    counted: tuple[int, ...] = (CHECKED,)
+    if problem.mask_of is not None:
+        mask = _traced("mask", lambda outputs, targets: problem.mask_of(targets), outputs, targets)
+        if mask.dtype != bool or mask.shape[:1] != counted:
+            allowed = f"bools of shape {counted} and perhaps more axes"
+            raise ConfigError("mask of two examples", form_of(mask), allowed)
+        counted = mask.shape
+    _check_values("loss", Metric(problem.loss_of), outputs, targets, counted)
+    for name, metric in problem.metrics:
+        if not name or "[" in name or "/" in name or name == "loss":
+            raise ConfigError("name of a metric", name, 'another one, without brackets and "/"')
+        _check_values(f"metric {name}", metric, outputs, targets, counted)
+    return getattr(outputs, "shape", ())
+
+
+def _outputs_for(problem: Supervised, inputs: Params) -> Params:
+    """Describe the outputs of a network, and check that it can be trained and evaluated.
+
+    Raises:
+      ConfigError: If variables cannot be told from parameters, or dropout is off in local steps.
+    """
+    model = problem.model
+    if not isinstance(getattr(model.apply, "__self__", None), nn.Module):
+        calls.check_switches(model.apply)
+    params = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problem)
+    state = calls.state_of(model, params)
+    has_names = isinstance(params, Mapping)
+    if not state and has_names and (calls.PARAMETERS in params or isinstance(model, nn.Module)):
+        for name in params.keys() - {calls.PARAMETERS}:
+            if jax.tree.leaves(params[name]):
+                allowed = "params or frozen, as its apply does not take mutable="
+                raise ConfigError("collection of the network's variables", name, allowed)
+
+    def outputs_in(train: bool, mutable: tuple[str, ...] = ()) -> Params:
+        def compute(problem: Supervised, params: Params, x: Params) -> Params:
+            key = jax.random.key(0)
+            rngs = {"dropout": key, "quantize": key} if train else None
+            whole = problem.parameters(params)
+            return calls.outputs_of(model, whole, x, train=train, rngs=rngs, mutable=mutable)
+
+        return jax.eval_shape(compute, problem, params, inputs)
+
+    outputs = outputs_in(train=False)
+    # Without a switch local steps and evaluations make the same call.
+    with nn.intercept_methods(_refuse_idle_dropout):
+        found = outputs_in(train=True, mutable=state)
+    for name in state:
+        known, after = problem.parameters(params)[name], found[1][name]
+        if form_of(known) != form_of(after):
+            allowed = f"{form_of(known)} after a local step, as before it"
+            raise ConfigError(f"collection {name} of the network", form_of(after), allowed)
+    return outputs
+
+
+def _refuse_idle_dropout(
+    compute: Callable[..., Params], args: tuple, kwargs: dict, context: nn.module.InterceptorContext
+) -> Params:
+    """Call a method of a flax module, unless it is a dropout that is switched off."""
+    module = context.module
+    if isinstance(module, nn.Dropout | nn.MultiHeadDotProductAttention):
+        rate = module.rate if isinstance(module, nn.Dropout) else module.dropout_rate
+        given = inspect.signature(compute).bind(*args, **kwargs).arguments
+        if rate > 0 and (module.deterministic or given.get("deterministic")):
+            allowed = (
+                "random in local steps: the network takes none of "
+                f"{', '.join(calls.SWITCHES)}, or does not pass it on; or else of rate 0"
+            )
+            raise ConfigError(f"dropout {'/'.join(module.path)}", "off", allowed)
+    return compute(*args, **kwargs)
+
+
+def _check_values(
+    name: str, metric: Metric, outputs: Params, targets: Params, counted: tuple[int, ...]
+) -> None:
+    """Check the shape of a loss or metric of two examples."""
+    values = _traced(name, metric.values, outputs, targets)
+    shape, whole = np.shape(values), (*counted, *metric.dims)
+    rank = len(counted) + len(metric.dims)
+    if len(shape) != rank or shape[: len(counted)] != counted:
+        sizes = f"({', '.join(map(str, whole))}{',' if rank == 1 else ''})"
+        entries = "each entry of the mask" if len(counted) > 1 else "each example"
+        allowed = f"{sizes} for {CHECKED} examples, one number for {entries}"
+        raise ConfigError(f"shape of the {name}", shape, allowed)
+    for dim, labels, size in zip(metric.dims, metric.labels, shape[len(counted) :], strict=False):
+        if len(labels) != size:
+            raise ConfigError(f"labels of {dim} of the {name}", labels, f"as many as {size}")
+    if metric.among is not None:
+        among = _traced(name, metric.among, outputs, targets)
+        if among.dtype != bool or len(among.shape) != rank:
+            allowed = f"bools of shape {shape}, as its values"
+            raise ConfigError(f"`among` of the {name}", form_of(among), allowed)
+
+
+def _traced(name: str, function: PerExample, outputs: Params, targets: Params) -> Params:
+    """Describe the result of a loss, a mask or a metric."""
+    try:
+        return jax.eval_shape(function, outputs, targets)
+    except ConfigError:
+        raise
+    except Exception as error:  # Whatever a user's function raises.
+        given = f"outputs {form_of(outputs)} and targets {form_of(targets)}"
+        label = getattr(function, "__name__", type(function).__name__)
+        raise ConfigError(name, label, f"a function of {given} ({first_line(error)})") from error
+
+
+def _prepared(
+    prepare: Callable[..., tuple[Params, Params]], data: Params, rows: Array
+) -> tuple[Params, Params]:
+    inputs, targets = prepare(jax.tree.map(lambda leaf: leaf[rows], data))
+    return inputs, targets

@@ -137,7 +137,12 @@ class FactorAnalysis(LatentModel):
         }
 
     def log_density(self, params: Factors, examples: Array) -> Array:
-        """Compute log p(y; theta) of examples `f[B, D]`: `f[B]`."""
+        """Compute log p(y; theta) of examples `f[B, D]`: `f[B]`.
+
+        Args:
+          params: theta.
+          examples: `f[B, D]`.
+        """
         return -self.loss(params, examples) - examples.shape[1] / 2 * np.log(2 * np.pi)
 
     def transform(self, params: Factors, examples: Array) -> Array:
@@ -150,7 +155,11 @@ class FactorAnalysis(LatentModel):
         return self._posterior(self.natural(params), examples - self.mean[None])[1]
 
     def num_free(self, params: Factors) -> int:
-        """Count the free parameters; rotations of the factors change nothing."""
+        """Count the free parameters; rotations of the factors change nothing.
+
+        Args:
+          params: theta, for its shapes.
+        """
         dim, k = params.loadings.shape
         return 2 * dim + dim * k - k * (k - 1) // 2
 

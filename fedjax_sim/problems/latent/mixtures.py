@@ -453,11 +453,20 @@ class GaussianMixture(OfComponents):
         return {**super().metrics(statistics, params), **margins}
 
     def log_density(self, params: Mixture, examples: Array) -> Array:
-        """Compute log p(y; theta) of examples `f[B, D]` or `f[B]`: `f[B]`."""
+        """Compute log p(y; theta) of examples `f[B, D]` or `f[B]`: `f[B]`.
+
+        Args:
+          params: theta.
+          examples: `f[B, D]` or `f[B]`.
+        """
         return super().log_density(params, examples) - params.means.shape[1] / 2 * np.log(2 * np.pi)
 
     def num_free(self, params: Mixture) -> int:
-        """Count the free parameters."""
+        """Count the free parameters.
+
+        Args:
+          params: theta, for its shapes.
+        """
         return super().num_free(params) + sum(entries.size for entries in self.unknown(params)[2:])
 
     def _features(self, examples: Array) -> Array:
