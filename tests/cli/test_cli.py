@@ -329,6 +329,7 @@ def test_mixtures_are_fitted_by_systems_of_expectation_maximisation(call, tmp_pa
         "3",
         "--set",
         "compression=block",
+        said="fedjax-sim: set for fedem only: gamma, compression.\n",
     )
     assert out.startswith("digits, partition iid, model gaussian_mixture")
     assert "final objective" in out
@@ -547,6 +548,8 @@ def test_timeline_needs_no_training(call, tmp_path, monkeypatch):
         "server_wait=2,4",
         "--out",
         "when",
+        said="fedjax-sim: set for favano only: num_selected, server_wait; for fedbuff only: "
+        "buffer_size.\n",
     )
     assert "favano server_wait=4" in out
     assert max(map(len, out.splitlines())) <= 80

@@ -12,7 +12,6 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
-from matplotlib.ticker import EngFormatter
 
 from fedjax_sim.core.settings import Whole
 
@@ -136,12 +135,6 @@ def look(
 def label_of_axis(name: str) -> str:
     """Write the label of a metric or coordinate, with its unit where it is known."""
     return LABELS.get(name, name.replace("_", " "))
-
-
-def count_bits(axes: Axes, against: str) -> None:
-    """Write numbers of bits as 20 Mbit on a horizontal axis that shows bits."""
-    if against.endswith("_bits"):
-        axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
 
 
 def name_beside(figure: Figure, axes: Axes, **options: Any) -> None:
