@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from fedjax_sim.core import trees
-from fedjax_sim.core.checking import AtLeast0, Count, Seed, checked
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Seed, checked
 from fedjax_sim.core.types import Array, Key, LocalLoss, Params
 from fedjax_sim.models import calls

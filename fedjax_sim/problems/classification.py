@@ -21,7 +21,6 @@ import numpy as np
 from flax import struct
 
 from fedjax_sim.core import streams, trees
-from fedjax_sim.core.checking import Above0, AtLeast0, Finite, FloatType, Whole, checked
 from fedjax_sim.core.settings import (
     Above0,
     AtLeast0,
