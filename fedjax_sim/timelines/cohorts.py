@@ -3,7 +3,7 @@
 Dimension letters: `N` clients, `T` ticks, `S` slots of a tick.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ Weighting = Literal["equal", "examples"]
 """How clients are weighted in a mean."""
 
 
-def client_weighting(mean: str) -> Weighting:
+def client_weighting(mean: str) -> Any:
     """Make the setting of the clients' weights, a choice of "equal" and "examples".
 
     Args:
