@@ -201,6 +201,9 @@ def summary(name: str) -> str:
 
     Args:
       name: A name in `PARTITIONS`.
+
+    Returns:
+      The first line of its documentation, with the names of its options.
     """
     line = str(PARTITIONS[name].__doc__).partition(".\n")[0]
     return line + (f" (options {', '.join(options)})" if (options := _options(name)) else "")

@@ -194,14 +194,14 @@ def guarantee(setup: PrivacySetup, *, num_examples: settings.Count | None = None
     root = np.sqrt(setup.step_size * np.log(1.25 / setup.delta_step) / setup.private_noise)
     epsilon_step = root * setup.sensitivity / setup.batch_fraction
     epsilon_batch = 2 * root * setup.sensitivity
-    epsilon_round = composed(epsilon_batch, setup.local_steps, setup.delta_round)
+    epsilon_round = _composed(epsilon_batch, setup.local_steps, setup.delta_round)
     delta_round = setup.local_steps * setup.batch_fraction * setup.delta_step + setup.delta_round
-    epsilon_sampled = amplified(epsilon_round, setup.inclusion)
+    epsilon_sampled = _amplified(epsilon_round, setup.inclusion)
     if setup.scheme == "with_replacement" and setup.adversary == "outsider":
         delta_sampled = _delta_of_draws(setup, epsilon_round)
     else:
         delta_sampled = setup.inclusion * delta_round
-    epsilon = composed(epsilon_sampled, setup.num_rounds, setup.delta_total)
+    epsilon = _composed(epsilon_sampled, setup.num_rounds, setup.delta_total)
     delta = setup.num_rounds * delta_sampled + setup.delta_total
     if num_examples is not None and delta > 1 / num_examples:
         warnings.warn(
@@ -213,7 +213,7 @@ def guarantee(setup: PrivacySetup, *, num_examples: settings.Count | None = None
     return Guarantee(*map(float, (*of_round, epsilon_sampled, delta_sampled, epsilon, delta)))
 
 
-def composed(epsilon: settings.Above0, num: settings.Count, slack: settings.AtLeast0) -> float:
+def _composed(epsilon: float, num: int, slack: float) -> float:
     """Compute the epsilon of several mechanisms by the better of plain and strong composition.
 
     Args:
@@ -231,12 +231,12 @@ def composed(epsilon: settings.Above0, num: settings.Count, slack: settings.AtLe
         return float(epsilon * min(strong, num))
 
 
-def amplified(epsilon: settings.Above0, inclusion: settings.Probability) -> float:
+def _amplified(epsilon: float, inclusion: float) -> float:
     """Compute the epsilon of a mechanism that sees a data point only with some probability.
 
     Args:
         epsilon: epsilon of the mechanism if it always sees the data point, at least 0.
-        inclusion: settings.Probability that it sees the data point, in (0, 1].
+        inclusion: Probability that it sees the data point, in (0, 1].
 
     Returns:
         log(1 + inclusion (e^epsilon - 1)).

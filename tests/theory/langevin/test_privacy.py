@@ -122,7 +122,7 @@ def test_step_of_the_batch_is_the_formula_for_subsampling() -> None:
     for q, share in itertools.product((1e-3, 0.1, 0.7, 1.0), (1e-6, 0.01, 0.5, 1.0)):
         setup = PRINTED._replace(batch_fraction=q)
         found = guarantee(setup._replace(step_size=share * setup.largest_step_size))
-        assert found.epsilon_batch >= privacy.amplified(found.epsilon_step, q)
+        assert found.epsilon_batch >= privacy._amplified(found.epsilon_step, q)
         np.testing.assert_allclose(found.epsilon_batch, 2 * q * found.epsilon_step, rtol=1e-12)
 
 
@@ -186,12 +186,12 @@ def test_amplification_by_the_draw_of_clients() -> None:
         worst = max(
             math.log((a * yes + (1 - a) * o) / (a * no + (1 - a) * o)) for o in (no, 0.5, yes)
         )
-        assert worst <= privacy.amplified(epsilon, a) + 1e-12
-        np.testing.assert_allclose(worst, privacy.amplified(epsilon, a), rtol=1e-12)
+        assert worst <= privacy._amplified(epsilon, a) + 1e-12
+        np.testing.assert_allclose(worst, privacy._amplified(epsilon, a), rtol=1e-12)
     np.testing.assert_allclose(
-        privacy.amplified(29.999999, 0.2), privacy.amplified(30.000001, 0.2), rtol=1e-7
+        privacy._amplified(29.999999, 0.2), privacy._amplified(30.000001, 0.2), rtol=1e-7
     )
-    np.testing.assert_allclose(privacy.amplified(1000.0, 0.2), 1000 + math.log(0.2), rtol=1e-12)
+    np.testing.assert_allclose(privacy._amplified(1000.0, 0.2), 1000 + math.log(0.2), rtol=1e-12)
 
 
 GRID = np.linspace(-20, 140, 160_001)
@@ -241,7 +241,7 @@ def test_draw_of_clients_protects_among_clients_who_are_alike(shift: float) -> N
             ) * (1 + 1e-9)
             found.append(
                 excess(
-                    privacy.amplified(epsilon, a),
+                    privacy._amplified(epsilon, a),
                     *(a * drawn + (1 - a) * others for drawn in (here, there)),
                 )
             )
@@ -257,7 +257,7 @@ def test_draw_of_clients_does_not_protect_those_who_stand_apart() -> None:
     for shift, epsilon, a in itertools.product((0.3, 1.0, 3.0), (0.2, 1.0), (0.02, 0.2, 0.7)):
         here, there = normal(0), normal(shift)
         pair = [a * drawn + (1 - a) * normal(60) for drawn in (here, there)]
-        amplified, allowed = privacy.amplified(epsilon, a), a * excess(epsilon, here, there)
+        amplified, allowed = privacy._amplified(epsilon, a), a * excess(epsilon, here, there)
         np.testing.assert_allclose(
             excess(amplified, *pair), a * excess(amplified, here, there), rtol=1e-6
         )
