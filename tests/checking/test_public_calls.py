@@ -62,7 +62,7 @@ KINDS: dict[str, tuple[list[Any], str]] = {
     ),
     "switch": (
         ["no", 1, 0.0],
-        "client_variance differentiable flip guard is_iid is_wanted lanes_at_once overwrite packed "
+        "client_variance differentiable flip is_iid is_wanted lanes_at_once overwrite packed "
         "per_class per_client resume top_up trust",
     ),
     "above 0": (

@@ -116,7 +116,9 @@ def _check_argument(name: str, value: object, kind: Kind, lengths: Lengths) -> N
                 for name, held in vars(value).items()
                 if type(held).__module__.startswith("fedjax_sim.") and kind.accepts(held, lengths)
             ]
-            allowed += f" (did you mean {module}.{meant[0]}?)" if len(meant) == 1 else ""
+            if len(meant) == 1 or "system" in meant:  # A family's module has several systems.
+                which = "system" if "system" in meant else meant[0]
+                allowed += f" (did you mean {module}.{which}?)"
         raise ConfigError(name, value, allowed)
     if hasattr(type(value), ASSUMED):
         check_known(value)

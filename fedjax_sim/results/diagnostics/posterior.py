@@ -30,7 +30,7 @@ from fedjax_sim.core.settings import (
     Limit,
     Seed,
     Whole,
-    checked,
+    checked_all,
     shape,
 )
 from fedjax_sim.core.types import Array, Params
@@ -241,7 +241,6 @@ def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], 
     return jax.lax.map(average, samples)
 
 
-@checked
 def to_arviz(
     run: Any, problem: Any = None, *, burn_in: Whole = 1, thin: Count = 1
 ) -> "xr.DataTree":
@@ -308,7 +307,6 @@ def to_arviz(
     return xr.DataTree.from_dict(groups)
 
 
-@checked
 def predictive(
     run: Any,
     problem: Any,
@@ -474,7 +472,6 @@ def _dataset(found: Mapping[str, np.ndarray], dims: Dims) -> "xr.Dataset":
     return xr.Dataset(data, dims)
 
 
-@checked
 def calibration(predicted: "xr.DataTree", *, bins: Count = BINS) -> Reliability:
     """Group predictions, averaged over all samples, by confidence.
 
@@ -499,7 +496,6 @@ def calibration(predicted: "xr.DataTree", *, bins: Count = BINS) -> Reliability:
     return reliability(*averaged_predictions(predicted), bins=bins)
 
 
-@checked
 def averaged_predictions(predicted: "xr.DataTree") -> tuple[Array, Array]:
     """Return class probabilities averaged over all samples `f[m, K]`, and targets `i32[m]`.
 
@@ -520,3 +516,6 @@ def averaged_predictions(predicted: "xr.DataTree") -> tuple[Array, Array]:
         raise ConfigError("predictions", "of several of " + ", ".join(settings), allowed)
     labels: Any = predicted["observed_data"]["y"].values
     return jnp.asarray(found.values), jnp.asarray(labels, "int32")
+
+
+checked_all(__name__)
