@@ -310,12 +310,12 @@ def _name_large_stores(ready: Ready, least: float) -> None:
         f"because of {lane.problem.counts.shape[0]} clients, whose work is up to "
         f"{staleness.max()} versions old, for each of {num} lanes"
     )
-    store = num * (size_of_state(schedule.rows) - size_of_state(1))
+    stored = num * (size_of_state(schedule.rows) - size_of_state(1))
     held = count_bytes(ready.replay.carries().versions)
     sentences = {
-        f"the store of old server models takes {write_bytes(store)}: {schedule.rows} models "
+        f"the store of old server models takes {write_bytes(stored)}: {schedule.rows} models "
         f"of {write_bytes(of_model)} {cause}; clients of more equal speed, a larger buffer, "
-        "fewer clients or a smaller max_lanes make it smaller.": store,
+        "fewer clients or a smaller max_lanes make it smaller.": stored,
         f"client_variance takes {write_bytes(held)}: it keeps {held // (num * of_model)} models of "
         f"{write_bytes(of_model)} {cause}; leave it out, or use fewer clients, fewer evaluations "
         "or a smaller max_lanes.": held,
