@@ -91,6 +91,8 @@ class Problem(Losses, Protocol):
       personal models report the means, and with a true attribute `per_client` every client's.
     - `chance()`: by name of metrics of which more is better, the value of the best constant guess.
       A lane that is no better in all of them has collapsed, or has not learnt; results say so.
+    - `check_values()`: raises a `ConfigError` about data that are out of range or do not fit
+      together. It is called before each run, with all arrays known.
     - `metric_labels`: labels along dimensions of metrics, by the dimension's name; others are
       numbered. `less_is_better`: names of the metrics of which small values are good ones.
     """

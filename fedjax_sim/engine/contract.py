@@ -99,6 +99,8 @@ def check_problem(system: types.System, problem: Any) -> None:
     for member in members:
         if callable(asked := getattr(kind, member)):
             _check_arguments(f"{member} of {name}", getattr(problem, member), asked)
+    if hasattr(owner, "check_values"):
+        problem.check_values()
     for leaf in jax.tree.leaves(problem):
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
             allowed = "a pytree of arrays, such as a class with @flax.struct.dataclass"

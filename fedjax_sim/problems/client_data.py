@@ -9,22 +9,31 @@ Problems that are given by their losses may measure one loss for every client (`
 Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding).
 """
 
+import dataclasses
+import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.checking import Count, Seed, checked
+from fedjax_sim.core.checking import Count, Seed, checked, hints_of, kind_of, shape
 from fedjax_sim.core.lifecycle import free_on_host, write_bytes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.trees import as_array
 from fedjax_sim.core.types import Array, Leaf, Params
 from fedjax_sim.partition import Partition, parts
 
+CHECKED = "_is_checked"
+"""The mark of a problem whose fields have been checked, as JAX's arrays do not change."""
+Index = Annotated[Array, shape("N M")]
+"""Positions of clients' examples, `i32[N, M]`, padded."""
+Counts = Annotated[Array, shape("N")]
+"""Clients' numbers of examples, `i32[N]`, without padding."""
 LOOKED_AT = 10**8
 """Bytes from which on an array is compared with the memory that is free."""
 
@@ -58,17 +67,22 @@ def check_partition(partition: Partition, num_examples: Count) -> None:
       ConfigError: If it is no partition, a client has no example or more than M, or a position is
         out of range.
     """
-    index, counts = map(np.asarray, Partition(*partition))  # Checks arrays that were replaced.
+    _check_positions("partition.", Partition(*partition), num_examples)  # Checks replaced arrays.
+
+
+def _check_positions(prefix: str, partition: Partition, num_examples: int) -> None:
+    """Check the ranges of positions and counts, which error messages call with a prefix."""
+    index, counts = map(np.asarray, partition)
     if not counts.size:
         raise ConfigError("number of clients in partition", 0, "at least 1")
     for count in (counts.min(), counts.max()):
         if not 1 <= count <= index.shape[1]:
             allowed = f"from 1 to {index.shape[1]}, the places that a client has for examples"
-            raise ConfigError("partition.counts", int(count), allowed)
+            raise ConfigError(f"{prefix}counts", int(count), allowed)
     for position in (index.min(), index.max()):
         if not 0 <= position < num_examples:
             allowed = f"from 0 to {num_examples - 1}, a position of one of the examples"
-            raise ConfigError("partition.index", int(position), allowed)
+            raise ConfigError(f"{prefix}index", int(position), allowed)
 
 
 def check_tests(partitions: Sequence[Partition], tests: Sequence[Partition]) -> None:
@@ -238,11 +252,79 @@ def on_device(name: str, array: Leaf) -> Array:
         raise ConfigError(f"size of {name}", write_bytes(needed), allowed) from error
 
 
+class Checked:
+    """Shared by problems: what is wrong with their fields, asked for before a run.
+
+    It is not asked for where they are made, because JAX makes them of leaves of any kind.
+    """
+
+    def check_values(self) -> None:
+        """Check all fields, once for each problem of JAX's arrays.
+
+        Raises:
+          ConfigError: If a field is not of its declared type, shape or range.
+        """
+        if CHECKED not in vars(self):
+            check_fields(self)
+            self._check_together()
+            if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self)):
+                vars(self)[CHECKED] = True
+
+    def _check_together(self) -> None:
+        """Check what the types of single fields do not say."""
+
+
+def check_fields(struct: Any) -> None:
+    """Check the fields of a struct against their declared types.
+
+    Raises:
+      ConfigError: If a field is of another type, shape or range.
+    """
+    lengths: dict[str, int] = {}
+    for name, kind in _kinds_of(type(struct)).items():
+        value = getattr(struct, name)
+        # A list could stand for an array in arguments, but is a pytree here.
+        if isinstance(value, list) or not kind.accepts(value, lengths):
+            dims = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]", kind.words)))
+            known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in dims]
+            allowed = kind.words + f" with {', '.join(known)}" * bool(known)
+            raise ConfigError(name, value, allowed)
+
+
+@functools.cache
+def _kinds_of(struct: type) -> dict[str, Any]:
+    """Read the declared types of a struct's fields."""
+    hints = hints_of(struct)
+    return {field.name: kind_of(hints[field.name]) for field in dataclasses.fields(struct)}
+
+
+def check_examples(data: Params, index: Array, counts: Array, of: str = "") -> None:
+    """Check the positions of clients' examples in arrays.
+
+    Args:
+      data: A pytree of arrays that should have leaves `[n, ...]`.
+      index: Positions in them, `i32[N, M]`.
+      counts: Numbers of examples, `i32[N]`.
+      of: How the names of these fields begin, such as "test_".
+
+    Raises:
+      ConfigError: If arrays differ in length, or as `check_partition`.
+    """
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+    if len(lengths) != 1 or () in lengths:
+        found = sorted(length[0] if length else 0 for length in lengths)
+        raise ConfigError(f"examples in the arrays of {of}data", found, "equally many")
+    for field, array in (("index", index), ("counts", counts)):
+        if not jnp.issubdtype(array.dtype, np.integer):
+            raise ConfigError(f"type of {of}{field}", str(array.dtype), "a kind of whole numbers")
+    _check_positions(of, Partition(index, counts), lengths.pop()[0])
+
+
 CLIENTS_AT_ONCE = 50
 """Number of clients for which losses are computed together."""
 
 
-class ClientLosses:
+class ClientLosses(Checked):
     """Shared by problems with the method `client_loss` and the option `per_client`.
 
     Their clients have no test examples, so that a client's loss is that of its training data.

@@ -143,7 +143,7 @@ class GaussianClients(ClientLosses):
     p_c f^c of the energy.
 
     Attributes:
-      hessians: `f[N, P, P]`, H_c, symmetric and positive definite.
+      hessians: `f[N, P, P]`, H_c, symmetric and without negative eigenvalues.
       centers: `f[N, P]`, b_c.
       noise: `f[N, P, P]`, factors of the covariances G_c = noise noise' of the Gaussian noise on
         the gradients of the f^c.
@@ -152,11 +152,11 @@ class GaussianClients(ClientLosses):
       per_client: Whether every client's loss is measured too.
     """
 
-    hessians: Array
-    centers: Array
-    noise: Array
-    counts: Array
-    start: Array
+    hessians: Annotated[Array, shape("N P P"), Limit()]
+    centers: Annotated[Array, shape("N P"), Limit()]
+    noise: Annotated[Array, shape("N P P"), Limit()]
+    counts: Annotated[Array, shape("N"), COUNTS]
+    start: Annotated[Array, shape("P"), Limit()]
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @classmethod
@@ -187,8 +187,8 @@ class GaussianClients(ClientLosses):
           The problem.
 
         Raises:
-          ConfigError: If a Hessian is not symmetric, a count is no whole number, or an argument
-            does not fit the shape of `centers`.
+          ConfigError: If a Hessian is not symmetric or has a negative eigenvalue, a count is no
+            whole number, or an argument does not fit the shape of `centers`.
         """
         num, dim = np.shape(centers)
         for name, value in (("hessians", hessians), ("noise", noise)):
@@ -202,15 +202,23 @@ class GaussianClients(ClientLosses):
             x = x[..., None, None] * np.eye(dim) if x.ndim < 2 else x
             return jnp.asarray(np.broadcast_to(x, (num, dim, dim)), centers.dtype)
 
-        hessians = matrices(hessians)
+        hessians, noise = matrices(hessians), matrices(noise)
+        counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
+        start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
+        made = cls(hessians, centers, noise, counts, start, per_client=per_client)
+        made.check_values()
+        return made
+
+    def _check_together(self) -> None:
+        hessians = np.asarray(self.hessians, float)
         if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-4, atol=1e-8):
             raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
-        counts = np.broadcast_to(np.asarray(counts, "int64"), (num,))
-        if (total := int(counts.sum())) > MOST:
+        eigenvalues = np.linalg.eigvalsh(hessians)
+        # Matrices of 16 or 32 bits are rounded, and so may be their smallest eigenvalues.
+        if (least := eigenvalues.min()) < -1e-4 * np.abs(eigenvalues).max():
+            raise ConfigError("smallest eigenvalue of hessians", float(least), "at least 0")
+        if (total := int(np.asarray(self.counts, "int64").sum())) > MOST:
             raise ConfigError("sum of counts", total, f"at most {MOST}")
-        counts = jnp.asarray(counts, "int32")
-        start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
-        return cls(hessians, centers, matrices(noise), counts, start, per_client=per_client)
 
     def init(self, key: Key) -> Array:
         """Return `start`, `f[P]`; the key is ignored."""

@@ -34,8 +34,15 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
+from fedjax_sim.problems.checking import first_line, form_of
 from fedjax_sim.problems.classification import Classification
-from fedjax_sim.problems.client_data import ClientLosses, pad_partitions
+from fedjax_sim.problems.client_data import (
+    ClientLosses,
+    Counts,
+    Index,
+    check_examples,
+    pad_partitions,
+)
 from fedjax_sim.problems.examples import read_arrays, read_owners
 from fedjax_sim.problems.logistic import Logistic
 
@@ -66,8 +73,8 @@ class LogDensity(ClientLosses):
     """
 
     data: Params
-    index: Array
-    counts: Array
+    index: Index
+    counts: Counts
     start: Params
     log_likelihood: LogLikelihood = struct.field(pytree_node=False)
     log_prior: LogPrior = struct.field(pytree_node=False)
@@ -78,6 +85,21 @@ class LogDensity(ClientLosses):
     client_ids: tuple[Hashable, ...] | None = struct.field(
         pytree_node=False, default=None, kw_only=True
     )
+
+    def _check_together(self) -> None:
+        check_examples(self.data, self.index, self.counts)
+        params = jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        example = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], self.data))
+        given = {"log_likelihood": (params, example), "log_prior": (params,)}
+        for name, arguments in given.items():
+            try:
+                found = jax.eval_shape(getattr(self, name), *arguments)
+            except Exception as error:  # Whatever a user's function raises.
+                words = f"a function of {' and '.join(map(form_of, arguments))}"
+                raise ConfigError(name, "another one", f"{words} ({first_line(error)})") from error
+            if getattr(found, "shape", None) != ():
+                shape = f"a function to {getattr(found, 'shape', type(found).__name__)}"
+                raise ConfigError(name, shape, "a function to one number, for one example")
 
     def init(self, key: Key) -> Params:
         """Return the initial parameters, or draw them."""
@@ -202,22 +224,24 @@ def from_logdensity(
     """
     data, num = read_arrays("data", data)
     draw = start if callable(start) else None
-    params = jax.eval_shape(draw, jax.random.key(0)) if draw else jax.tree.map(jnp.asarray, start)
-    example = jax.eval_shape(lambda data: jax.tree.map(lambda leaf: leaf[0], data), data)
-    for name, found in (
-        ("log_likelihood", jax.eval_shape(log_likelihood, params, example)),
-        ("log_prior", jax.eval_shape(log_prior, params)),
-    ):
-        if getattr(found, "shape", None) != ():
-            shape = f"a function to {getattr(found, 'shape', type(found).__name__)}"
-            raise ConfigError(name, shape, "a function to one number, for one example")
     owned: tuple[Any, Any] = (split, None) if isinstance(split, Partition) else (None, split)
     [partition], names = read_owners(*owned, num, "split")
     [(index, counts)] = pad_partitions([partition], num)
-    start = () if draw else params
-    made = LogDensity(data, index, counts, start, log_likelihood, log_prior, draw)
-    made = dataclasses.replace(made, probabilities=probabilities, simulate=simulate)
-    return dataclasses.replace(made, per_client=per_client, client_ids=names)
+    made = LogDensity(
+        data,
+        index,
+        counts,
+        () if draw else jax.tree.map(jnp.asarray, start),
+        log_likelihood,
+        log_prior,
+        draw,
+        probabilities,
+        simulate,
+        per_client=per_client,
+        client_ids=names,
+    )
+    made.check_values()
+    return made
 
 
 def log_density_of(problem: Classification | Logistic) -> LogDensity:

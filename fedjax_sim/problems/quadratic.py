@@ -36,10 +36,10 @@ class Quadratic(ClientLosses):
       per_client: Whether every client's loss is measured too.
     """
 
-    centers: Array
-    curvature: Array
-    noise: Array
-    start: Array
+    centers: Annotated[Array, shape("N P"), Limit()]
+    curvature: Annotated[Array, shape("N"), Limit(least=0)]
+    noise: Annotated[Array, shape(""), Limit(least=0)]
+    start: Annotated[Array, shape("P"), Limit()]
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @classmethod

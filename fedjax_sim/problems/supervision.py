@@ -19,7 +19,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import chex
 import jax
@@ -29,11 +29,13 @@ from flax import struct
 from jax.extend.core import Var
 
 from fedjax_sim.core import trees
-from fedjax_sim.core.checking import Count
+from fedjax_sim.core.checking import Count, Limit, shape
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import TreeT, is_for_cpu, lanes_together
 from fedjax_sim.core.types import Array, Batch, Extras, Key, LocalLoss, Params
 from fedjax_sim.models.calls import Model, draw_params, outputs_of
+from fedjax_sim.problems.client_data import Checked, Counts, Index, check_examples
 from fedjax_sim.problems.losses import Metric, PerExample
 
 Prepare = Callable[[Params], tuple[Params, Params]]
@@ -85,7 +87,7 @@ class Preparation:
 
 
 @struct.dataclass(repr=False)
-class Supervised:
+class Supervised(Checked):
     """The mean loss of a network's outputs.
 
     Models are the network's parameters without the frozen leaves, in whose places they have None.
@@ -122,21 +124,21 @@ class Supervised:
 
     data: Params
     test_data: Params
-    index: Array
-    counts: Array
+    index: Index
+    counts: Counts
     model: Model = struct.field(pytree_node=False)
     loss_of: PerExample = struct.field(pytree_node=False)
     metrics: tuple[tuple[str, Metric], ...] = struct.field(pytree_node=False, default=())
     mask_of: Callable[[Params], Array] | None = struct.field(pytree_node=False, default=None)
     prepare: Prepare = Preparation()
     augmentation: Augment | None = struct.field(pytree_node=False, default=None)
-    prior_precision: Array | None = None
+    prior_precision: Annotated[Array, shape(""), Limit(least=0)] | None = None
     start: Params | None = None
     frozen: Params | None = None
-    test_rows: Array | None = None
-    num_tests: Array | None = None
-    test_index: Array | None = None
-    test_counts: Array | None = None
+    test_rows: Annotated[Array, shape("m")] | None = None
+    num_tests: Annotated[Array, shape("")] | None = None
+    test_index: Annotated[Array, shape("N U")] | None = None
+    test_counts: Counts | None = None
     per_client: bool = struct.field(pytree_node=False, default=False)
     client_ids: tuple[Hashable, ...] | None = struct.field(pytree_node=False, default=None)
     test_block: Count = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
@@ -171,6 +173,17 @@ class Supervised:
         """Names of the metrics of which small values are good ones."""
         names = ["loss", *(name for name, metric in self.metrics if metric.less_is_better)]
         return [f"{who}{name}" for name in names for who in ("", *_OF_CLIENTS)]
+
+    def _check_together(self) -> None:
+        check_examples(self.data, self.index, self.counts)
+        if self.test_index is not None and self.test_counts is not None:
+            check_examples(self.test_data, self.test_index, self.test_counts, "test_")
+        if self.test_rows is not None and self.num_tests is not None:
+            rows, num = self.test_rows[None], self.num_tests[None]
+            check_examples(self.test_data, rows, num, "test_")
+        for one, other in (("test_index", "test_counts"), ("test_rows", "num_tests")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise ConfigError(one, getattr(self, one), f"given if and only if {other} is")
 
     def init(self, key: Key) -> Params:
         """Return the model to start from: the leaves of `start`, the rest drawn by the network."""

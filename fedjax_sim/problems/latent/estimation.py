@@ -25,7 +25,14 @@ from fedjax_sim.core.trees import shapes_of_model
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.checking import form_of
-from fedjax_sim.problems.client_data import pad_partitions
+from fedjax_sim.problems.client_data import (
+    Checked,
+    Counts,
+    Index,
+    check_examples,
+    check_fields,
+    pad_partitions,
+)
 from fedjax_sim.problems.examples import read_arrays
 
 EXAMPLES_AT_ONCE = 4096
@@ -73,7 +80,7 @@ class LatentModel(Protocol):
 
 
 @struct.dataclass
-class Estimation:
+class Estimation(Checked):
     """A latent-variable model and the examples of clients.
 
     The objective is F(theta) = (1/N) sum_i share_i mean_j -log p(y_ij; theta) + R(theta), where the
@@ -91,13 +98,28 @@ class Estimation:
 
     model: LatentModel
     data: Params
-    index: Array
-    counts: Array
-    share: Array
-    start: Array | None = None
+    index: Index
+    counts: Counts
+    share: Annotated[Array, shape("N"), Limit(above=0)]
+    start: Annotated[Array, shape("q"), Limit()] | None = None
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
     metric_labels: ClassVar[Mapping[str, Sequence[str]]] = {}
     less_is_better: ClassVar[Sequence[str]] = ("objective", "client_loss")
+
+    def _check_together(self) -> None:
+        if dataclasses.is_dataclass(self.model):
+            check_fields(self.model)
+        check_examples(self.data, self.index, self.counts)
+        try:
+            drawn = jax.eval_shape(lambda: self.model.initial(jax.random.key(0), *self._pooled()))
+        except Exception as error:  # Whatever a model raises.
+            reason = " ".join(str(error).split())
+            allowed = f"examples that {type(self.model).__name__} takes ({reason})"
+            raise ConfigError("data", form_of(self.data), allowed) from error
+        if self.start is not None and self.start.shape != drawn.shape:
+            raise ConfigError(
+                "shape of start", self.start.shape, f"{drawn.shape}, as of statistics"
+            )
 
     def init(self, key: Key) -> Array:
         """Return the initial statistics S_0, drawn unless `start` gives them: `f[q]`.
@@ -282,12 +304,8 @@ def make_estimations(
     Raises:
       ConfigError: If `weighting`, a number of the model, the data or a partition is not allowed.
     """
-    fields: Any = dataclasses.fields(model) if dataclasses.is_dataclass(model) else ()
-    for field in fields:
-        for limit in getattr(field.type, "__metadata__", ()):
-            value = getattr(model, field.name)
-            if isinstance(limit, Limit) and not limit.holds(value):
-                raise ConfigError(field.name, value, f"a finite number {limit}")
+    if dataclasses.is_dataclass(model):
+        check_fields(model)
     examples, num = read_arrays("data", data)
     dtype = jax.tree.leaves(examples)[0].dtype
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
