@@ -29,7 +29,7 @@ from fedjax_sim.core.types import Array, Leaf, Params
 from fedjax_sim.partition import Partition, parts
 
 CHECKED = "_is_checked"
-"""The mark of a problem whose fields have been checked, as JAX's arrays do not change."""
+"""The mark of a problem with checked fields, as JAX's arrays do not change."""
 Index = Annotated[Array, shape("N M")]
 """Positions of clients' examples, `i32[N, M]`, padded."""
 Counts = Annotated[Array, shape("N")]
@@ -253,9 +253,9 @@ def on_device(name: str, array: Leaf) -> Array:
 
 
 class Checked:
-    """Shared by problems: what is wrong with their fields, asked for before a run.
+    """The checks of a problem's fields before a run, shared by problems.
 
-    It is not asked for where they are made, because JAX makes them of leaves of any kind.
+    Nothing is checked where a problem is made, because JAX makes problems of leaves of any kind.
     """
 
     def check_values(self) -> None:
@@ -271,7 +271,7 @@ class Checked:
                 vars(self)[CHECKED] = True
 
     def _check_together(self) -> None:
-        """Check what the types of single fields do not say."""
+        """Check conditions between fields, which the types of single fields cannot say."""
 
 
 def check_fields(struct: Any) -> None:
@@ -281,7 +281,8 @@ def check_fields(struct: Any) -> None:
       ConfigError: If a field is of another type, shape or range.
     """
     lengths: dict[str, int] = {}
-    for name, kind in _kinds_of(type(struct)).items():
+    owner: Any = type(struct)
+    for name, kind in _kinds_of(owner).items():
         value = getattr(struct, name)
         # A list could stand for an array in arguments, but is a pytree here.
         if isinstance(value, list) or not kind.accepts(value, lengths):
@@ -292,7 +293,7 @@ def check_fields(struct: Any) -> None:
 
 
 @functools.cache
-def _kinds_of(struct: type) -> dict[str, Any]:
+def _kinds_of(struct: Any) -> dict[str, Any]:
     """Read the declared types of a struct's fields."""
     hints = hints_of(struct)
     return {field.name: kind_of(hints[field.name]) for field in dataclasses.fields(struct)}
@@ -317,7 +318,7 @@ def check_examples(data: Params, index: Array, counts: Array, of: str = "") -> N
     for field, array in (("index", index), ("counts", counts)):
         if not jnp.issubdtype(array.dtype, np.integer):
             raise ConfigError(f"type of {of}{field}", str(array.dtype), "a kind of whole numbers")
-    _check_positions(of, Partition(index, counts), lengths.pop()[0])
+    _check_positions(of, Partition(np.asarray(index), np.asarray(counts)), lengths.pop()[0])
 
 
 CLIENTS_AT_ONCE = 50
