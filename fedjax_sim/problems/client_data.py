@@ -71,7 +71,7 @@ def check_partition(partition: Partition, num_examples: Count) -> None:
 
 
 def _check_positions(prefix: str, partition: Partition, num_examples: int) -> None:
-    """Check the ranges of positions and counts, which error messages call with a prefix."""
+    """Check the ranges of positions and counts; their names in errors begin with the prefix."""
     index, counts = map(np.asarray, partition)
     if not counts.size:
         raise ConfigError("number of clients in partition", 0, "at least 1")
