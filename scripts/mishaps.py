@@ -420,7 +420,7 @@ def two_versions(out: Path) -> str:
     for path in (other, shared, *out.glob("version-*")):
         shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(ROOT / "fedjax_sim", other / "fedjax_sim")
-    changed = other / "fedjax_sim" / "streams.py"
+    changed = other / "fedjax_sim" / "core" / "streams.py"
     text = changed.read_text()
     if CONSTANT not in text:
         raise MishapError(f"{changed} has no {CONSTANT}")

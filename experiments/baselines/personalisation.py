@@ -3,14 +3,15 @@
 20 clients share the images by Dirichlet(0.1): most have a few classes. Every round asks half of
 them, each of which makes ten local steps with mini-batches of 32. Each client's model is measured
 on test images with labels like the client's own. Judged are the mean over clients and the mean of
-the worst tenth. All methods train LeNet with plain SGD; FedBN needs normalisation layers, so that
-it trains LeNet with batch normalisation, and FedAvg does so once more beside it. Each method has
+the worst tenth. All methods train LeNet with plain SGD. FedBN needs normalisation layers: it trains
+LeNet with batch normalisation, and so does a second run of FedAvg, `fedavg, norm`. Each method has
 its own learning rate of local steps, chosen on a tenth of the training images with other seeds than
 those reported; their other settings are fixed, at values of their papers where these are known.
 No claim of a paper is judged: the papers use other data, networks and numbers of steps.
 
-`local` is Ditto without the pull to the global model, and `fine-tuned` is FedAvg whose model every
-client trains for `TUNING_STEPS` mini-batches of its own at evaluations, at FedAvg's rate.
+`local` is Ditto without the pull to the global model. `fine-tuned` is FedAvg: at every evaluation
+each client trains a copy of the server's model on `TUNING_STEPS` of its mini-batches, with the
+learning rate of local steps, and this copy is measured.
 """
 
 from collections.abc import Mapping, Sequence

@@ -651,7 +651,7 @@ CLAIMS = Claims(
                 "twice chance.",
                 lead=LEAST_LEAD,
             ),
-            cost="about two core-hours with `--data-dir MNIST --resume`",
+            by=("favano/fig7_own_rates",),
             since="2026-11-29",
         ),
         36: Claim(
@@ -667,7 +667,7 @@ CLAIMS = Claims(
                 close=5.0,
                 lead=LEAST_LEAD,
             ),
-            cost="about two core-hours with `--data-dir MNIST --resume`",
+            by=("favano/fig7_own_rates",),
             since="2026-11-29",
         ),
     },

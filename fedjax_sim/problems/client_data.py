@@ -80,7 +80,7 @@ def check_partition(partition: Partition, num_examples: Count) -> None:
 
 
 def _check_positions(prefix: str, partition: Partition, num_examples: int) -> None:
-    """Check the ranges of positions and counts, which error messages call with a prefix."""
+    """Check the ranges of positions and counts; their names in errors begin with the prefix."""
     index, counts = map(np.asarray, partition)
     if not counts.size:
         raise ConfigError("number of clients in partition", 0, "at least 1")
@@ -579,7 +579,7 @@ def first_line(error: Exception) -> str:
 class Checked:
     """Base of problems with fields that are checked before a run.
 
-    They are not checked where they are made, because JAX makes problems of leaves of any kind.
+    Nothing is checked where a problem is made, because JAX makes problems of leaves of any kind.
     """
 
     def check_values(self) -> None:
