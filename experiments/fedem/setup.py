@@ -76,7 +76,7 @@ def fedem_of_fig1(sizes: Sizes) -> tuple[fedem.Hyper, int]:
     return hyper, 5 * sizes.epochs
 
 
-def vr_fedem_of_fig1(sizes: Sizes) -> tuple[vr_fedem.Hyper, int]:
+def vr_fedem_of_fig1(sizes: Sizes) -> tuple[fedem.VRFedEM, int]:
     """Return the settings of VR-FedEM in Fig. 1, and its number of inner steps.
 
     They take `sizes.epochs` epochs, where one outer loop takes three.

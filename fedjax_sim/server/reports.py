@@ -228,8 +228,7 @@ class Wire:
         self.is_summed = self.rule.is_plain and not (
             self.noise.is_on or self.code.is_on or self.privacy.is_on
         )
-        of_server = getattr(hyper, "server_transformation", lambda: None)
-        self.has_step = of_server() is not None
+        self.has_step = getattr(hyper, "server_transformation", lambda: None)() is not None
         # A plain mean of models needs weights that sum to 1.
         has_mean = self.rule.is_plain and not report_settings.has_poisson_cohorts(hyper)
         has_mean = has_mean and not self.privacy.is_on and not self.downlink.is_on
