@@ -21,7 +21,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from fedjax_sim.core.settings import ConfigError, checked
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, FloatType, Limit, Seed, shape
-from fedjax_sim.core.trees import in_32_bits
+from fedjax_sim.core.trees import as_array, in_32_bits
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.problems.client_data import ClientLosses
 from fedjax_sim.results.diagnostics.gaussians import Gaussian
@@ -99,7 +99,7 @@ class Quadratic(ClientLosses):
     @property
     def counts(self) -> Array:
         """Number of examples of each client, one each: `i32[N]`."""
-        return jnp.ones(self.centers.shape[0], "int32")
+        return as_array(np.ones(self.centers.shape[0], np.int32))
 
     @property
     def optimum(self) -> Array:
