@@ -45,8 +45,8 @@ class Memories(Compression):
     )
     memory_start: Literal["mean_field", "zero"] = setting(
         "mean_field",
-        "First memory V_{0,i}: h_i(S_0), for which every client evaluates all its examples once "
-        "and sends one uncompressed message; or 0.",
+        "First memory V_{0,i}: h_i(S_0), or DIANA's gradient, for which every client evaluates all "
+        "its examples once and sends one uncompressed message; or 0.",
         only_with={"field_rule": WITH_MEMORIES},
     )
     field_rule: Annotated[str, OneOf((*WITH_MEMORIES, "naive"))] = setting(
@@ -146,7 +146,7 @@ class MemoryMessages(Messages):
     )
 
     def per_tick(
-        self, problem: types.LatentProblem, hyper: types.Settings, timeline: Timeline
+        self, problem: Any, hyper: types.Settings, timeline: Timeline
     ) -> tuple[Leaf, Leaf]:
         """Count the bits sent up and down at each tick: `i64[T]` each.
 
@@ -161,7 +161,11 @@ class MemoryMessages(Messages):
         up = senders * count_message_bits(hyper.memories.compression, statistics)
         first_means = hyper.num_clients * hyper.memories.starts_known
         up[:1] += types.full_precision_bits(statistics) * first_means
-        return up, broadcast_bits(problem, timeline)
+        return up, self.broadcast(problem, timeline)
+
+    def broadcast(self, problem: Any, timeline: Timeline) -> Leaf:
+        """Count the bits sent down at each tick: `i64[T]`."""
+        return broadcast_bits(problem, timeline)
 
 
 memory_messages = MemoryMessages()
