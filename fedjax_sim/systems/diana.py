@@ -119,7 +119,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         slopes, work = gradient_at(key, taking_part(event), state.server)
         after = hyper.after(key, event, state.server, state.memory, vectors(slopes))
-        return keep_if_empty(event, State(*after), state), work
+        return keep_if_empty(event, State(*after), state), work._replace(event=event.changed)
 
     return Algorithm(
         lambda key: first_state(problem, hyper, key, with_slopes=False),
@@ -202,7 +202,8 @@ def reduced(problem: Problem, hyper: VRDiana, plan: Plan) -> Algorithm[State, Wo
         )
         of_all = rows.write_clients(state.slopes, passing.clients, vectors(whole))
         after = State(server, memory, anchor, of_all)
-        return keep_if_empty(event, after, state), work.and_more(more, times=2)
+        work = work.and_more(more, times=2)._replace(event=event.changed)
+        return keep_if_empty(event, after, state), work
 
     return Algorithm(
         lambda key: first_state(problem, hyper, key, with_slopes=True),
