@@ -27,7 +27,14 @@ Kind = tuple[str, dict[str, object], Callable[..., Sequence[AnyProblem]]]
 """Name of a model, further choices for config.json, and from data and partitions to problems."""
 PARTITION_FLAGS = ("classes", "alpha", "shards_per_client", "min_examples", "group_sizes")
 """Flags that are options of partitions."""
-GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance", "measures")
+GRADIENT_FLAGS = (
+    "convolution",
+    "augmentation",
+    "low_bit",
+    "client_variance",
+    "mean_model",
+    "measures",
+)
 """Flags of `run` that only systems of gradient steps use."""
 MIXTURE_FLAGS = ("components", "dimensions")
 """Flags of `run` that only systems of expectation maximisation use."""
@@ -241,7 +248,8 @@ def read_metrics(
     if arguments.plot is None:
         return None
     known: dict[str, object] = dict.fromkeys(read_measures(arguments))
-    known |= {"client_variance": None} if arguments.client_variance else {}
+    is_measured = arguments.client_variance or arguments.mean_model
+    known |= {"client_variance": None} if is_measured else {}
     for contender in contenders:
         system = contender.system
         problem = data.make(data.partitions[contender.hyper.num_clients][:1])[0]
