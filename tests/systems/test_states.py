@@ -46,7 +46,7 @@ SHAPES = {
     "hierarchical": [(), (4,)],
     "async_hierarchical": [(), (ROWS,)],
     "fedem": [(), (NUM_CLIENTS,), (), (), ()],
-    "vr_fedem": [(), (NUM_CLIENTS,), (), (NUM_CLIENTS,), (), (), ()],
+    "vr_fedem": [(), (NUM_CLIENTS,), (), (), (), (NUM_CLIENTS,), ()],
     "diana": [(), (NUM_CLIENTS,), ()],
     "vr_diana": [(), (NUM_CLIENTS,), (), (), (NUM_CLIENTS,)],
 }
