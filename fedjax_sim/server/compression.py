@@ -101,7 +101,7 @@ class Compressor(Kind):
         return rounded(key, vector, self.around)
 
     def decode(self, key: Key, vector: Array, reference: Array) -> Array:
-        """Compress one client's vector, and decode it with what the receiver has.
+        """Compress one client's vector, and decode it with a vector of the receiver's.
 
         Args:
           key: Key of the compressor's draws.
@@ -595,8 +595,10 @@ class Lattice(Compressor):
 
     def decode(self, key: Key, vector: Array, reference: Array) -> Array:
         """Compress a vector `f[D]`, and decode it with the receiver's."""
-        numbers = {"colors": self.colors, "distance": self.distance}
-        found = lattice_point(key, wide_of(vector), wide_of(reference), **numbers)
+        near = wide_of(reference)
+        found = lattice_point(
+            key, wide_of(vector), near, colors=self.colors, distance=self.distance
+        )
         return found.astype(vector.dtype)
 
     def bits(self, dim: int, *, word: int = 32) -> int:

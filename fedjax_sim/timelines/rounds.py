@@ -657,13 +657,21 @@ class CoinRounds(Checked):
         """
         super().check_together()
         of_all = np.asarray(self.participation)[..., None]
-        found = np.asarray(self.participation_schedule.of(of_all, np.arange(self.num_clients)))
+        everyone = jnp.arange(self.num_clients)
+        found = np.asarray(self.participation_schedule.of(of_all, everyone))
         if not np.all((found > 0) & (found <= 1)):
             words = f"probabilities above 0 and at most 1, not from {found.min()} to {found.max()}"
             raise ConfigError("participation_schedule", str(self.participation_schedule), words)
 
     def chances(self, clients: Array) -> Array | float:
-        """Probabilities p_i that clients take part: `f[...]`, or p if that is everyone's."""
+        """Find the probabilities p_i that clients take part.
+
+        Args:
+          clients: `i32[...]`, their numbers.
+
+        Returns:
+          `f[...]`, or p if that is everyone's.
+        """
         chances: Array | float = self.participation_schedule.of(self.participation, clients)
         return chances
 

@@ -452,7 +452,7 @@ class _ReplayedLane:
         lane, has_mean, models = self.lane, self.program.has_mean, carry.versions
         if holders is not None and lane.algorithm.client_models is not None:
             models, holders = lane.algorithm.client_models(lane.learnt(carry.state))
-        if has_mean:
+        if has_mean and holders is not None:
             of_all = functools.partial(mean_model, models, holders)
             model, metrics = lane.evaluate(carry.state, counted, of_all)
         else:

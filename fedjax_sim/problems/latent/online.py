@@ -21,7 +21,7 @@ Draw = Callable[[Key, Array], Params]
 
 @struct.dataclass
 class Stream:
-    """A latent-variable model, and clients whose examples are drawn as they are asked for.
+    """A latent-variable model, and clients with endless streams of examples.
 
     Mini-batches are oracles S_{k+1,i} with the mean of the client's law, independent of the past.
     Whole passes do not exist: `em`, `vr_fedem` and `batches="full"` are refused. Metrics, initial
