@@ -108,7 +108,7 @@ def first_state(problem: Problem, hyper: Hyper, key: Key, *, with_slopes: bool) 
 
 
 def taking_part(event: Event) -> Event:
-    """The event with empty slots for those who do not take part."""
+    """The event with empty slots for clients that do not take part."""
     return event.within(clients=jnp.where(event.weight > 0, event.clients, EMPTY))
 
 
