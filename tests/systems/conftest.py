@@ -175,8 +175,7 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
     others = {"ditto": (2, 0), "mimelite": (1, 1), "oort": (1, 1), "pisces": (1, 1)}
     # pFedMe takes two inner steps here, and IFCA compares two models.
     others |= {"apfl": (2, 0), "perfedavg": (2, 0), "pfedme": (2, 0)}
-    # DIANA has no local steps, and VR-DIANA compares two gradients.
-    others |= {"qfedavg": (1, 1), "ifca": (1, 2), "diana": (0, 1), "vr_diana": (0, 2)}
+    others |= {"qfedavg": (1, 1), "ifca": (1, 2)}
     # The sum of h_k, by which q-FedAvg divides, depends on all clients together.
     quiet: dict[str, Any] = {"fairness": 0.0} if system.name == "qfedavg" else {}
     quiet |= {"compression": Identity()} if system.name in COMPRESSED else {}
