@@ -18,6 +18,7 @@ import numpy as np
 
 from fedjax_sim.core import trees, types
 from fedjax_sim.core.settings import ConfigError, fields, is_known, value_of
+from fedjax_sim.core.settings.declared import members_of
 from fedjax_sim.engine.machine.user_code import in_one_call
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -83,9 +84,7 @@ def check_problem(system: types.System, problem: Any) -> None:
     check_known("problem", problem)
     kind = system.fit.learns
     name = (problem if isinstance(problem, type) else type(problem)).__name__
-    bases = [base for base in reversed(kind.__mro__) if base is not object]
-    named = dict.fromkeys(member for base in bases for member in vars(base))
-    members = [member for member in named if not member.startswith("_")]
+    members = members_of(kind)
     # Looked up in the class where possible, as a property may take long to compute.
     owner = type(problem)
     lacking = [each for each in members if not (hasattr(owner, each) or trees.has(problem, each))]

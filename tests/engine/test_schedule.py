@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.core.types import EMPTY, Ticks, Time
-from fedjax_sim.engine.planning.budgets import lengthen, ticks_in_budget
+from fedjax_sim.core.types import EMPTY, Time
+from fedjax_sim.engine.planning.budgets import draw_ticks, lengthen, ticks_in_budget
 from fedjax_sim.engine.planning.schedule import (
     assign_rows,
     lay_out,
@@ -119,7 +119,7 @@ def test_timelines_are_drawn_until_every_lane_covers_the_budget() -> None:
 
 def test_unknown_ticks_are_drawn_again() -> None:
     """A free-running schedule knows only its first arrivals, here half of what was drawn."""
-    _, ticks = lengthen(lambda num: periodic(num, known=num // 2), Ticks(6))
+    _, ticks = draw_ticks(lambda num: periodic(num, known=num // 2), 6)
     assert ticks.tolist() == [6, 6]
 
 
@@ -128,7 +128,7 @@ def test_more_ticks_than_a_trace_holds() -> None:
         time=np.where(np.arange(8) < 5, np.arange(1.0, 9.0), INF)[None].repeat(2, 0)
     )
     with pytest.raises(ConfigError, match="num_ticks is 8, but must be at most the 5 ticks"):
-        lengthen(lambda num: ended, Ticks(8))
+        draw_ticks(lambda num: ended, 8)
 
 
 def test_a_budget_before_the_first_tick() -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from fedjax_sim.core.settings import declared, names
 from fedjax_sim.core.settings.declared import Kind, Lengths
 from fedjax_sim.core.settings.errors import ConfigError
-from fedjax_sim.core.settings.names import ASSUMED, fields, groups
+from fedjax_sim.core.settings.names import ASSUMED, fields
 
 TargetT = TypeVar("TargetT", bound=Callable[..., Any])
 MOST_COUNTED = 2**31 - 1
@@ -135,17 +135,15 @@ def _kinds_of(function: Callable[..., Any], owner: Any) -> dict[str, Kind]:
         if field.metadata.get("pytree_node", True):
             hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
     parameters = list(inspect.signature(function).parameters)
-    allowed = {
-        name: declared.kind_of(hints[name]) if name in hints else declared.ANYTHING
-        for name in parameters
-    }
+    for name, hint in list(hints.items()):
+        if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
+            del hints[name]
+            parameters.remove(name)
+            parameters += (listed := declared.hints_of(typing.get_args(hint)[0]))
+            hints |= listed
+    allowed = {name: declared.kind_of(hints.get(name, Any)) for name in parameters}
     if owner is not function:
         allowed[parameters[0]] = declared.OPEN  # An object that is being made is not looked at.
-    for name, hint in hints.items():
-        if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
-            del allowed[name]
-            listed = declared.hints_of(typing.get_args(hint)[0])
-            allowed |= {each: declared.kind_of(of_each) for each, of_each in listed.items()}
     return allowed
 
 
@@ -188,15 +186,17 @@ def _check_together(hyper: object) -> None:
 
 def _refuse_idle(hypers: Sequence[object]) -> None:
     """Refuse a setting that has no effect in any of several settings, and is not at its default."""
-    kind: type = type(hypers[0])
-    for name in names.idle_of(hypers[0]):
+    kind, idle = type(hypers[0]), names.idle_of(hypers[0])
+    for name in idle:
         top = name.partition(".")[0]  # Most points of a sweep share a group.
         for hyper in {id(getattr(hyper, top)): hyper for hyper in hypers}.values():
+            if not names.is_given(hyper, name):
+                continue
             value, usual = names.value_of(hyper, name), names.usual_values(kind, name)
-            if names.is_given(hyper, name) and not any(_is_same(value, each) for each in usual):
-                idle = [names.idle_of(hyper).get(name) for hyper in hypers]
-                if all(idle):
-                    allowed = f"left at {names.default_text(fields(kind)[name])} {idle[0]}"
+            if not any(_is_same(value, each) for each in usual):
+                if all(name in names.idle_of(hyper) for hyper in hypers):
+                    why = names.why_idle(hypers[0], idle[name])
+                    allowed = f"left at {names.default_text(fields(kind)[name])} {why}"
                     raise ConfigError(name, value, allowed)
                 break
 
@@ -244,18 +244,18 @@ def check_known(value: object) -> None:
 
 def _check_fields(hyper: object, seen: Seen) -> None:
     """Check every field alone, and every group, unless its very value was seen before."""
-    kind: type = type(hyper)
-    own = {name: field for name, field in fields(kind).items() if "." not in name}
-    for name, field in (own | {owner.name: owner for owner in groups(kind)}).items():
+    kind = type(hyper)
+    table = names.table_of(kind)
+    for name, field in table.own.items():
         value = getattr(hyper, name)
         if (kind, name, id(value)) not in seen:
             seen.add((kind, name, id(value)))
-            if name in own:
-                _check_setting(name, value, field.metadata)
-            else:
+            if "group" in field.metadata:
                 check_kind(field, value)
                 _check_group(field, value, seen)
-    for field in names.table_of(kind).fixed:
+            else:
+                _check_setting(name, value, field.metadata)
+    for field in table.fixed:
         value = getattr(hyper, field.name)
         if not _is_same(value, field.default):
             given = getattr(value, "__name__", value)
@@ -265,21 +265,20 @@ def _check_fields(hyper: object, seen: Seen) -> None:
 def _check_setting(name: str, value: Any, about: Mapping[str, Any]) -> None:
     """Check one setting alone."""
     allowed, held = about["allowed"], value if isinstance(value, tuple) else (value,)
-    if not about["accepts"](value) or (
-        about["is_part"] and not all(names.is_struct(type(part)) for part in held)
-    ):
+    parts = held if about["is_part"] else ()
+    if not about["accepts"](value) or not all(map(names.is_struct, map(type, parts))):
         is_several = about["is_single"] and (
             isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
         )
         raise ConfigError(name, value, allowed + " (to sweep, use settings=...)" * is_several)
-    for part in held if about["is_part"] else ():
+    for part in parts:
         try:
             check(part)
         except ConfigError as error:
             raise error if isinstance(value, tuple) else _inside(name, error) from None
     if about["parse"] is int and value > MOST_COUNTED:
         raise ConfigError(name, value, f"{allowed} and at most {MOST_COUNTED}")
-    if about["pytree_node"]:
+    if about["pytree_node"] and not parts:
         _check_range(name, value, allowed)
 
 

@@ -12,7 +12,6 @@ import functools
 import gc
 import hashlib
 import itertools
-import os
 import sys
 import sysconfig
 import threading
@@ -32,13 +31,8 @@ from jax.extend.linear_util import WrappedFun
 
 from fedjax_sim.core import lifecycle, trees
 
-FIXED = tuple(
-    f"{folder}{os.sep}"
-    for folder in (
-        Path(__file__).parents[2],
-        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    )
-)
+_INSTALLED = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
+FIXED = tuple(map("{}/".format, (Path(__file__).parents[2], *_INSTALLED)))
 """Folders of this package and of installed ones, in which nobody edits code while it runs."""
 
 

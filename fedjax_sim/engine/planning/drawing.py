@@ -7,9 +7,11 @@ Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +23,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import tracing_for
 from fedjax_sim.core.trees import TypedStructure, typed_structure
-from fedjax_sim.core.types import Array, Budget, Energy, HyperT, Key, System, Timeline
+from fedjax_sim.core.types import Array, Budget, Energy, HyperT, Key, System, Ticks, Timeline
 from fedjax_sim.engine.machine import compiling, memory, processes, user_code
 from fedjax_sim.engine.planning import budgets, lanes
 from fedjax_sim.engine.planning.lanes import Known, Lane, Stacked, known_in_all
@@ -82,10 +84,6 @@ CLIENTS_AS_A_SLOT = 8
 """Clients that count as a slot: each takes part in drawing a tick, such as a draw of its cohort."""
 
 
-SWITCHES = ("jax_default_prng_impl", "jax_threefry_partitionable")
-"""Switches of JAX that decide which random numbers a traced program draws."""
-
-
 def request_timelines(
     system: System,
     seeds: Sequence[int],
@@ -110,44 +108,32 @@ def request_timelines(
         hour.
       OutOfMemoryError: If the timelines do not fit in memory.
     """
-    asked = budget
-    budget, first = budgets.first_request(system, hypers, budget)
-    _check_size(system, hypers, asked, first)
-    try:
-        draw, energy = partial(draw_timelines, system, seeds, hypers), None
-        if metered is not None and isinstance(budget, Energy):
-            energy = partial(budgets.energy_used, system, budget, metered)
-        return budgets.lengthen(
-            draw, budget, first=first, overshoot=system.overshoot, energy=energy
-        )
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not memory.is_out_of_memory(error):
-            raise
-        raise memory.OutOfMemoryError(*asked.named, _few_enough(system)) from None
-
-
-def _few_enough(system: System) -> str:
-    return f"few enough for the schedule of {system.name} to fit in memory"
-
-
-def _check_size(system: System, hypers: Sequence[HyperT], budget: Budget, ticks: int) -> None:
-    """Refuse timelines that would take hours, or more memory than the host has.
-
-    Args:
-      budget: As the caller has given it.
-      ticks: Ticks of each.
-    """
+    until, first = budget, budget.named[1]
+    if not isinstance(budget, Ticks):
+        until, first = budgets.first_request(system, hypers, budget)
     num, slots = len(hypers), read_timeline(system, hypers[0], known_in_all(hypers)).slots
-    seconds = SECONDS_OF_A_SLOT * ticks * slots * num
+    seconds = SECONDS_OF_A_SLOT * first * slots * num
     if seconds > MOST_SECONDS:
         allowed = (
-            f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
+            f"smaller: planning {num} schedules of {first} ticks and {slots} slots for "
             f"{system.name} would take about {seconds / 3600:.0f} hours"
         )
         raise ConfigError(*budget.named, allowed)
-    needed = BYTES_OF_A_PLANNED_SLOT * ticks * slots * num
+    allowed = f"few enough for the schedule of {system.name} to fit in memory"
+    needed = BYTES_OF_A_PLANNED_SLOT * first * slots * num
     if needed > DRAWN_TOGETHER and needed > memory.SHARE * lifecycle.free_on_host():
-        raise memory.DoesNotFitError(*budget.named, _few_enough(system))
+        raise memory.DoesNotFitError(*budget.named, allowed)
+    draw, energy = partial(draw_timelines, system, seeds, hypers), None
+    try:
+        if isinstance(until, Ticks):
+            return budgets.draw_ticks(draw, until.num_ticks)
+        if metered is not None and isinstance(until, Energy):
+            energy = partial(budgets.energy_used, system, until, metered)
+        return budgets.lengthen(draw, until, first=first, overshoot=system.overshoot, energy=energy)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not memory.is_out_of_memory(error):
+            raise
+        raise memory.OutOfMemoryError(*budget.named, allowed) from None
 
 
 class Schedules(NamedTuple):
@@ -179,11 +165,11 @@ class Schedules(NamedTuple):
         Raises:
           ConfigError: If the budget is one of energy, and a lane's energy is not known.
         """
-        known = known_in_all([lane.hyper for lane in group])
+        known = known_in_all(lanes.column(group, "hyper"))
         reads = read_timeline(system, group[0].hyper, known).reads
         firsts, row = lanes.distinct_schedules(group, reads)
-        seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        metered = None
+        drawn = [group[i] for i in firsts]
+        seeds, hypers, metered = lanes.column(drawn, "seed"), lanes.column(drawn, "hyper"), None
         if isinstance(budget, Energy):
             metered = budgets.lanes_to_meter(system, group, row, budget)
         return cls(system, budget, row, seeds, hypers, metered)
@@ -229,13 +215,10 @@ def draw_timelines(
     reads, _, slots, code, _ = read()
     if code:  # A user's code may depend on their number.
         code = read(num_ticks).code
-    asked = (
-        *(system.timeline, settings.structure, settings.known, num_ticks, code, *_switches()),
-        *(
-            None if leaf is None else (leaf.shape, leaf.tobytes())
-            for leaf in (all_seeds, *settings.varying, *settings.shared)
-        ),
-    )
+    asked: tuple = (system.timeline, settings.structure, settings.known, num_ticks, code)
+    asked += _switches(jax.config), all_seeds.tobytes()
+    for leaf in (*settings.varying, *settings.shared):
+        asked += (None if leaf is None else (leaf.shape, leaf.tobytes()),)
     if (known := _drawn.get(asked)) is not None:
         return known
     # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
@@ -278,11 +261,8 @@ def draw_timelines(
 
 
 _drawn: dict[tuple, Timeline] = {}
-
-
-def _switches() -> list[Any]:
-    """List the values of the switches that decide which numbers are drawn."""
-    return [getattr(jax.config, name) for name in SWITCHES]
+_switches = operator.attrgetter("jax_default_prng_impl", "jax_threefry_partitionable")
+"""From JAX's configuration to the switches that decide which random numbers a program draws."""
 
 
 def _round_up(number: int, bits: int) -> int:
@@ -339,16 +319,13 @@ def _draw_with(
     """
     draw = _draw.quickly if is_quick else _draw.well
     # What the timeline does not read is no input, so that there may be any number of it.
-    varying, shared = (
-        [leaf for leaf, is_read in zip(leaves, reads, strict=True) if is_read]
-        for leaves in (hypers.varying, hypers.shared)
-    )
+    varying, shared = list(compress(hypers.varying, reads)), list(compress(hypers.shared, reads))
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return draw(timeline, tuple(reads), seeds, varying, shared)
     traced = draw.trace(timeline, tuple(reads), seeds, varying, shared)
     # Programs of users may call functions that are not in their text.
     same = user_code.number_of_program(traced.jaxpr) if is_shared else traced.jaxpr
-    known = is_quick, same, jax.tree.structure((varying, shared)), *_switches()
+    known = is_quick, same, jax.tree.structure((varying, shared)), _switches(jax.config)
     if (program := _programs.get(known)) is None:
         program = _programs[known] = traced.lower().compile()
         for old in list(_programs)[:-MOST_PROGRAMS]:
@@ -378,18 +355,20 @@ def _draw(
 
     def lane(seed: Array, varying: list[Array | None]) -> list[Array]:
         key = stream(jax.random.key(seed), "timeline")
-        read = (b if a is None else a for a, b in zip(varying, shared, strict=True))
-        # Nobody looks at results of the others, but they have their shapes.
-        described = [var.aval for var in timeline.jaxpr.invars[1:]]
-        leaves = [
-            next(read) if is_read else np.ones(each.shape, each.dtype)
-            for is_read, each in zip(reads, described, strict=True)
-        ]
+        read, leaves = zip(varying, shared, strict=True), []
+        for is_read, var in zip(reads, timeline.jaxpr.invars[1:], strict=True):
+            if is_read:
+                own, of_all = next(read)
+                leaves.append(of_all if own is None else own)
+            else:  # Nobody looks at results of the others, but they have their shapes.
+                leaves.append(np.ones(var.aval.shape, var.aval.dtype))
         return jax.core.eval_jaxpr(timeline.jaxpr, timeline.consts, key, *leaves)
 
     drawn = Timeline(*jax.vmap(lane)(seeds, varying))
-    whole = {name: getattr(drawn, name).astype("int32") for name in checks.INTEGERS}
-    return drawn._replace(**whole), checks.find_fractions(drawn)
+    whole = drawn
+    for name in checks.INTEGERS:
+        whole = whole._replace(**{name: getattr(drawn, name).astype("int32")})
+    return whole, checks.find_fractions(drawn)
 
 
 def timeline_digest(system: System, hyper: HyperT) -> str:
@@ -427,7 +406,7 @@ def read_timeline(
       num_ticks: Ticks of the timeline; by default two of one that a user wrote, and otherwise as
         many as are often drawn.
     """
-    shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
+    shapes = tuple(map(np.shape, jax.tree.leaves(hyper)))
     given, short = (system.timeline, typed_structure(hyper), shapes, known), num_ticks or 2
     trace = partial(_program_of, *given, short)
     code = user_code.number_of_code(trace, system.timeline, hyper, facts=short)
@@ -450,7 +429,7 @@ def _program_of(
 
     with jax.enable_x64(True), tracing_for("cpu"):
         leaves = [jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]
-        key = jax.eval_shape(lambda: jax.random.key(0))
+        key = jax.eval_shape(jax.random.key, 0)
         return jax.make_jaxpr(drawn, return_shape=True)(key, leaves)
 
 
@@ -462,13 +441,12 @@ def _facts_of(code: int, *given: Any) -> TimelineFacts:
 
     def reads_of(results: Sequence[Atom]) -> list[bool]:
         # From the results backwards. An equation with a program inside reads all its inputs.
-        needed = {id(var) for var in results}
+        needed = {*map(id, results)}
         for equation in reversed(program.eqns):
-            if any(id(var) in needed for var in equation.outvars):
-                needed |= {id(var) for var in equation.invars}
+            if not needed.isdisjoint(map(id, equation.outvars)):
+                needed.update(map(id, equation.invars))
         return [id(var) in needed for var in program.invars[1:]]  # The first is the key.
 
-    weight = Timeline._fields.index("weight")
-    others = [var for place, var in enumerate(program.outvars) if place != weight]
-    reads, places = reads_of(program.outvars), reads_of(others)
+    weight, results = Timeline._fields.index("weight"), program.outvars
+    reads, places = reads_of(results), reads_of(results[:weight] + results[weight + 1 :])
     return TimelineFacts(reads, places, drawn.clients.shape[1], code, closed)

@@ -12,13 +12,12 @@ import math
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
 from fedjax_sim.core.settings import ConfigError, plain
 from fedjax_sim.core.trees import TypedStructure, programs_within, typed_structure
-from fedjax_sim.core.types import PRECISIONS, AnyProblem, Layout, PackedRows, Params
+from fedjax_sim.core.types import PRECISIONS, AnyProblem, Key, Layout, PackedRows, Params
 from fedjax_sim.engine import contract
 
 TINY = 1e4
@@ -135,9 +134,10 @@ def measure_step(
     is_wide = jax.dtypes.result_type(float) == "float64"
     structure = typed_structure(problem)
     model, products = _traced(structure, given, num_examples, has_loss, code, is_wide)
-    leaves = jax.tree.leaves(model)
-    operations = max(6.0 * sum(leaf.size for leaf in leaves) * num_examples, 3.0 * products)
-    return model, StepCost(operations, 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+    size, num_bytes = 0, 0
+    for leaf in jax.tree.leaves(model):
+        size, num_bytes = size + leaf.size, num_bytes + leaf.size * leaf.dtype.itemsize
+    return model, StepCost(max(6.0 * size * num_examples, 3.0 * products), 2 * num_bytes)
 
 
 @functools.lru_cache(maxsize=256)
@@ -150,23 +150,18 @@ def _traced(
     is_wide: bool,
 ) -> tuple[Params, float]:
     """Check the model and the loss, once for problems of equal shapes, and count its products."""
-    problem = structure.unflatten(
-        [jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type) for each in leaves]
-    )
+    problem, key = structure.unflatten(leaves), jax.eval_shape(jax.random.key, 0)
 
-    def init(problem: AnyProblem) -> Params:
-        model = problem.init(jax.random.key(0))
+    def init(problem: AnyProblem, key: Key) -> Params:
+        model = problem.init(key)
         contract.check_model(problem, model)  # Outside of the trace, Python's numbers are arrays.
         return model
 
-    model = jax.eval_shape(init, problem)
+    model = jax.eval_shape(init, problem, key)
     if not has_loss:
         return model, 0.0
-    client = jax.ShapeDtypeStruct((), jnp.int32)
-    examples = jax.ShapeDtypeStruct((num_examples,), jnp.int32)
-    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given, jax.random.key(0)))(
-        problem, model, client, examples
-    )
+    given = model, np.int32(0), np.zeros(num_examples, "int32"), key
+    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given))(problem, *given)
     contract.check_loss(program.out_avals)
     return model, _count_products(program.jaxpr)
 
@@ -191,7 +186,7 @@ def _count_products(program: Jaxpr) -> float:
             features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
             total += 2.0 * out.size * kernel.size / features
         else:
-            counts = [_count_products(inner) for inner in programs_within(equation)]
+            counts = [*map(_count_products, programs_within(equation))]
             if name == "cond":
                 total += max(counts, default=0)
             else:
