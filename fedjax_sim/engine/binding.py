@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import trees, types
-from fedjax_sim.core.settings import ConfigError, LaneSeed, checked
+from fedjax_sim.core.settings import ConfigError, LaneSeed
 from fedjax_sim.core.types import HyperT, InfoT, StateT
 from fedjax_sim.engine import Run, contract, request
 from fedjax_sim.engine.planning.drawing import read_timeline
@@ -27,7 +27,6 @@ from fedjax_sim.timelines.checks import check_own
 ProblemT = TypeVar("ProblemT", bound=types.AnyProblem)
 
 
-@checked
 @contract.with_known_inputs
 def bind(
     system: types.System[HyperT, StateT, InfoT],
@@ -86,7 +85,6 @@ def bind(
     )[0]
 
 
-@checked
 @contract.with_known_inputs
 def bind_together(
     system: types.System[HyperT, StateT, InfoT],

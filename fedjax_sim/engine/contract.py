@@ -7,9 +7,8 @@ Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 """
 
 import contextlib
-import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import trees, types
-from fedjax_sim.core.settings import ConfigError, fields, is_known, value_of
+from fedjax_sim.core.settings import ConfigError, checks, fields, is_known, value_of
 from fedjax_sim.core.settings.declared import members_of
 from fedjax_sim.engine.machine.user_code import in_one_call
 
@@ -47,28 +46,27 @@ def check_known(name: str, tree: object) -> None:
         raise ConfigError(name, "a traced value", allowed)
 
 
+@contextlib.contextmanager
+def _known(given: Mapping[str, Any]) -> Iterator[None]:
+    """Refuse traced arguments; computations in the block are known, also within a trace."""
+    for name, value in given.items():
+        is_record = isinstance(value, types.Ticks | types.Time | types.Energy)
+        check_known(name, vars(value) if is_record else value)
+    known = jax.ensure_compile_time_eval() if trees.is_traced(()) else contextlib.nullcontext()
+    with known, in_one_call():
+        yield
+
+
 def with_known_inputs(function: FunctionT) -> FunctionT:
-    """Refuse traced inputs of a function that plans, before it looks at any.
+    """Check the arguments of a function that plans, as `settings.checked`, and refuse traced ones.
 
     Args:
       function: The function.
 
     Returns:
-      The function. What it computes from its inputs is known, also while a program is traced.
+      The function.
     """
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
-        for name, value in (signature.bind_partial(*args).arguments | named).items():
-            is_record = isinstance(value, types.Ticks | types.Time | types.Energy)
-            check_known(name, vars(value) if is_record else value)
-        # Within a trace, what is known stays so.
-        known = jax.ensure_compile_time_eval() if trees.is_traced(()) else contextlib.nullcontext()
-        with known, in_one_call():
-            return function(*args, **named)
-
-    return cast(FunctionT, call)
+    return cast(FunctionT, checks.guard(function, function, within=_known))
 
 
 def check_problem(system: types.System, problem: Any) -> None:

@@ -179,7 +179,7 @@ class Listed(NamedTuple):
     def lower(self) -> list[jax.stages.Lowered]:
         """Lower the program of each group, of one chunk, for `devices`, which need not exist."""
         planned = [plan_group(self.system, group, self.options) for group in groups_of(self.lanes)]
-        return [each.on_devices().lowered for each in planned]
+        return [each.on_devices().lowered() for each in planned]
 
     def check_schedules(self) -> None:
         """Draw the schedules, a few at a time, and keep none.

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_sim import clients
 from fedjax_sim.core import types
 from fedjax_sim.core.lifecycle import say
-from fedjax_sim.core.settings import ConfigError, checked, fields, is_traced, names_of, value_of
+from fedjax_sim.core.settings import ConfigError, fields, is_traced, names_of, value_of
 from fedjax_sim.core.settings.declared import Count, LaneSeed, Whole
 from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
@@ -29,7 +29,6 @@ from fedjax_sim.results.curves import Grid, Returned, label_curves, label_lanes
 from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 
 
-@checked
 @contract.with_known_inputs
 def simulate(
     system: types.System[types.HyperT, types.StateT, types.InfoT],
@@ -69,7 +68,6 @@ def simulate(
     return dataclasses.replace(run, curves=run.curves.isel(seed=0), models=models, samples=samples)
 
 
-@checked
 @contract.with_known_inputs
 def sweep(
     system: types.System[types.HyperT, types.StateT, types.InfoT],

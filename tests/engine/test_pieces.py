@@ -83,15 +83,14 @@ def needed() -> list[int]:
 @pytest.fixture(scope="module")
 def whole(sweep: Sweep, needed: list[int]) -> fedjax_sim.Run:
     """The eight lanes in one piece."""
-    compare = pieces.Pieces._compare
+    say = pieces.Pieces._say_what_is_chosen
 
-    def listen(*given: Any) -> tuple[float, float]:
-        found = compare(*given)
-        needed.append(found[0])
-        return found
+    def listen(self: Any, ready: Any, bytes_needed: float, free: float) -> None:
+        needed.append(int(bytes_needed))
+        say(self, ready, bytes_needed, free)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces.Pieces, "_compare", listen)
+        patch.setattr(pieces.Pieces, "_say_what_is_chosen", listen)
         return sweep()
 
 
@@ -156,11 +155,14 @@ def test_what_cannot_fit_is_not_compiled(
 ) -> None:
     """The models that twelve lanes carry take three times the memory that is free."""
     compiled: list[int] = []
-    compile_programs = replay.Replay.compile
+    prepare = replay.Replay.prepare
 
-    def listen(self: Any, **how: Any) -> Any:
-        compiled.append(len(self.placed.place_of))
-        return compile_programs(self, **how)
+    def listen(self: Any, **how: Any) -> int:
+        before = compiling.known_size(self.form)
+        size = prepare(self, **how)
+        if before is None and compiling.known_size(self.form) is not None:
+            compiled.append(len(self.placed.place_of))
+        return size
 
     def run(size: int) -> fedjax_sim.Run:
         return fedjax_sim.sweep(
@@ -173,7 +175,7 @@ def test_what_cannot_fit_is_not_compiled(
             layout=Layout(4, True, 1),
         )
 
-    monkeypatch.setattr(replay.Replay, "compile", listen)
+    monkeypatch.setattr(replay.Replay, "prepare", listen)
     whole = run(5000)
     assert (compiled, lanes_run) == ([12], [12])
     compiling.forget_known()
@@ -191,7 +193,7 @@ def test_a_lane_that_cannot_fit_is_refused_before_it_is_compiled(
     free = 0.9 * 5003 * 4
     monkeypatch.setattr(memory, "free_memory", lambda: free)
     monkeypatch.setattr(memory, "free_here", lambda: free)
-    monkeypatch.setattr(replay.Replay, "compile", lambda self, **how: pytest.fail("compiled"))
+    monkeypatch.setattr(memory, "drop_programs_near_the_limit", lambda: pytest.fail("compiled"))
     with pytest.raises(fedjax_sim.ConfigError, match=r"memory is .* but must be enough for one"):
         fedjax_sim.sweep(
             fedjax_sim.SYSTEMS["fedavg"],
@@ -366,20 +368,19 @@ class Large:
 @pytest.fixture
 def measure(small: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Return a function that measures the bytes of a sweep of four lanes on some devices."""
-    compare, system = pieces.Pieces._compare, fedjax_sim.SYSTEMS["fedavg"]
+    say, system = pieces.Pieces._say_what_is_chosen, fedjax_sim.SYSTEMS["fedavg"]
 
     def needs(inputs: Any, lane_devices: int = 1, unused: Any = None) -> int:
         found: list[int] = []
 
-        def listen(*given: Any) -> tuple[int, float]:
-            needed, free = compare(*given)
+        def listen(self: Any, ready: Any, needed: int, free: float) -> None:
             found.append(needed)
-            return needed, free
+            say(self, ready, needed, free)
 
         problem = Large(jnp.full(7, 2, "int32"), inputs, inputs, unused)
         layout = Layout(1, False, lane_devices, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(pieces.Pieces, "_compare", listen)
+            patch.setattr(pieces.Pieces, "_say_what_is_chosen", listen)
             fedjax_sim.sweep(
                 system, problem, small(system), seeds=4, budget=fedjax_sim.Ticks(1), layout=layout
             )

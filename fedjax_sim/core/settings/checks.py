@@ -11,6 +11,7 @@ structs among the arguments are checked too, see `check`. JAX rebuilds pytrees f
 kind, so of those only static fields are checked when they are made.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -47,10 +48,10 @@ def checked(target: TargetT) -> TargetT:
       and what is allowed, before anything else happens.
     """
     if not isinstance(target, type):
-        return typing.cast(TargetT, _guard(target, target))
+        return typing.cast(TargetT, guard(target, target))
     # A NamedTuple has no __init__. `_make`, by which `_replace` works, passes by its __new__.
     maker = "__new__" if issubclass(target, tuple) else "__init__"
-    setattr(target, maker, _guard(getattr(target, maker), target))
+    setattr(target, maker, guard(getattr(target, maker), target))
     return target
 
 
@@ -67,8 +68,18 @@ def checked_all(module: str) -> None:
             held[name] = checked(value)
 
 
-def _guard(function: Callable[..., Any], owner: object) -> Callable[..., Any]:
-    """Return a function that checks its arguments and calls `function`."""
+def guard(
+    function: Callable[..., Any],
+    owner: object,
+    within: Callable[[Mapping[str, Any]], contextlib.AbstractContextManager] | None = None,
+) -> Callable[..., Any]:
+    """Return a function that checks its arguments and calls `function`.
+
+    Args:
+      function: The function.
+      owner: The function, or the class that it makes.
+      within: From the arguments by name to a context in which the function is called.
+    """
     read = functools.cache(lambda: (inspect.signature(function), _kinds_of(function, owner)))
 
     @functools.wraps(function)
@@ -93,7 +104,10 @@ def _guard(function: Callable[..., Any], owner: object) -> Callable[..., Any]:
                     _check_argument(further, each, allowed, lengths)
             else:
                 _check_argument(name, value, by_name[name], lengths)
-        return function(*args, **kwargs)
+        if within is None:
+            return function(*args, **kwargs)
+        with within(signature.bind_partial(*args).arguments | kwargs):
+            return function(*args, **kwargs)
 
     call.__checked__ = read  # type: ignore[attr-defined]
     return call

@@ -80,6 +80,9 @@ Drawing these takes milliseconds, and small sweeps of many sizes share a program
 """
 
 
+FEW_ENOUGH = "few enough for the schedule of {} to fit in memory"
+
+
 CLIENTS_AS_A_SLOT = 8
 """Clients that count as a slot: each takes part in drawing a tick, such as a draw of its cohort."""
 
@@ -111,18 +114,7 @@ def request_timelines(
     until, first = budget, budget.named[1]
     if not isinstance(budget, Ticks):
         until, first = budgets.first_request(system, hypers, budget)
-    num, slots = len(hypers), read_timeline(system, hypers[0], known_in_all(hypers)).slots
-    seconds = SECONDS_OF_A_SLOT * first * slots * num
-    if seconds > MOST_SECONDS:
-        allowed = (
-            f"smaller: planning {num} schedules of {first} ticks and {slots} slots for "
-            f"{system.name} would take about {seconds / 3600:.0f} hours"
-        )
-        raise ConfigError(*budget.named, allowed)
-    allowed = f"few enough for the schedule of {system.name} to fit in memory"
-    needed = BYTES_OF_A_PLANNED_SLOT * first * slots * num
-    if needed > DRAWN_TOGETHER and needed > memory.SHARE * lifecycle.free_on_host():
-        raise memory.DoesNotFitError(*budget.named, allowed)
+    _check_size(system, hypers, budget, first)
     draw, energy = partial(draw_timelines, system, seeds, hypers), None
     try:
         if isinstance(until, Ticks):
@@ -133,7 +125,27 @@ def request_timelines(
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not memory.is_out_of_memory(error):
             raise
-        raise memory.OutOfMemoryError(*budget.named, allowed) from None
+        raise memory.OutOfMemoryError(*budget.named, FEW_ENOUGH.format(system.name)) from None
+
+
+def _check_size(system: System, hypers: Sequence[HyperT], budget: Budget, ticks: int) -> None:
+    """Refuse timelines that would take hours, or more memory than the host has.
+
+    Args:
+      budget: As the caller has given it.
+      ticks: Ticks of each.
+    """
+    num, slots = len(hypers), read_timeline(system, hypers[0], known_in_all(hypers)).slots
+    seconds = SECONDS_OF_A_SLOT * ticks * slots * num
+    if seconds > MOST_SECONDS:
+        allowed = (
+            f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
+            f"{system.name} would take about {seconds / 3600:.0f} hours"
+        )
+        raise ConfigError(*budget.named, allowed)
+    needed = BYTES_OF_A_PLANNED_SLOT * ticks * slots * num
+    if needed > DRAWN_TOGETHER and needed > memory.SHARE * lifecycle.free_on_host():
+        raise memory.DoesNotFitError(*budget.named, FEW_ENOUGH.format(system.name))
 
 
 class Schedules(NamedTuple):

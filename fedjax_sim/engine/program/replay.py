@@ -19,6 +19,7 @@ apart local models are before they are averaged.
 import dataclasses
 import functools
 import importlib
+import math
 from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from inspect import unwrap
@@ -182,56 +183,46 @@ class Replay:
         carries, _ = self._begin.eval_shape(self.program, lanes, None, starts)
         return self.placed.carried(carries)
 
-    def prepare(self, *, begins: bool = True) -> None:
-        """Compile the programs, unless those of an equal form are known."""
-        if not compiling.is_known(self.form):
-            self.compile(begins=begins)
-            if begins:
-                compiling.note_known(self.form)
+    def prepare(self, *, begins: bool = True, room: float = math.inf) -> int:
+        """Compile the programs of a chunk and of the beginning, unless equal ones are known.
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the memory of programs of this form is known, so that none need be compiled."""
-        return compiling.known_size(self.form) is not None
+        They are compiled at the same time, and traced in this thread, because JAX's settings belong
+        to a thread. JAX keeps what is compiled here for the calls that follow.
 
-    def size(self, room: float) -> int:
-        """Count the bytes of the programs on each device, without the data that lanes share.
+        Args:
+          begins: Whether the beginning is needed.
+          room: Bytes, above which the states of the lanes alone are counted and nothing compiled.
 
-        The programs are compiled, unless their memory is known or the states of the lanes alone
-        take more than `room`.
+        Returns:
+          The bytes of the programs on each device, without the data that lanes share.
         """
-        found = compiling.known_size(self.form)
-        if found is None:
-            found = memory.count_bytes(self.carries()) // self.program.placement.lane_devices
-            if found <= room:
-                lanes = self._described.lanes
-                shared = memory.count_bytes((lanes.hyper.shared, lanes.problem.shared))
-                found = max(0, memory.measure_programs(self.compile()) - shared)
-                compiling.note_known(self.form, found)
-        return found
-
-    def compile(self, *, begins: bool = True) -> list[jax.stages.Compiled]:
-        """Compile the programs of a chunk and of the beginning, if it `begins`, at the same time.
-
-        Both are traced in this thread, because JAX's settings belong to a thread. JAX keeps what is
-        compiled here for the calls that follow.
-        """
+        if (known := compiling.known_size(self.form)) is not None:
+            return known
+        carries, lanes = self.carries(), self._described.lanes
+        if (size := memory.count_bytes(carries) // self.program.placement.lane_devices) > room:
+            return size
         memory.drop_programs_near_the_limit()
         with ThreadPoolExecutor(2) as workers:
-            begun = [workers.submit(self._begin_lowered.compile)] if begins else []
-            chunk = self.lowered
+            lowered = self.lowered_beginning() if begins else None
+            begun = lowered and workers.submit(lowered.compile)
+            chunk = _advance.lower(*self._inputs(self._described, carries))
             # Results are made of it, and importing it takes half a second.
             workers.submit(importlib.import_module, "xarray")
-            return [chunk.compile(), *(each.result() for each in begun)]
+            programs = [chunk.compile()]
+            if begun:
+                programs.append(begun.result())
+        shared = memory.count_bytes((lanes.hyper.shared, lanes.problem.shared))
+        size = max(0, memory.measure_programs(programs) - shared)
+        if begins:
+            compiling.note_known(self.form, size)
+        return size
 
-    @functools.cached_property
     def lowered(self) -> jax.stages.Lowered:
-        """The program of a chunk."""
+        """Lower the program of a chunk."""
         return _advance.lower(*self._inputs(self._described, self.carries()))
 
-    @functools.cached_property
-    def _begin_lowered(self) -> jax.stages.Lowered:
-        """The program of the beginning."""
+    def lowered_beginning(self) -> jax.stages.Lowered:
+        """Lower the program of the beginning."""
         placed = self._described
         return self._begin.lower(self.program, placed.lanes, None, placed.starts)
 
@@ -263,7 +254,7 @@ class Replay:
     def program_digest(self) -> str:
         """Hash the texts of all programs: the beginning, a chunk, and the final models."""
         final = _final_models.lower(self.program, self._described.lanes, None, self.carries())
-        return processes.hash_programs(self._begin_lowered, self.lowered, final)
+        return processes.hash_programs(self.lowered_beginning(), self.lowered(), final)
 
 
 @dataclasses.dataclass(eq=False)
@@ -307,12 +298,10 @@ class _ReplayedLane:
         """Return the model of the last state."""
         return self.lane.algorithm.model(self.lane.learnt(carry.state))
 
-    def advance(self, carry: Carry, runs: types.Array | None) -> tuple[Carry, Evaluated]:
+    def advance(self, carry: Carry, runs: types.Array | None = None) -> tuple[Carry, Evaluated]:
         """Replay a chunk. runs: `bool[]`, whether the lane goes on; None if none is stopped."""
-        return self.replay(carry) if runs is None else opened.take_if(runs, self.replay, carry)
-
-    def replay(self, carry: Carry) -> tuple[Carry, Evaluated]:
-        """Replay a chunk of a lane that goes on."""
+        if runs is not None:
+            return opened.take_if(runs, self.advance, carry)
         (num_evals, per_eval), size = self.program.chunk, self.program.block
         if self.tables.until is not None:
             # Limits belong to the schedule: states begin without them.
@@ -335,7 +324,8 @@ class _ReplayedLane:
 
     def evaluation(self, carry: Carry, number: types.Array) -> tuple[Carry, Evaluated]:
         """Take the ticks before an evaluation, and compute the metrics of the model after them."""
-        carry, (counts, realised) = self.take_ticks(carry, number, 0, self.program.chunk[1])
+        ticks = self.ticks(carry, number, 0, self.program.chunk[1])
+        carry, (counts, realised) = self.scan(self.tick, carry, ticks)
         means = "", "client_"  # names of the metrics that sums of measures become
         names = [name.replace(events.MEASURED, each) for name in counts for each in means]
         observed = self.observe(carry, self.holders(number), names)
@@ -345,7 +335,8 @@ class _ReplayedLane:
         """Take a block of ticks, with counts that add up until the evaluation."""
         carry, totals = both
         size = self.program.block
-        carry, (counts, realised) = self.take_ticks(carry, jnp.int32(0), i * size, size)
+        ticks = self.ticks(carry, jnp.int32(0), i * size, size)
+        carry, (counts, realised) = self.scan(self.tick, carry, ticks)
         after = {
             name: jax.tree.map(jnp.add, totals[name], count)
             for name, count in _summed(counts).items()
@@ -354,25 +345,35 @@ class _ReplayedLane:
             after[name] = jax.lax.dynamic_update_slice_in_dim(totals[name], piece, i * size, 0)
         return carry, after
 
-    def take_ticks(
+    def ticks(
         self, carry: Carry, number: types.Array, begin: types.Array | int, length: int
-    ) -> tuple[Carry, Counted]:
-        """Take ticks before an evaluation of the chunk.
+    ) -> tuple[tuple[types.Array, types.Array], Any]:
+        """Collect the inputs of ticks before an evaluation of the chunk, see `tick`.
 
         Args:
           number: Number of the evaluation within the chunk.
           begin: The first tick, counted from the evaluation before it.
           length: How many.
         """
-        lengths = self.tables.num_ticks
+        places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
+        return places, self.lane.draw_ahead(carry.state, length)
+
+    @property
+    def scan(self) -> Callable[..., tuple[Carry, Counted]]:
+        """The function that takes ticks one after another, as `jax.lax.scan` does."""
         # Lanes that are batched together may end at different ticks.
-        differs = lengths is not None and self.program.plan.lanes_at_once and len(lengths) > 1
-        if self.num_ticks is None or not differs:
-            places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
-            ahead = self.lane.draw_ahead(carry.state, length)
-            return targets.scan(self.tick, carry, (places, ahead))
-        # First the ticks of all lanes, without a copy of their states; then, until the last lane
-        # ends, those of some, where the states of the others are selected.
+        may_differ = self.num_ticks is not None and self.program.plan.lanes_at_once
+        if may_differ and len(self.tables.num_ticks) > 1:
+            return self.scan_unequal
+        return jax.lax.scan if targets.is_for_cpu() else targets.packed_scan
+
+    def scan_unequal(self, _: object, carry: Carry, ticks: tuple) -> tuple[Carry, Counted]:
+        """Take ticks of lanes some of which end before others.
+
+        First the ticks of all lanes, without a copy of their states; then, until the last lane
+        ends, those of some, where the states of the others are selected.
+        """
+        (number, begin), length = (each[0] for each in ticks[0]), len(ticks[0][0])
         before = (self.place[0, 0] + number) * self.program.chunk[1] + begin
         left = jnp.clip(self.num_ticks - before, 0, length)
         shortest, longest = (of(left, batching.LANE_AXIS) for of in (jax.lax.pmin, jax.lax.pmax))
