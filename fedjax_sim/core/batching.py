@@ -128,14 +128,24 @@ def map_slots(
 
         return split_over_devices(share, plan, steps, *slots, weights=weights)
 
-    # All slots together, one after another, or block by block.
-    num, size = steps.shape[0], plan.slots_at_once
-    if size >= num:
-        taken = _common_trips(steps.max(), plan) if trips is None else trips
-        results = jax.vmap(partial(work, taken))(*slots)
-        if weights is not None:
-            results = weighted_sum(weights, results[0]), results[1]
-        return results, jnp.asarray(taken * num)
+    if plan.slots_at_once < steps.shape[0]:
+        return _map_blocks(work, plan, (steps, weights, slots), trips)
+    taken = _common_trips(steps.max(), plan) if trips is None else trips
+    results = jax.vmap(partial(work, taken))(*slots)
+    if weights is not None:
+        results = weighted_sum(weights, results[0]), results[1]
+    return results, jnp.asarray(taken * steps.size)
+
+
+def _map_blocks(
+    work: Callable[..., Any],
+    plan: Plan,
+    inputs: tuple[Array, Array | None, tuple],
+    trips: int | None,
+) -> tuple[Any, Array]:
+    """Apply a function to one slot after another, or block by block; see `map_slots`."""
+    (steps, weights, slots), size = inputs, plan.slots_at_once
+    num = steps.shape[0]
 
     def run(inputs: Any) -> tuple[Any, Array]:
         steps, weights, slots = inputs
@@ -148,7 +158,7 @@ def map_slots(
         return results, jnp.asarray(taken)
 
     if size == 1:
-        results, taken = _in_turn(run, (steps, weights, slots))
+        results, taken = _in_turn(run, inputs)
         return results, taken.sum()
     # Blocks are sorted by steps, so that few steps are padded.
     order = jnp.argsort(-steps)

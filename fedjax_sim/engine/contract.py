@@ -317,17 +317,9 @@ def check_step(
     if not hasattr(info, "_asdict"):
         allowed = "a NamedTuple of numbers, such as fedjax_sim.core.types.Work"
         raise ConfigError("info that step returns", type(info).__name__, allowed)
-    changed, slots = getattr(info, "event", None), event.clients.shape
-    if changes and not isinstance(changed, types.Event):
-        allowed = (
-            "the changed event, as in the Work of local training, because the step replaced "
-            f"{' and '.join(sorted(changes))} of its event (event.within describes other work "
-            "within a tick, which changes nothing that is counted)"
-        )
-        raise ConfigError("field event of the info that step returns", changed, allowed)
-    if isinstance(changed, types.Event) and changed.clients.shape != slots:
-        allowed = f"{list(slots)}, the slots of the tick"
-        raise ConfigError("shape of the event in the info", list(changed.clients.shape), allowed)
+    changed = getattr(info, "event", None)
+    if changes or isinstance(changed, types.Event):
+        _check_changed(changed, event, changes)
     had, has = trees.typed_structure(state), trees.typed_structure(after)
     if had != has:
         allowed = f"of the structure that init returns, {had.structure}"
@@ -340,6 +332,20 @@ def check_step(
         if was.shape != now.shape or not is_alike:
             name = f"state{jax.tree_util.keystr(path)} that step returns"
             raise ConfigError(name, now.str_short(), f"{was.str_short()}, as init returns it")
+
+
+def _check_changed(changed: object, event: types.Event, changes: Collection[str]) -> None:
+    """Check the event of a step's info against the given one, see `check_step`."""
+    if not isinstance(changed, types.Event):
+        allowed = (
+            "the changed event, as in the Work of local training, because the step replaced "
+            f"{' and '.join(sorted(changes))} of its event (event.within describes other work "
+            "within a tick, which changes nothing that is counted)"
+        )
+        raise ConfigError("field event of the info that step returns", changed, allowed)
+    if changed.clients.shape != (slots := event.clients.shape):
+        allowed = f"{list(slots)}, the slots of the tick"
+        raise ConfigError("shape of the event in the info", list(changed.clients.shape), allowed)
 
 
 def keep_narrow(before: types.StateT, after: types.StateT) -> types.StateT:

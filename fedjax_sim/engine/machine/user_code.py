@@ -102,6 +102,13 @@ def number_of_code(
     is_users, parts = _look_through(used)
     if not is_users:
         return _number(parts) if parts else 0
+    return _number_of_users(trace, parts, used, facts, may_rest)
+
+
+def _number_of_users(
+    trace: Callable, parts: Hashable, used: Any, facts: Hashable, may_rest: bool
+) -> int:
+    """Number a program with code of users, as `number_of_code`."""
     forms = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(used) if _is_data(leaf))
     asked = parts, trees.typed_structure(used), forms, jax.dtypes.result_type(float), facts
     of_call = _of_call.get()

@@ -345,7 +345,7 @@ def choose(
     padding = longest.sum() * num_slots / max(steps.sum(), 1)
     for_lanes = layout.lane_devices or max(1, num_devices // (layout.client_devices or 1))
     family_size = 1
-    if layout.lanes_at_once is None:
+    if layout.lanes_at_once is None and members > 1:
         devices_per_family = for_lanes * members / num_lanes
         # So that every device has work, and on a CPU no batch is too large.
         operations = cost.operations if on_cpu else 0.0
@@ -387,7 +387,7 @@ def choose(
         packed=packed,
         devices=devices,
     )
-    if not lanes_at_once:
+    if not lanes_at_once or num_sets == 1:
         return placement
     batches = layout.lane_batches or 1
     # The slots of all lanes fill packed rows better than those of a batch.

@@ -225,7 +225,13 @@ def lay_out(
     if not present.all():
         steps, weight = np.where(present, steps, 0), np.where(present, weight, 0)
     # Rows of the store: where each slot reads its old model, and where each tick writes its own.
-    row, read, rows = _assign_stores(numbers - staleness, present, ends[:, -1], shape)
+    has_any = present.any(axis=2) | ~is_within
+    if has_any.all() and not (present & (staleness != 0)).any():
+        # Only the next tick reads a version: one row is enough, and a scratch row.
+        rows = _round_up(2)
+        row, read = np.zeros((num, total + 1), np.int32), np.where(present, 0, rows - 1)
+    else:
+        row, read, rows = _assign_stores(numbers - staleness, present, ends[:, -1], shape)
     if not is_whole:
         # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
         read = np.where(is_within[..., None], read, rows - 1)
@@ -341,12 +347,6 @@ def _assign_stores(
       scratch row in all.
     """
     num, total, _ = shape
-    is_newest = (version == np.arange(total)[:, None]) | ~present
-    has_any = present.any(axis=2) | (np.arange(total) >= ends[:, None])
-    if is_newest.all() and has_any.all():
-        # Only the next tick reads a version: one row is enough.
-        row = np.zeros((num, total + 1), np.int32)
-        return row, np.where(present, 0, _round_up(2) - 1), _round_up(2)
     present, version = np.broadcast_to(present, shape), np.broadcast_to(version, shape)
     last = np.full((num, total + 1), -1)
     # One schedule at a time, which bounds the memory.
