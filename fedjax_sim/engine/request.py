@@ -104,11 +104,12 @@ class Options:
     def __post_init__(self) -> None:
         """Turn numbers of NumPy into those of Python, which files can hold."""
         for name, value in vars(self).items():
-            if isinstance(value, types.Layout):
+            if isinstance(value, types.Layout) and value != types.Layout():
                 value = types.Layout(*map(settings.plain, value))
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-                numbers = {field: settings.plain(each) for field, each in vars(value).items()}
-                value = dataclasses.replace(value, **numbers)
+                for field, each in vars(value).items():
+                    if (number := settings.plain(each)) is not each:
+                        value = dataclasses.replace(value, **{field: number})
             object.__setattr__(self, name, settings.plain(value))
         object.__setattr__(self, "devices", tuple(self.devices))
 

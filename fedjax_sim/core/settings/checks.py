@@ -80,7 +80,7 @@ def guard(
       owner: The function, or the class that it makes.
       within: From the arguments by name to a context in which the function is called.
     """
-    read = functools.cache(lambda: (inspect.signature(function), _kinds_of(function, owner)))
+    read = functools.cache(lambda: (inspect.signature(function), _Kinds(function, owner)))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,10 +98,11 @@ def guard(
                     _check_argument(f"argument {place}", each, by_name[name], lengths)
             elif kind is inspect.Parameter.VAR_KEYWORD:
                 for further, each in value.items():
-                    if (allowed := by_name.get(further, by_name.get(name))) is None:
+                    declared_as = further if further in by_name.hints else name
+                    if declared_as not in by_name.hints:
                         words = f"{function.__qualname__}() got an unexpected keyword argument"
                         raise TypeError(f"{words} {further!r}")
-                    _check_argument(further, each, allowed, lengths)
+                    _check_argument(further, each, by_name[declared_as], lengths)
             else:
                 _check_argument(name, value, by_name[name], lengths)
         if within is None:
@@ -138,27 +139,34 @@ def _check_argument(name: str, value: object, kind: Kind, lengths: Lengths) -> N
         check_known(value)
 
 
-def _kinds_of(function: Callable[..., Any], owner: Any) -> dict[str, Kind]:
-    """Read the kinds of a function's arguments; of a record's class those of its fields."""
-    is_record = owner is not function and (
-        issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
-    )
-    hints = declared.hints_of(owner if is_record else function)
-    is_pytree = dataclasses.is_dataclass(owner) and hasattr(owner, "replace")
-    for field in dataclasses.fields(owner) if is_pytree else ():
-        if field.metadata.get("pytree_node", True):
-            hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
-    parameters = list(inspect.signature(function).parameters)
-    for name, hint in list(hints.items()):
-        if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
-            del hints[name]
-            parameters.remove(name)
-            parameters += (listed := declared.hints_of(typing.get_args(hint)[0]))
-            hints |= listed
-    allowed = {name: declared.kind_of(hints.get(name, Any)) for name in parameters}
-    if owner is not function:
-        allowed[parameters[0]] = declared.OPEN  # An object that is being made is not looked at.
-    return allowed
+class _Kinds(dict[str, Kind]):
+    """Kinds of a function's arguments, each read from its annotation when it is first given.
+
+    Attributes:
+      hints: The annotations; of a record's class those of its fields.
+    """
+
+    def __init__(self, function: Callable[..., Any], owner: Any):
+        is_record = owner is not function and (
+            issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
+        )
+        hints = declared.hints_of(owner if is_record else function)
+        is_pytree = dataclasses.is_dataclass(owner) and hasattr(owner, "replace")
+        for field in dataclasses.fields(owner) if is_pytree else ():
+            if field.metadata.get("pytree_node", True):
+                hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
+        parameters = list(inspect.signature(function).parameters)
+        for name in parameters:
+            hint = hints.setdefault(name, Any)
+            if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
+                del hints[name]
+                hints |= declared.hints_of(typing.get_args(hint)[0])
+        if owner is not function:
+            hints[parameters[0]] = TargetT  # An object that is being made is not looked at.
+        self.hints = hints
+
+    def __missing__(self, name: str) -> Kind:
+        return self.setdefault(name, declared.kind_of(self.hints[name]))
 
 
 def check(hyper: object) -> None:

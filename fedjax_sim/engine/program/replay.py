@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import importlib
 import math
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from inspect import unwrap
 from typing import Any, NamedTuple
@@ -302,14 +302,19 @@ class _ReplayedLane:
         """Replay a chunk. runs: `bool[]`, whether the lane goes on; None if none is stopped."""
         if runs is not None:
             return opened.take_if(runs, self.advance, carry)
-        (num_evals, per_eval), size = self.program.chunk, self.program.block
         if self.tables.until is not None:
             # Limits belong to the schedule: states begin without them.
             until = jax.tree.map(lambda leaf: look_up(leaf, (self.row,)), self.tables.until)
             carry = carry._replace(state=carry.state._replace(until=until))
-        if not size:
-            return jax.lax.scan(self.evaluation, carry, jnp.arange(num_evals, dtype="int32"))
+        if self.program.block:
+            return self.stretch(carry)
+        evaluations = jnp.arange(self.program.chunk[0], dtype="int32")
+        return jax.lax.scan(self.evaluation, carry, evaluations)
+
+    def stretch(self, carry: Carry) -> tuple[Carry, Evaluated]:
+        """Replay a chunk that is a stretch of ticks up to the next evaluation, or not so far."""
         # The bounds are no part of the program, so stretches of all lengths share one.
+        per_eval, size = self.program.chunk[1], self.program.block
         first, (_, begin, end) = jnp.int32(0), self.place[0]
         nothing, totals = opened.zeros_of(lambda carry: self.evaluation(carry, first)[1], carry)
         both = jax.lax.fori_loop(begin // size, end // size, self.block, (carry, totals))
@@ -414,14 +419,15 @@ class _ReplayedLane:
             state, info = opened.learn_if(number < self.num_ticks, lane.step, carry.state, event)
         counts, realised = _counts_of(info, event, lane.problem.counts.shape[0])
         realised |= lane.realised(state, info)
-        versions = carry.versions
+        carry = carry._replace(state=state)
         if tables.held is not None and lane.algorithm.client_models is None:
             if realised and not info.event.facts.keeps("clients"):
                 allowed = "false where a step changes who takes part: which models clients hold"
                 raise ConfigError("client_variance", True, f"{allowed} follows from the schedule")
             written = look_up(tables.held.write, (self.row, *place))
-            versions = write_version(versions, written, lane.received(state))
-        return Carry(state, versions), (counts, realised)
+            store = write_version(carry.versions, written, lane.received(state))
+            carry = carry._replace(versions=store)
+        return carry, (counts, realised)
 
     def holders(self, number: types.Array) -> types.Array | None:
         """Count the clients that hold each version at an evaluation, by its number: `i32[H]`."""
@@ -516,10 +522,7 @@ _final_models = jax.jit(_over_lanes("_final_models", _ReplayedLane.final_model),
 
 
 def _counts_of(info: types.Work, event: types.Event, num_clients: int) -> Counted:
-    """Split an `Info` into numbers, by name, and who took part if the step has changed that.
-
-    Measures are summed for each client, `f[N]`, as are the steps over which their means are taken.
-    """
+    """Split an `Info` into numbers, by name, and who took part if the step has changed that."""
     counts, realised = info._asdict(), dict[str, types.Array]()
     changed: Any = counts.get("event")
     if not isinstance(changed, tuple):  # A number, or nothing.
@@ -530,12 +533,21 @@ def _counts_of(info: types.Work, event: types.Event, num_clients: int) -> Counte
         realised = {f"{events.HAPPENED}{name}": getattr(changed, name) for name in names}
     if isinstance(info, types.Work):
         del counts["seen"], counts["aux"], counts["measured"]  # of live clocks, and of losses
-        event = changed if realised else event
-        for name, sums in ({**info.measured, "": event.steps} if info.measured else {}).items():
-            places = jnp.where(event.clients < 0, num_clients, event.clients)
-            of_clients = jnp.zeros(num_clients, "float32").at[places].add(sums, mode="drop")
-            counts[f"{events.MEASURED}{name}"] = of_clients
+        if info.measured:
+            counts |= _measured(info.measured, changed if realised else event, num_clients)
     return counts, realised
+
+
+def _measured(
+    sums: Mapping[str, types.Array], event: types.Event, num_clients: int
+) -> dict[str, types.Array]:
+    """Sum measures, and the steps over which they were taken, for each client: `f[N]` by name."""
+    places = jnp.where(event.clients < 0, num_clients, event.clients)
+    none = jnp.zeros(num_clients, "float32")
+    return {
+        f"{events.MEASURED}{name}": none.at[places].add(each, mode="drop")
+        for name, each in {**sums, "": event.steps}.items()
+    }
 
 
 def _summed(counts: dict[str, types.Array]) -> Totals:

@@ -38,7 +38,7 @@ from fedjax_sim.engine.running.chunks import Evaluations, replay_schedule
 from fedjax_sim.engine.running.outcomes import collect, happened_so_far
 from fedjax_sim.engine.watching import Watcher
 from fedjax_sim.results import store
-from fedjax_sim.results.curves import Returned
+from fedjax_sim.results.curves import Curves, Returned
 
 
 class Ready(NamedTuple):
@@ -255,32 +255,37 @@ def replay_group(ready: Ready) -> Returned:
     planned, replay, saved = ready
     if saved is not None:
         saved.open(planned.decided(replay), planned.timelines, planned.ticks)
-    if planned.options.watch.is_needed:
-        schedule, row, plan = planned.schedule, planned.row, planned.program.plan
-        watch = Watcher(
-            planned.program.system.name,
-            planned.group,
-            schedule.ticks[row],
-            schedule.time[row],
-            planned.options.watch,
-            is_batched=plan.lanes_at_once or plan.family_size > 1,
-        )
-
-        def report(done: int, seen: Evaluations) -> np.ndarray:
-            if plan.live is not None:
-                happened = happened_so_far(planned, seen.kinds["info"])
-                watch.know(happened.ticks, happened.time)
-            return watch.update(done, seen.kinds["metric"], seen.stopped_at)
-
-        with watch.display:
-            curves = replay_schedule(replay, report, saved)
-            # A run that was stopped after its last tick reports nothing when it is resumed.
-            watch.track(schedule.shape[1], curves.metrics, curves.stopped_at)
-    else:
-        curves = replay_schedule(replay, None, saved)
+    is_watched = planned.options.watch.is_needed
+    curves = _watched(ready) if is_watched else replay_schedule(replay, None, saved)
     if saved is not None:
         saved.finish(store.pack(curves))
     return collect(planned, curves, planned.options)
+
+
+def _watched(ready: Ready) -> Curves:
+    """Replay a piece while somebody watches."""
+    planned, replay, saved = ready
+    schedule, row, plan = planned.schedule, planned.row, planned.program.plan
+    watch = Watcher(
+        planned.program.system.name,
+        planned.group,
+        schedule.ticks[row],
+        schedule.time[row],
+        planned.options.watch,
+        is_batched=plan.lanes_at_once or plan.family_size > 1,
+    )
+
+    def report(done: int, seen: Evaluations) -> np.ndarray:
+        if plan.live is not None:
+            happened = happened_so_far(planned, seen.kinds["info"])
+            watch.know(happened.ticks, happened.time)
+        return watch.update(done, seen.kinds["metric"], seen.stopped_at)
+
+    with watch.display:
+        curves = replay_schedule(replay, report, saved)
+        # A run that was stopped after its last tick reports nothing when it is resumed.
+        watch.track(schedule.shape[1], curves.metrics, curves.stopped_at)
+    return curves
 
 
 def _name_large_stores(ready: Ready, least: float) -> None:
@@ -324,11 +329,8 @@ def _name_large_stores(ready: Ready, least: float) -> None:
 
 
 @contextlib.contextmanager
-def locked(asked: Checkpoints | None) -> Iterator[None]:
-    """Lock the folder of checkpoints, if there is one; if nothing is resumed, remove older ones."""
-    if asked is None:
-        yield
-        return
+def locked(asked: Checkpoints) -> Iterator[None]:
+    """Lock the folder of checkpoints; if nothing is resumed, remove older ones."""
     folder = Path(asked.folder)
     with writing_to("folder of checkpoints", folder):
         lock = FolderLock(folder)
