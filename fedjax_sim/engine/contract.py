@@ -87,11 +87,9 @@ def check_problem(system: types.System, problem: Any) -> None:
     owner = type(problem)
     lacking = [each for each in members if not (hasattr(owner, each) or trees.has(problem, each))]
     if lacking or isinstance(problem, type):
-        allowed = f"a {kind.__name__} (see fedjax_sim/core/types.py) for {system.name}"
-        if isinstance(problem, type):
-            allowed += ", not a class"
-        elif len(lacking) < len(members):
-            allowed += f"; it lacks {' and '.join(lacking)}"
+        further = f"; it lacks {' and '.join(lacking)}" if len(lacking) < len(members) else ""
+        further = ", not a class" if isinstance(problem, type) else further
+        allowed = f"a {kind.__name__} (see fedjax_sim/core/types.py) for {system.name}{further}"
         raise ConfigError("problem", name, allowed)
     for member in members:
         if callable(asked := getattr(kind, member)):
@@ -281,18 +279,21 @@ def check_algorithm(found: object, system: types.System, hyper: types.HyperT) ->
         raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
     known = fields(type(hyper))
     for name, idle in system.messages.relies_on:
-        if name not in known or name in found.supports:
-            continue
-        value = value_of(hyper, name)
-        is_plain = isinstance(idle, (str, int, float))
-        if not (is_known(value, idle) if is_plain else type(value) is type(idle)):
-            allowed = (
-                f"{idle}, because the algorithm of {system.name} does not name it in `supports`, "
-                "but the messages of the system would be counted with it"
-            )
-            # Numbers are traced here, those of a kind too, and cannot be shown.
-            is_shown = is_plain and not isinstance(value, jax.core.Tracer)
-            raise ConfigError(name, value if is_shown else type(value).__name__, allowed)
+        if name in known and name not in found.supports:
+            _check_idle(name, value_of(hyper, name), idle, system)
+
+
+def _check_idle(name: str, value: object, idle: Any, system: types.System) -> None:
+    """Check that a setting has no effect, see `check_algorithm`. idle: Its value without one."""
+    is_plain = isinstance(idle, (str, int, float))
+    if not (is_known(value, idle) if is_plain else type(value) is type(idle)):
+        allowed = (
+            f"{idle}, because the algorithm of {system.name} does not name it in `supports`, "
+            "but the messages of the system would be counted with it"
+        )
+        # Numbers are traced here, those of a kind too, and cannot be shown.
+        is_shown = is_plain and not isinstance(value, jax.core.Tracer)
+        raise ConfigError(name, value if is_shown else type(value).__name__, allowed)
 
 
 def check_step(

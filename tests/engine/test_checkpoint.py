@@ -136,7 +136,7 @@ def test_a_killed_run_ends_with_the_same_bits(
             run(checkpoints=fedjax_sim.Checkpoints(tmp_path))
     assert len(list(tmp_path.rglob("state-*"))) == 2
     done = note_saves(monkeypatch)
-    monkeypatch.setattr(drawing, "request_timelines", refuse)
+    monkeypatch.setattr(drawing.Schedules, "request", refuse)
     resumed = run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))
     assert done == [4, 5, 6, 7, 8], "three of the eight ticks had been done"
     assert_same_bits(resumed, unbroken)
@@ -154,7 +154,7 @@ def test_a_finished_run_is_neither_drawn_nor_run_again(
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **OPTIONS)
     whole = run(checkpoints=fedjax_sim.Checkpoints(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(drawing, "request_timelines", refuse)
+        patch.setattr(drawing.Schedules, "request", refuse)
         patch.setattr(pieces, "replay_schedule", refuse)
         assert capsys.readouterr().err == ""
         again = run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))

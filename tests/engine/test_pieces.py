@@ -20,7 +20,7 @@ from fedjax_sim import ConfigError, Layout
 from fedjax_sim.core import lifecycle
 from fedjax_sim.engine.machine import compiling, memory
 from fedjax_sim.engine.planning import drawing
-from fedjax_sim.engine.planning.drawing import Schedules, request_timelines
+from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.program import replay
 from fedjax_sim.engine.running import chunks, pieces
 from tests.conftest import Regression
@@ -453,7 +453,7 @@ def test_lanes_whose_schedules_fill_the_host_are_halved_before_they_are_planned(
 
 def test_planning_for_hours_is_refused_before_it_begins(sweep: Sweep, small: Callable) -> None:
     with pytest.raises(ConfigError, match=r"num_ticks is 10000000, .* about [0-9]+ hours\.$"):
-        request_timelines(FEDBUFF, [*range(500)], [small(FEDBUFF)] * 500, fedjax_sim.Ticks(10**7))
+        Schedules(FEDBUFF, range(500), [small(FEDBUFF)] * 500, fedjax_sim.Ticks(10**7)).request()
     with pytest.raises(ConfigError, match=r"time_budget is 10000000.0, but must be smaller"):
         sweep(seeds=500, budget=fedjax_sim.Time(1e7))
 
@@ -465,16 +465,16 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
 ) -> None:
     """They are those of all schedules drawn together."""
     seeds, hypers = [*range(4)], [small(FEDBUFF)] * 4
-    given = FEDBUFF, fedjax_sim.Time(30.0), np.arange(4), seeds, hypers, None
+    given = FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0), np.arange(4)
     together = Schedules(*given).count_ticks()
     drawn: list[int] = []
-    request = drawing.request_timelines
+    request = Schedules.request
 
-    def listen(system: Any, few: Any, *given: Any, **budget: Any) -> Any:
-        drawn.append(len(few))
-        return request(system, few, *given, **budget)
+    def listen(schedules: Schedules) -> Any:
+        drawn.append(len(schedules.seeds))
+        return request(schedules)
 
-    monkeypatch.setattr(drawing, "request_timelines", listen)
+    monkeypatch.setattr(Schedules, "request", listen)
     schedules_that_fit(2)
     alone = Schedules(*given).count_ticks()
     assert drawn == [4, 2, 2]

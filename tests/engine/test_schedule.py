@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.core.types import EMPTY, Time
-from fedjax_sim.engine.planning.budgets import draw_ticks, lengthen, ticks_in_budget
+from fedjax_sim.engine.planning.budgets import lengthen, ticks_in_budget
+from fedjax_sim.engine.planning.drawing import draw_ticks
 from fedjax_sim.engine.planning.schedule import (
     assign_rows,
     lay_out,

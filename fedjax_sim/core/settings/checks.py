@@ -119,24 +119,29 @@ def _check_argument(name: str, value: object, kind: Kind, lengths: Lengths) -> N
     if kind is declared.OPEN:
         return
     if kind is not declared.ANYTHING and not kind.accepts(value, lengths):
-        named = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]|below \w+", kind.words)))
-        known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
-        allowed = kind.words + (f" with {', '.join(known)}" * bool(known))
-        if isinstance(value, int) and abs(value) > declared.MOST_WHOLE:
-            allowed += ", of 64 bits"
-        if isinstance(value, types.ModuleType):  # Such as that of a system in its place.
-            module = value.__name__.rpartition(".")[2]
-            meant = [
-                name
-                for name, held in vars(value).items()
-                if type(held).__module__.startswith("fedjax_sim.") and kind.accepts(held, lengths)
-            ]
-            if len(meant) == 1 or "system" in meant:  # A family's module has several systems.
-                which = "system" if "system" in meant else meant[0]
-                allowed += f" (did you mean {module}.{which}?)"
-        raise ConfigError(name, value, allowed)
+        raise _refusal(name, value, kind, lengths)
     if hasattr(type(value), ASSUMED):
         check_known(value)
+
+
+def _refusal(name: str, value: object, kind: Kind, lengths: Lengths) -> ConfigError:
+    """Return the error for an argument that is not of its kind."""
+    named = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]|below \w+", kind.words)))
+    known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
+    allowed = kind.words + (f" with {', '.join(known)}" * bool(known))
+    if isinstance(value, int) and abs(value) > declared.MOST_WHOLE:
+        allowed += ", of 64 bits"
+    if isinstance(value, types.ModuleType):  # Such as that of a system in its place.
+        module = value.__name__.rpartition(".")[2]
+        meant = [
+            name
+            for name, held in vars(value).items()
+            if type(held).__module__.startswith("fedjax_sim.") and kind.accepts(held, lengths)
+        ]
+        if len(meant) == 1 or "system" in meant:  # A family's module has several systems.
+            which = "system" if "system" in meant else meant[0]
+            allowed += f" (did you mean {module}.{which}?)"
+    return ConfigError(name, value, allowed)
 
 
 class _Kinds(dict[str, Kind]):

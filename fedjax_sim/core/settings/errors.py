@@ -152,16 +152,6 @@ def check_file(field: str, path: str | Path) -> None:
         raise ConfigError(field, str(path), "a file on disk, not a pipe or a device")
 
 
-def plain(value: Any) -> Any:
-    """Return a number of NumPy or JAX as Python has it, and any other value as it is.
-
-    Args:
-      value: object value.
-    """
-    is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
-    return value.item() if is_number else value
-
-
 def _shown(value: Any) -> str:
     """Write a value in one line that is not long."""
     size = getattr(value, "size", 0)

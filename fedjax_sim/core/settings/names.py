@@ -242,6 +242,16 @@ def known_values(hyper: object) -> Iterator[tuple[str, float]]:
                     yield name, simple
 
 
+def plain(value: Any) -> Any:
+    """Return a number of NumPy or JAX as Python has it, and any other value as it is.
+
+    Args:
+      value: object value.
+    """
+    is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
+    return value.item() if is_number else value
+
+
 def is_known(value: object, number: float) -> bool:
     """Tell whether a setting has this value in every lane and was known before tracing.
 

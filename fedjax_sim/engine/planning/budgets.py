@@ -61,32 +61,6 @@ def first_request(
     return Ticks(most), most
 
 
-def draw_ticks(draw: Callable[[int], Timeline], num_ticks: int) -> tuple[Timeline, np.ndarray]:
-    """Draw timelines until so many ticks of all lanes are known.
-
-    Args:
-      draw: From a number of ticks to leaves `[L, T, ...]`.
-      num_ticks: The ticks of each lane.
-
-    Returns:
-      As `lengthen`.
-
-    Raises:
-      ConfigError: If a recorded trace holds fewer ticks, or too many must be drawn.
-    """
-    asked = num_ticks
-    while asked <= MAX_TICKS:
-        timelines = draw(asked)
-        time = timelines.time[:, :num_ticks]
-        if (missing := np.isinf(time).any(axis=0)).any():
-            allowed = f"at most the {int(np.argmax(missing))} ticks that the trace holds"
-            raise ConfigError("num_ticks", num_ticks, allowed)
-        if not np.isnan(time).any():
-            return timelines, np.full(len(time), num_ticks)
-        asked *= 2
-    raise ConfigError("num_ticks", num_ticks, f"at most {MAX_TICKS // 2}")
-
-
 def lengthen(
     draw: Callable[[int], Timeline],
     budget: Time | Energy,

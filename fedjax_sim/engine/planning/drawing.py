@@ -87,47 +87,6 @@ CLIENTS_AS_A_SLOT = 8
 """Clients that count as a slot: each takes part in drawing a tick, such as a draw of its cohort."""
 
 
-def request_timelines(
-    system: System,
-    seeds: Sequence[int],
-    hypers: Sequence[HyperT],
-    budget: Budget,
-    *,
-    metered: Sequence[Sequence[Lane]] | None = None,
-) -> tuple[Timeline, np.ndarray]:
-    """Draw timelines that cover the budget.
-
-    Args:
-      seeds: D seeds.
-      hypers: D settings of equal static parts.
-      budget: How long a run lasts.
-      metered: The lanes of each timeline, where the budget is one of energy.
-
-    Returns:
-      The timelines, leaves `[D, T, ...]`, and the ticks that belong to each, `i64[D]`.
-
-    Raises:
-      ConfigError: If the budget is too short for one tick, or too long, also to be drawn within an
-        hour.
-      OutOfMemoryError: If the timelines do not fit in memory.
-    """
-    until, first = budget, budget.named[1]
-    if not isinstance(budget, Ticks):
-        until, first = budgets.first_request(system, hypers, budget)
-    _check_size(system, hypers, budget, first)
-    draw, energy = partial(draw_timelines, system, seeds, hypers), None
-    try:
-        if isinstance(until, Ticks):
-            return budgets.draw_ticks(draw, until.num_ticks)
-        if metered is not None and isinstance(until, Energy):
-            energy = partial(budgets.energy_used, system, until, metered)
-        return budgets.lengthen(draw, until, first=first, overshoot=system.overshoot, energy=energy)
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not memory.is_out_of_memory(error):
-            raise
-        raise memory.OutOfMemoryError(*budget.named, FEW_ENOUGH.format(system.name)) from None
-
-
 def _check_size(system: System, hypers: Sequence[HyperT], budget: Budget, ticks: int) -> None:
     """Refuse timelines that would take hours, or more memory than the host has.
 
@@ -153,19 +112,19 @@ class Schedules(NamedTuple):
 
     Attributes:
       system: What runs.
-      budget: How long.
-      row: `i64[L]`, the number of each lane's schedule.
       seeds: D seeds.
       hypers: D settings of equal static parts.
+      budget: How long a run lasts.
+      row: `i64[L]`, the number of each lane's schedule.
       metered: The lanes of each schedule, where the budget is one of energy.
     """
 
     system: System
-    budget: Budget
-    row: np.ndarray
-    seeds: list[int]
+    seeds: Sequence[int]
     hypers: list[Any]
-    metered: list[list[Lane]] | None
+    budget: Budget
+    row: np.ndarray = np.zeros(0, int)
+    metered: list[list[Lane]] | None = None
 
     @classmethod
     def of(cls, system: System, group: list[Lane], budget: Budget) -> "Schedules":
@@ -180,16 +139,43 @@ class Schedules(NamedTuple):
         known = known_in_all(lanes.column(group, "hyper"))
         reads = read_timeline(system, group[0].hyper, known).reads
         firsts, row = lanes.distinct_schedules(group, reads)
-        drawn = [group[i] for i in firsts]
-        seeds, hypers, metered = lanes.column(drawn, "seed"), lanes.column(drawn, "hyper"), None
+        drawn, metered = list(map(group.__getitem__, firsts)), None
         if isinstance(budget, Energy):
             metered = budgets.lanes_to_meter(system, group, row, budget)
-        return cls(system, budget, row, seeds, hypers, metered)
+        seeds, hypers = lanes.column(drawn, "seed"), lanes.column(drawn, "hyper")
+        return cls(system, seeds, hypers, budget, row, metered)
 
     def request(self) -> tuple[Timeline, np.ndarray]:
-        """Draw them, see `request_timelines`."""
-        given = self.system, self.seeds, self.hypers, self.budget
-        return request_timelines(*given, metered=self.metered)
+        """Draw timelines that cover the budget.
+
+        Returns:
+          The timelines, leaves `[D, T, ...]`, and the ticks that belong to each, `i64[D]`.
+
+        Raises:
+          ConfigError: If the budget is too short for one tick, or too long, also to be drawn within
+            an hour.
+          OutOfMemoryError: If the timelines do not fit in memory.
+        """
+        system, hypers, until, energy = self.system, self.hypers, self.budget, None
+        if isinstance(until, Ticks):
+            first = until.num_ticks
+        else:
+            until, first = budgets.first_request(system, hypers, until)
+        _check_size(system, hypers, self.budget, first)
+        draw = partial(draw_timelines, system, self.seeds, hypers)
+        try:
+            if isinstance(until, Ticks):
+                return draw_ticks(draw, until.num_ticks)
+            if self.metered is not None and isinstance(until, Energy):
+                energy = partial(budgets.energy_used, system, until, self.metered)
+            return budgets.lengthen(
+                draw, until, first=first, overshoot=system.overshoot, energy=energy
+            )
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not memory.is_out_of_memory(error):
+                raise
+            allowed = FEW_ENOUGH.format(system.name)
+            raise memory.OutOfMemoryError(*self.budget.named, allowed) from None
 
     def count_ticks(self) -> np.ndarray:
         """Count their ticks, `i64[D]`, and keep none: they are halved until they fit."""
@@ -205,6 +191,32 @@ class Schedules(NamedTuple):
             some = self._replace(seeds=self.seeds[few], hypers=self.hypers[few], metered=metered)
             found.append(some.count_ticks())
         return np.concatenate(found)
+
+
+def draw_ticks(draw: Callable[[int], Timeline], num_ticks: int) -> tuple[Timeline, np.ndarray]:
+    """Draw timelines until so many ticks of all lanes are known.
+
+    Args:
+      draw: From a number of ticks to leaves `[L, T, ...]`.
+      num_ticks: The ticks of each lane.
+
+    Returns:
+      The timelines, and `i64[L]`, the ticks of each lane.
+
+    Raises:
+      ConfigError: If a recorded trace holds fewer ticks, or too many must be drawn.
+    """
+    asked = num_ticks
+    while asked <= budgets.MAX_TICKS:
+        timelines = draw(asked)
+        time = timelines.time[:, :num_ticks]
+        if (missing := np.isinf(time).any(axis=0)).any():
+            allowed = f"at most the {int(np.argmax(missing))} ticks that the trace holds"
+            raise ConfigError("num_ticks", num_ticks, allowed)
+        if not np.isnan(time).any():
+            return timelines, np.full(len(time), num_ticks)
+        asked *= 2
+    raise ConfigError("num_ticks", num_ticks, f"at most {budgets.MAX_TICKS // 2}")
 
 
 def draw_timelines(
