@@ -7,9 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
-import numpy as np
-
 from fedjax_sim.core.lifecycle import InputError, nearest
 
 MOST_SHOWN = 8
