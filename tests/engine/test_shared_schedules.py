@@ -19,7 +19,7 @@ from fedjax_sim.engine.machine.processes import hash_programs
 from fedjax_sim.engine.machine.user_code import number_of_program
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import Schedules, draw_timelines, read_timeline
-from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repetition
+from fedjax_sim.engine.planning.schedule import lay_out, without_repetition
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.rules import Mean, Median
@@ -119,7 +119,7 @@ def test_the_device_finds_the_event_of_every_tick(
         jax.vmap(
             jax.vmap(
                 jax.vmap(
-                    lambda row, c, e: event_at(schedule.stored, row, c * per_eval + e, (c, e)),
+                    lambda row, c, e: schedule.stored.event(row, c * per_eval + e, (c, e)),
                     (None, None, 0),
                 ),
                 (None, 0, None),

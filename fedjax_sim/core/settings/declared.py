@@ -212,15 +212,19 @@ def hints_of(source: object) -> dict[str, Any]:
     Returns:
       The annotations by name.
     """
-    try:
+    with contextlib.suppress(NameError):
         return typing.get_type_hints(source, include_extras=True)
-    except NameError:
-        module = sys.modules[source.__module__]
-        names = dict(vars(module))
-        # Python's `ast.parse` fails now and then if two threads call it.
-        blocks = re.findall(r"^if TYPE_CHECKING:\n((?: .*\n|\n)+)", inspect.getsource(module), re.M)
-        exec(textwrap.dedent("".join(blocks)), names)
-        return typing.get_type_hints(source, names, include_extras=True)
+    return _hints_with_imports(source)
+
+
+def _hints_with_imports(source: object) -> dict[str, Any]:
+    """Read annotations with names that a module imports for type checkers alone."""
+    module = sys.modules[source.__module__]
+    names = dict(vars(module))
+    # Python's `ast.parse` fails now and then if two threads call it.
+    blocks = re.findall(r"^if TYPE_CHECKING:\n((?: .*\n|\n)+)", inspect.getsource(module), re.M)
+    exec(textwrap.dedent("".join(blocks)), names)
+    return typing.get_type_hints(source, names, include_extras=True)
 
 
 def kind_of(annotation: Any) -> Kind:

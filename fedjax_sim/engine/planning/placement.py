@@ -364,18 +364,14 @@ def choose(
     lanes_at_once = layout.lanes_at_once
     if lanes_at_once is None:
         lanes_at_once = not on_cpu or is_tiny
-    client_devices = layout.client_devices or 1
-    if layout.client_devices is None and layout.lane_devices is None and not lanes_at_once:
+    client_devices, idle = layout.client_devices or 1, num_devices // lane_devices
+    if idle > 1 and layout.client_devices is layout.lane_devices is None and not lanes_at_once:
         # Devices that have no lane take slots, if a tick has enough work to share.
         work = cost.operations * family_size * steps.sum(axis=-1).mean()
-        is_worth = work >= WORTH_SPLITTING
-        client_devices = max(1, min(num_devices // lane_devices, num_slots)) if is_worth else 1
+        client_devices = min(idle, num_slots) if work >= WORTH_SPLITTING else 1
     packed = bool(layout.packed)
     if layout.packed is None and layout.slots_at_once is None and platform == "gpu":
-        # The steps that are run if all slots share rows, over those of the longest for all.
-        most = int(steps.max(initial=0)) * steps.shape[0] * num_slots
-        run = float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0))
-        packed = run / max(1, most) <= WORTH_PACKING
+        packed = _is_worth_packing(steps)
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
         lanes_at_once=lanes_at_once,
@@ -395,6 +391,13 @@ def choose(
         trips = longest.reshape(len(longest), -1)[rows if len(longest) > 1 else rows * 0]
         batches = _lane_batches(trips, placement)
     return placement._replace(lane_batches=min(batches, num_sets))
+
+
+def _is_worth_packing(steps: np.ndarray) -> bool:
+    """Compare the steps that run if all slots share rows with those of the longest for all."""
+    most = int(steps.max(initial=0)) * steps.shape[0] * steps.shape[-1]
+    run = float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0))
+    return run / max(1, most) <= WORTH_PACKING
 
 
 def _over_processes(layout: Layout, num_lanes: int, num_devices: int) -> Layout:

@@ -1,7 +1,7 @@
 """Lay out timelines for replay: cut them to their budgets and assign rows of the model store.
 
-Everything here is NumPy on the host, before anything is compiled, but `event_at` and `look_up`, by
-which a compiled program reads what was laid out.
+Everything here is NumPy on the host, before anything is compiled, but `Ticks.event` and `look_up`,
+by which a compiled program reads what was laid out.
 
 The store holds the old server models from which clients still work, and is as small as possible. A
 second one is for models that clients hold at an evaluation, for the metric `client_variance`
@@ -61,6 +61,22 @@ class Ticks(NamedTuple):
     offset: Leaf | None
     read: Leaf
     write: Leaf
+
+    def event(
+        self, row: Array, tick: Array, place: tuple[Array, Array], facts: Facts = Facts()
+    ) -> Event:
+        """Build the event of one tick on the device.
+
+        Args:
+          row: `i32[]`, which of the schedules.
+          tick: `i32[]`, number of the tick since the start of the run.
+          place: Where the tick stands in the axes of evaluations and of ticks, `i32[]` each.
+          facts: What is known of all ticks.
+        """
+        at = jax.tree.map(lambda leaf: look_up(leaf, (row, *place)), self)
+        offset = tick * at.steps if at.offset is None else at.offset
+        slots = at.clients, at.steps, tick - at.staleness, at.weight, offset, at.read, at.write
+        return Event(tick, *slots, facts=facts)
 
 
 class Ends(NamedTuple):
@@ -498,41 +514,6 @@ def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
         held = HeldVersions(write, np.concatenate([held.holders, last], axis=1))
     shape = (num_schedules, num_evals + num, per_eval)
     return schedule._replace(stored=stored, shape=shape, held=held)
-
-
-def event_at(
-    stored: Ticks,
-    row: Array,
-    tick: Array,
-    place: tuple[Array, Array],
-    *,
-    facts: Facts = Facts(),
-) -> Event:
-    """Build the event of one tick on the device.
-
-    Args:
-      stored: The ticks.
-      row: `i32[]`, which of the schedules.
-      tick: `i32[]`, number of the tick since the start of the run.
-      place: Where the tick stands in the axes of evaluations and of ticks, `i32[]` each.
-      facts: What is known of all ticks.
-    """
-
-    def pick(leaf: Array) -> Array:
-        return look_up(leaf, (row, *place))
-
-    steps, staleness = pick(stored.steps), pick(stored.staleness)
-    return Event(
-        tick=tick,
-        clients=pick(stored.clients),
-        steps=steps,
-        version=tick - staleness,
-        weight=pick(stored.weight),
-        offset=tick * steps if stored.offset is None else pick(stored.offset),
-        read=pick(stored.read),
-        write=pick(stored.write),
-        facts=facts,
-    )
 
 
 def look_up(leaf: Array, index: tuple) -> Array:

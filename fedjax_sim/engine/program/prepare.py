@@ -45,7 +45,7 @@ LARGEST_BLOCK = 32
 
 
 class Planned:
-    """A group of lanes, ready to be replayed once all planners were called.
+    """A group of lanes, ready to be replayed.
 
     Attributes:
       system: The system.
@@ -67,9 +67,32 @@ class Planned:
       program: The program.
     """
 
-    def __init__(self, system: types.System, group: list[Lane], options: Options):
+    def __init__(
+        self,
+        system: types.System,
+        group: list[Lane],
+        options: Options,
+        *,
+        longest: int = 0,
+        per_eval: int | None = None,
+        drawn: tuple[types.Timeline, np.ndarray] | None = None,
+        row: np.ndarray | None = None,
+    ):
+        """Draw the group's timelines, lay them out and choose a layout.
+
+        Args:
+          longest: As in `lay_out`.
+          per_eval: Ticks between two evaluations, in place of their number.
+          drawn: The timelines and their ticks, if they are known.
+          row: `i64[L]`, the number of each lane's timeline, if these are the caller's own.
+        """
         self.system, self.group, self.options = system, group, options
         self.budget = options.budget
+        self.draw(drawn, row)
+        self.store(longest, per_eval)
+        self.price()
+        self.place()
+        self.compose()
 
     @property
     def hypers(self) -> list[Any]:
@@ -312,7 +335,7 @@ class Planned:
         return [each | known[i] for each, i in zip(extra_facts, number, strict=True)]
 
     def decided(self, replay: Replay) -> dict[str, Any]:
-        """Collect the decisions of planning, for `_plan_again` and to compare with a resumed run.
+        """Collect the decisions of planning, to compare with a resumed run.
 
         Args:
           replay: The lanes on their devices, or described.
@@ -346,35 +369,6 @@ class Planned:
         if missing := -padded.shape[1] % self.program.chunk[0]:
             padded = schedule.pad_evaluations(padded, missing)
         return Replay(self.program, PlacedLanes(self.placement, self.lanes, padded, starts))
-
-
-def plan_group(
-    system: types.System,
-    group: list[Lane],
-    options: Options,
-    *,
-    longest: int = 0,
-    per_eval: int | None = None,
-    drawn: tuple[types.Timeline, np.ndarray] | None = None,
-    row: np.ndarray | None = None,
-) -> Planned:
-    """Draw the group's timelines, lay them out and choose a layout.
-
-    Args:
-      group: The lanes.
-      options: The options of the sweep.
-      longest: As in `lay_out`.
-      per_eval: Ticks between two evaluations, in place of their number.
-      drawn: The timelines and their ticks, if they are known.
-      row: `i64[L]`, the number of each lane's timeline among these, if they are the caller's own.
-    """
-    planned = Planned(system, group, options)
-    planned.draw(drawn, row)
-    planned.store(longest, per_eval)
-    planned.price()
-    planned.place()
-    planned.compose()
-    return planned
 
 
 def _trace_problem(

@@ -36,7 +36,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import compiling, memory, processes
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
-from fedjax_sim.engine.planning.schedule import event_at, look_up
+from fedjax_sim.engine.planning.schedule import look_up
 from fedjax_sim.engine.program import opened
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.results.metric_names import scalars_of
@@ -412,7 +412,7 @@ class _ReplayedLane:
         """
         lane, tables, (place, ahead) = self.lane, self.tables, inputs
         number = (self.place[0, 0] + place[0]) * self.program.chunk[1] + place[1]
-        event = event_at(tables.ticks, self.row, number, place, facts=self.program.facts)
+        event = tables.ticks.event(self.row, number, place, self.program.facts)
         if self.num_ticks is None or is_of_all:
             state, info = lane.step(carry.state, event, ahead)
         else:  # Ticks that pad a lane change nothing and count nothing.

@@ -30,7 +30,7 @@ from fedjax_sim.engine.machine import compiling, memory
 from fedjax_sim.engine.machine.memory import DoesNotFitError, OutOfMemoryError, count_bytes
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane
-from fedjax_sim.engine.program.prepare import Planned, plan_group
+from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming import checkpoint
@@ -107,25 +107,34 @@ class Pieces:
             except (MemoryError, jax.errors.JaxRuntimeError) as error:
                 if not memory.is_out_of_memory(error):
                     raise
-                is_estimated = isinstance(error, DoesNotFitError)
-                # Processes agree on estimates alone.
-                is_common = is_estimated or jax.process_count() == 1
-                if size == 1 or not is_common or self._has_states():
-                    is_told = isinstance(error, OutOfMemoryError)
-                    raise (error if is_told else self._refusal(size)) from None
+                half = self._half_of(size, error)
             # Without the error nothing holds the arrays of the failed attempt.
             gc.collect()
-            if saved is not None:
-                checkpoint.remove_checkpoints(self._folder)
-            half = -(-size // 2)  # Rounded up: pieces of equal size share one program.
-            if not is_estimated:
-                self._has_run_out = True
-                memory.say(
-                    f"memory ran out with {size} lanes of {self._system.name} at a time; from here "
-                    f"on {half} run at a time."
-                )
             size = half
         return parts
+
+    def _half_of(self, size: int, error: Exception) -> int:
+        """Halve the lanes of a piece for which memory ran out, or was found to be too little.
+
+        Raises:
+          OutOfMemoryError: If they cannot be fewer.
+        """
+        is_estimated = isinstance(error, DoesNotFitError)
+        # Processes agree on estimates alone.
+        is_common = is_estimated or jax.process_count() == 1
+        if size == 1 or not is_common or self._has_states():
+            is_told = isinstance(error, OutOfMemoryError)
+            raise (error if is_told else self._refusal(size)) from None
+        if self._options.checkpoints is not None:
+            checkpoint.remove_checkpoints(self._folder)
+        half = -(-size // 2)  # Rounded up: pieces of equal size share one program.
+        if not is_estimated:
+            self._has_run_out = True
+            memory.say(
+                f"memory ran out with {size} lanes of {self._system.name} at a time; from here "
+                f"on {half} run at a time."
+            )
+        return half
 
     def _run_together(self, lanes: list[Lane]) -> Returned:
         """Run lanes in one piece.
@@ -137,7 +146,7 @@ class Pieces:
         num, asked = len(lanes), self._options.checkpoints
         if asked is None:
             longest = self._longest_of_all(num)
-            planned = plan_group(self._system, lanes, self._options, longest=longest)
+            planned = Planned(self._system, lanes, self._options, longest=longest)
             ready = Ready(planned, planned.on_devices())
         elif isinstance(loaded := self._plan_or_load(lanes, asked), Returned):
             return loaded
@@ -175,7 +184,7 @@ class Pieces:
         decided = saved.decided
         num_evals, per_eval = decided.get("evaluations", (0, None))
         most = num_evals * per_eval if decided else self._longest_of_all(len(lanes))
-        plan = partial(plan_group, system, lanes, longest=most, per_eval=per_eval)
+        plan = partial(Planned, system, lanes, longest=most, per_eval=per_eval)
         planned, layout = plan(options, drawn=saved.drawn()), decided.get("placement", {})
         if decided and planned.placement.layout() != layout:
             placed = options.layout._replace(

@@ -2,7 +2,7 @@
 
 Everything is computed on the host from the timeline of one lane, without any learning; only
 `group_accuracy`, `worst_decile` and `summarise_clients` need metrics of models. The timeline must
-end where its lane ends, like those of `fedjax_sim.engine.Run`. Empty slots do not count. Symbols of
+end where its lane ends, like those of `fedjax_sim.Run`. Empty slots do not count. Symbols of
 FedStaleWeight (Ma, Tu, Chen, Reddi, arXiv 2406.02877, Sec. 4), and the functions that compute them:
 
     I_i, alpha(p_i) p_i            `influence`
