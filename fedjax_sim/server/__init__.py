@@ -32,7 +32,6 @@ from fedjax_sim.server.memories import exchange as exchange
 from fedjax_sim.server.memories import first_memory as first_memory
 from fedjax_sim.server.memories import keep_random as keep_random
 from fedjax_sim.server.memories import memory_messages as memory_messages
-from fedjax_sim.server.report_settings import COMBINED as COMBINED
 from fedjax_sim.server.report_settings import ClientMessages as ClientMessages
 from fedjax_sim.server.report_settings import PrivateReports as PrivateReports
 from fedjax_sim.server.report_settings import ReportMessages as ReportMessages
@@ -44,7 +43,7 @@ from fedjax_sim.server.report_settings import count_downlink as count_downlink
 from fedjax_sim.server.reports import Memo as Memo
 from fedjax_sim.server.reports import RoundState as RoundState
 from fedjax_sim.server.reports import Wire as Wire
-from fedjax_sim.server.stages import combination_of as combination_of
+from fedjax_sim.server.stages import COMBINED as COMBINED
 from fedjax_sim.server.staleness import StalenessWeights as StalenessWeights
 from fedjax_sim.server.staleness import WeightedArrivals as WeightedArrivals
 from fedjax_sim.server.staleness import schedule_stale_arrivals as schedule_stale_arrivals

@@ -9,8 +9,8 @@ import numpy as np
 from fedjax_sim.core import settings, trees, types
 from fedjax_sim.core.settings import Checked, ConfigError, fields, group, setting, struct, value_of
 from fedjax_sim.core.types import EMPTY, Leaf, Messages, Params, Settings, Timeline
-from fedjax_sim.server import compression, privacy
-from fedjax_sim.server.attacks import Adversary, Honest
+from fedjax_sim.server import compression, privacy, stages
+from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.compression import (
     COMPRESSORS,
     Compression,
@@ -21,8 +21,6 @@ from fedjax_sim.server.compression import (
 from fedjax_sim.server.privacy import PRIVACY, NoPrivacy, OfNoise, Privacy, parse_privacy
 from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, parse_rule
 
-COMBINED = (("aggregator", Mean()), ("adversary.attack", Honest()))
-"""Settings that an algorithm must obey, each with a value of the kind that needs no obeying."""
 OF_ATTACKERS = ("attack", "attack_from", "attack_ticks", "attack_when")
 """Settings of an adversary that matter to nobody where nobody is malicious."""
 
@@ -121,18 +119,6 @@ def check_weights(hyper: Settings, name: str, timeline: Timeline) -> None:
         raise ConfigError(name, str(rule), allowed)
 
 
-RELIED_ON = (
-    ("messages.compression", Identity()),
-    ("messages.error_feedback", False),
-    ("messages.downlink", Identity()),
-    ("messages.edge_compression", Identity()),
-    ("privacy", NoPrivacy()),
-    ("messages.local_privacy", privacy.NoLocalPrivacy()),
-    *COMBINED,
-)
-"""Settings by which bits are counted and privacy is accounted for, with their idle values."""
-
-
 @dataclasses.dataclass(frozen=True)
 class ReportMessages(Messages):
     """The messages of a system with reports of models.
@@ -153,7 +139,7 @@ class ReportMessages(Messages):
       has_weights: Whether the weights of the schedule are those with which messages are averaged.
     """
 
-    relies_on = RELIED_ON
+    relies_on = stages.RELIED_ON
     up: Callable[[Params, Settings], Params] = lambda params, hyper: params
     down: Callable[[Params, Settings], Params] | None = None
     number_bits: Callable[[Params, Settings], int] = lambda params, hyper: 0

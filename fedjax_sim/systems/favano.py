@@ -69,10 +69,10 @@ from fedjax_sim.server import (
     attacks,
     compression,
     report_settings,
+    stages,
 )
 from fedjax_sim.server.aggregation import scaled_progress
 from fedjax_sim.server.compression import Identity
-from fedjax_sim.server.stages import combination_of
 from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import Contacts, cohorts, presets
 
@@ -414,7 +414,7 @@ class QuAFL(Contacts, LocalTraining, compression.Compression, Robust):
     """
 
 
-RELIED_ON = (("compression", Identity()), *report_settings.COMBINED)
+RELIED_ON = (("compression", Identity()), *stages.COMBINED)
 
 
 class QuaflState(NamedTuple):
@@ -441,7 +441,9 @@ def with_own_models(problem: Problem, hyper: QuAFL, plan: Plan) -> Algorithm[Qua
     """Bind QuAFL to a problem."""
     train = local_training(problem, hyper, plan)
     is_compressed = not isinstance(hyper.compression, Identity)
-    combination, num_clients = combination_of(hyper), problem.counts.shape[0]
+    senders = attacks.Senders(problem.counts.shape[0], hyper.adversary)
+    forgery = stages.Forgery(hyper.adversary.attack, senders)
+    rule = stages.Aggregation(hyper.aggregator, senders)
 
     def init(key: Key) -> QuaflState:
         server = problem.init(key)
@@ -458,10 +460,10 @@ def with_own_models(problem: Problem, hyper: QuAFL, plan: Plan) -> Algorithm[Qua
         sent = batching.replicate(state.server, event.clients.shape[0])
         decode = partial(compression.decode_messages, hyper.compression, key, event)
         seen = decode(known, sent, way="down")  # v[i]
-        claimed = attacks.Senders(num_clients, hyper.adversary).claimed(key, event, start, local)
+        claimed, _ = forgery.client(key, event, (), start, local)
         reports = decode(seen, claimed)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
-        server = combination.mean_with_server(key, event, state.server, reports)
+        server = rule.mean_with_server(key, event, state.server, reports)
         # w[i] = w_{t-1} / (s + 1) + s / (s + 1) y[i]
         share = 1 / (1 + is_present.sum())
         mixed = jax.tree.map(lambda v, y: y + (v - y) * share.astype(y.dtype), seen, local)

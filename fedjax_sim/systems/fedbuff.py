@@ -71,7 +71,7 @@ from fedjax_sim.server import (
     Wire,
     staleness,
 )
-from fedjax_sim.server.aggregation import ServerMomentum, keep_if_empty, where_slots
+from fedjax_sim.server.aggregation import ServerMomentum, ServerRate, where_slots
 from fedjax_sim.server.staleness import WeightedArrivals
 from fedjax_sim.server.versions import stale_models
 from fedjax_sim.timelines import ArrivalClock, ClientQueues, presets
@@ -144,7 +144,7 @@ def algorithm(
         else:
             moved, weight = moves(hyper, event, state.server, start, reports)
             change = wire.sum(key, event, moved, weight=weight)
-        server, optimizer = wire.step(event, state.server, state.optimizer, change)
+        server, optimizer = wire.step(event, state.server, change, state.optimizer)
         return State(*wire.next_version(key, event, state, memo, server), optimizer), work
 
     return wire.algorithm(init, step)
@@ -372,7 +372,7 @@ asyncfeded = system._replace(
 
 
 @struct
-class CA2FL(WeightedArrivals, LocalTraining, Reports):
+class CA2FL(WeightedArrivals, LocalTraining, ServerRate, Reports):
     """CA2FL (Wang, Cao, Wu, Chen and Chen 2024, ICLR), Algorithm 2: cached update calibration.
 
         x_t -> `state.server`    h_t^i -> `state.cached`    h_t -> `state.mean`
@@ -394,7 +394,6 @@ class CA2FL(WeightedArrivals, LocalTraining, Reports):
     staleness: StalenessWeights = redefault(
         WeightedArrivals, "staleness", StalenessWeights(rule="mean")
     )
-    server_lr: Above0 = setting(1.0, "Learning rate of the server, eta.")
 
 
 def calibrated(problem: Problem, hyper: CA2FL, plan: Plan) -> Algorithm[State, Work]:
@@ -414,8 +413,7 @@ def calibrated(problem: Problem, hyper: CA2FL, plan: Plan) -> Algorithm[State, W
         progress = optax.tree.sub(reports, start)  # Delta_i
         gains = optax.tree.sub(progress, before)
         moved = optax.tree.add(state.mean, wire.sum(key, event, gains))  # v_t
-        server = optax.tree.add_scale(state.server, hyper.server_lr, moved)
-        server = keep_if_empty(event, server, state.server)
+        server, _ = wire.step(event, state.server, moved)
         # Of a client's updates the last one stays, unless it is not finite.
         learns = wire.senders.finite_clients(event, progress)
         learns = jnp.where(

@@ -272,8 +272,7 @@ def one_by_one(
         reports, memo = wire.receive(key, event, memo, start, groups)
         progress = jax.tree.map(jnp.subtract, reports, start)  # D_i
         mixed = wire.sum(key, event, progress)  # 0 if all slots are empty
-        rate = hyper.at_tick(event).server_lr
-        server = jax.tree.map(lambda x, d: x + rate * d, state.server, mixed)
+        server, _ = wire.step(event, state.server, mixed)
         return wire.next_version(key, event, state, memo, server), work
 
     return wire.algorithm(init, step)
