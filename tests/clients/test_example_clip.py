@@ -95,5 +95,6 @@ def test_what_goes_further_is_clipped(regression: Callable) -> None:
     wire = Wire(regression(), hyper, Plan())
     event = event_of(jnp.int32(0), [0, 1], weight=0.5)
     far = jnp.array([[100.0, 0, 0], [0.01, 0, 0]])
-    total, _ = wire.progress(jax.random.key(0), event, RoundState(jnp.zeros(3)), far)
+    state = wire.first_round(jnp.zeros(3))
+    total = wire.advance(jax.random.key(0), event, state, far).server
     np.testing.assert_allclose(total, [(LR * STEPS * CLIP + 0.01) / 2, 0, 0], rtol=1e-6)
