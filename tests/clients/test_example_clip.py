@@ -12,7 +12,7 @@ from fedjax_sim import Plan
 from fedjax_sim.clients import LocalTraining
 from fedjax_sim.clients.mini_batches import batch_gradient
 from fedjax_sim.core.streams import stream
-from fedjax_sim.server import RoundState, Wire
+from fedjax_sim.server import Wire
 from fedjax_sim.server.privacy import parse_privacy
 from fedjax_sim.systems import fedavg
 from tests.server.test_reports import event_of

@@ -215,8 +215,7 @@ def test_the_trace_worked_out_by_hand() -> None:
 def test_duplicates_share_an_average() -> None:
     """Client 0 sends staleness 4 and 0 in one buffer, so both updates have average 2.
 
-    Without the current updates nothing is known, and the weights are equal. Without averages each
-    update is weighted by its staleness.
+    Without averages each update is weighted by its staleness.
     """
     clients, staleness = [[0, 0, 1]], [[4, 0, 1]]
     np.testing.assert_allclose(weigh(clients, staleness), [[7 / 18, 7 / 18, 4 / 18]], **EXACT)
@@ -293,10 +292,8 @@ def test_names_of_clients_do_not_matter(average: str) -> None:
     """Very large client numbers work too: no array has the size of the largest number."""
     clients, staleness = schedule(7)
     names = np.array([2**31 - 2, 3, 10**9])
-    found, expected = (
-        weigh(each, staleness, average=average) for each in (names[clients], clients)
-    )
-    np.testing.assert_allclose(found, expected, **EXACT)
+    found = weigh(names[clients], staleness, average=average)
+    np.testing.assert_allclose(found, weigh(clients, staleness, average=average), **EXACT)
 
 
 def test_long_staleness_does_not_overflow() -> None:
