@@ -38,7 +38,6 @@ from fedjax_sim.server.report_settings import ReportMessages as ReportMessages
 from fedjax_sim.server.report_settings import Reports as Reports
 from fedjax_sim.server.report_settings import Robust as Robust
 from fedjax_sim.server.report_settings import ScheduledReports as ScheduledReports
-from fedjax_sim.server.report_settings import check_numbers as check_numbers
 from fedjax_sim.server.report_settings import count_downlink as count_downlink
 from fedjax_sim.server.reports import Memo as Memo
 from fedjax_sim.server.reports import RoundState as RoundState

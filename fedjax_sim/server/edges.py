@@ -445,8 +445,7 @@ class GroupMessages(ReportMessages):
 
     def check(self, hyper: EdgeTraining, timeline: Timeline) -> None:
         """Check the rules of local servers and of the global one."""
-        report_settings.check_numbers(hyper, timeline, name="edge_aggregator")
-        report_settings.check_weights(hyper, "edge_aggregator", timeline)
+        hyper.edge_aggregator.chosen.check_ticks(hyper, "edge_aggregator", timeline)
         rule, active = hyper.aggregator.chosen, hyper.grouping.active_per_group
         sizes = np.asarray(list_members(hyper).size)
         rule.check_heard("aggregator", np.minimum(sizes, active) if active else sizes)

@@ -40,7 +40,7 @@ Dimension letters: those of `fedjax_sim.core.types`; `M` root examples.
 
 import functools
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,17 +76,8 @@ class RoundState(NamedTuple):
     memo: Memo = Memo()
 
 
-class Sent(Protocol):
-    """A state with the server's model, and the memory of messages on both sides."""
-
-    @property
-    def server(self) -> Params:
-        """The model."""
-
-    @property
-    def memo(self) -> Memo:
-        """The memory."""
-
+State = RoundState | Versioned
+"""A state with the server's model, and the memory of messages on both sides."""
 
 Training = Callable[[Any, Any, Plan], Train]
 """From a problem, the settings and a plan to the local training of the system's clients."""
@@ -337,7 +328,7 @@ class Wire:
         """
         return memo.known if self.downlink.is_on else sent
 
-    def received(self, state: Sent) -> Params:
+    def received(self, state: State) -> Params:
         """Return the server's model of a state as clients receive it.
 
         Args:
@@ -423,19 +414,17 @@ class Wire:
         """
         return memo._replace(known=self.downlink.server(key, event, memo.known, sent))
 
-    def first_version(self, server: Params) -> Versioned:
+    def first_version(self, server: Params, clients: Params = ()) -> Versioned:
         """Begin with the initial model, for systems with a store of old models.
 
-        Args:
-          server: The initial model, leaves `[...]`.
-
-        Returns:
-          The first state.
+        The arguments are those of `first_round`.
         """
-        return versions.first_version(server, self.plan)._replace(memo=self.first(server))
+        first = versions.first_version(server, self.plan)
+        begun = self.first_optimizer(server), clients
+        return Versioned(first.server, first.versions, self.first(server), *begun)
 
     def next_version(
-        self, key: Key, event: Event, state: Sent, memo: Memo, server: Params
+        self, key: Key, event: Event, state: Versioned, memo: Memo, server: Params, **kept: Params
     ) -> Versioned:
         """Publish the server's new model, and keep the version that clients receive.
 
@@ -443,13 +432,14 @@ class Wire:
           state: The state before it.
           memo: What both sides remember.
           server: The new model, leaves `[...]`.
+          **kept: Other fields of the state that change.
 
         Returns:
           The next state.
         """
         memo = self.publish(key, event, memo, server)
-        kept = versions.next_version(state, event, self.start(memo, server))
-        return Versioned(server, kept.versions, memo)
+        newest = versions.next_version(state, event, self.start(memo, server))
+        return state._replace(server=server, versions=newest.versions, memo=memo, **kept)
 
     def first_round(self, server: Params, clients: Params = ()) -> RoundState:
         """Begin rounds with the initial model, and the first state of the server's optimizer.
@@ -550,7 +540,7 @@ class Wire:
             return tree
         return jax.tree.map(lambda x, is_mean: jnp.zeros_like(x) if is_mean else x, tree, flags)
 
-    def metrics(self, state: Sent) -> dict[str, Array]:
+    def metrics(self, state: State) -> dict[str, Array]:
         """Report the bound of updates' norms, `clip_norm`, if it adapts.
 
         Args:

@@ -196,12 +196,11 @@ class Forgery(Stage):
             memory = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), learnt, memory)
         draws = of_tick if draws is None else draws
         forged = self.kind.forge(draws, messages, cohort._replace(memory=memory))
-
-        def claim(end: Array, start: Array, progress: Array) -> Array:
-            reached = (wide_of(start) + progress).astype(end.dtype)
-            return jnp.where(attacks.along(slots, end), reached, end)
-
-        return jax.tree.map(claim, local, starts, forged), memory
+        reached = jax.tree.map(
+            lambda end, start, moved: (wide_of(start) + moved).astype(end.dtype),
+            *(local, starts, forged),
+        )
+        return aggregation.where_slots(slots, reached, local), memory
 
 
 @dataclasses.dataclass(frozen=True)

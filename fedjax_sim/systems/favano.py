@@ -45,7 +45,6 @@ traced. Results have JAX's default float type, which is 64-bit where that is ena
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, NamedTuple
 
@@ -66,7 +65,6 @@ from fedjax_sim.server import (
     Wire,
     attacks,
     compression,
-    report_settings,
     stages,
 )
 from fedjax_sim.server.aggregation import scaled_progress
@@ -122,7 +120,9 @@ class StepCounts:
 
             return jax.lax.scan(next_probability, jnp.zeros(num - 1, counts.dtype), in_round)[1]
 
-        return self._each_client(one_client)
+        arrays = self._arrays()
+        found = jax.vmap(one_client)(*(array.ravel() for array in arrays))
+        return found.reshape(*arrays[0].shape, num)
 
     @partial(jax.jit, static_argnames="max_steps")
     def at_least(self, max_steps: int) -> Array:
@@ -149,12 +149,6 @@ class StepCounts:
     def mean(self, max_steps: int) -> Array:
         """Compute E[X], `f[...]`: FAVANO's deterministic reweighting, eq. (3). Derived."""
         return jnp.sum(self.at_least(max_steps), axis=-1)
-
-    def _each_client(self, formula: Callable[..., Array]) -> Array:
-        """Apply a formula of scalars to every client; its result's axes come last."""
-        arrays = self._arrays()
-        result = jax.vmap(formula)(*(array.ravel() for array in arrays))
-        return result.reshape(arrays[0].shape + result.shape[1:])
 
     def _arrays(self) -> list[Array]:
         """Rate, contact probability and time of a round, as floats of one shape."""
@@ -404,7 +398,8 @@ class QuaflMessages(types.Messages):
 
     def check(self, hyper: QuAFL, timeline: types.Timeline) -> None:
         """Check numbers of messages; their weights are equal."""
-        report_settings.check_numbers(hyper, timeline)
+        rule = hyper.aggregator.chosen
+        rule.check_ticks(hyper, "aggregator", timeline, has_weights=False)
 
 
 quafl: types.System = types.System(
