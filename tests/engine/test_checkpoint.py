@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -560,6 +561,26 @@ def test_a_checkpoint_of_another_configuration_is_refused(
                 **other,
             )
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
+
+
+def test_a_checkpoint_of_other_measures_is_refused(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
+    """By their names; with equal ones the run is continued."""
+    run = partial(
+        fedjax_sim.sweep,
+        QUAFL,
+        regression(),
+        small(QUAFL),
+        budget=fedjax_sim.Ticks(2),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+    )
+    measured = run(keep=fedjax_sim.Keep(measures=("drift",)))
+    for measures in ((), ("gradient_norm",)):
+        there_and_here = re.escape(f"differs in measures (['drift'] there, {[*measures]} here), or")
+        with pytest.raises(ConfigError, match=there_and_here):
+            run(keep=fedjax_sim.Keep(measures=measures))
+    assert_same_bits(run(keep=fedjax_sim.Keep(measures=["drift"])), measured)
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ Dimension letters: those of `core.types`, `D` schedules, `V` evaluations, `E` ti
 evaluations, `R` rows of the second store.
 """
 
-import heapq
 import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -369,7 +368,7 @@ def _assign_stores(
     for i, end in enumerate(ends):
         tick, slot = np.nonzero(present[i, :end])
         np.maximum.at(last[i], version[i][tick, slot], tick)
-    row, used = _assign_rows_of_all(last)
+    row, used = assign_rows(last)
     row[np.arange(total + 1) > ends[:, None]] = 0
     read = np.stack([own[versions] for own, versions in zip(row, version, strict=True)])
     rows = _round_up(int(used.max()))
@@ -378,36 +377,37 @@ def _assign_stores(
     return row, np.where(present, read, rows - 1), rows
 
 
-def assign_rows(last_read: np.ndarray) -> tuple[np.ndarray, int]:
-    """Assign rows of the store.
+def assign_rows(last_read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Assign rows of the stores of D schedules.
 
     Args:
-      last_read: `i64[T + 1]`, the tick at which each version is read last; -1 if it never is.
+      last_read: `i64[D, T + 1]`, the tick at which each version is read last; -1 if it never is.
 
     Returns:
-      The row of each version, `i32[T + 1]`, and the number of rows. The last row is a scratch row
-      for versions that nobody reads. A row is free again after its last read, so there are exactly
-      as many rows as versions that are needed at one time.
+      The row of each version, `i32[D, T + 1]`, and the numbers of rows, `i64[D]`. The last row is a
+      scratch row for versions that nobody reads. A row is free again after its last read, so there
+      are exactly as many rows as versions that are needed at one time.
     """
-    last = last_read.tolist()
-    last[0] = max(last[0], 0)  # The first version is there from the start.
-    rows, used, free = [-1] * len(last), 0, list[int]()
-    freed: list[list[int]] = [[] for _ in last]
-    for version, end in enumerate(last):
-        # It is written at the end of the tick before it, after that tick's reads.
-        for row in freed[version - 1] if version else ():
-            heapq.heappush(free, row)
-        if end >= version:
-            rows[version] = heapq.heappop(free) if free else used
-            used = max(used, rows[version] + 1)
-            freed[end].append(rows[version])
-    return np.array([used if row < 0 else row for row in rows], "int32"), used + 1
-
-
-def _assign_rows_of_all(last_read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Assign rows of the stores of D schedules: `i32[D, T + 1]`, and their numbers `i64[D]`."""
-    rows, used = zip(*map(assign_rows, last_read), strict=True)
-    return np.stack(rows), np.array(used)
+    num, length = last_read.shape
+    version = np.arange(length, dtype=np.int32)
+    last = np.where(version == 0, np.maximum(last_read, 0), last_read)  # The first one is there.
+    is_read = last >= version
+    number = np.cumsum(is_read, axis=1, dtype=np.int32) - 1
+    # A version is written at the end of the tick before it, after that tick's reads: those read
+    # until then are over.
+    places = (np.arange(num)[:, None] * (length + 1) + last + 1)[is_read]
+    over = np.bincount(places, minlength=num * (length + 1)).reshape(num, -1).cumsum(axis=1)
+    used = (number + 1 - over[:, :-1]).max(axis=1, keepdims=True)
+    # The first versions get a row each, and every later one that of the version that has been over
+    # for longest. The first owner of a row is found by doubling the strides back to it.
+    ending = np.argsort(np.where(is_read, last, length), axis=1, kind="stable").astype(np.int32)
+    is_later = is_read & (number >= used)
+    former = np.take_along_axis(ending, np.where(is_later, number - used, 0), axis=1)
+    before, first = version, np.where(is_later, former, version)
+    while not np.array_equal(before, first):
+        before, first = first, np.take_along_axis(first, first, axis=1)
+    row = np.where(is_read, np.take_along_axis(number, first, axis=1), used)
+    return row.astype(np.int32), used[:, 0] + 1
 
 
 def _round_up(rows: int) -> int:
@@ -445,7 +445,7 @@ def held_versions(
     last_read = np.full((num_lanes, total + 1), -1)
     for i in range(num_evals):
         last_read[lanes, held[:, i]] = ends[:, i : i + 1]
-    rows, used = _assign_rows_of_all(last_read)
+    rows, used = assign_rows(last_read)
     num_rows = _round_up(int(used.max()))
     # Ticks after a lane's end, and versions that nobody holds, are written to the scratch row.
     is_scratch = np.arange(total + 1) > ends[:, -1:]
