@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.core.types import EMPTY, Timeline
-from fedjax_sim.results.diagnostics.fairness import (
+from fedjax_sim.results.diagnostics import (
     deviation,
     entropy,
     fairness_report,
