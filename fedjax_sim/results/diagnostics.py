@@ -624,7 +624,6 @@ class FairnessReport(NamedTuple):
 
     Attributes:
       influence: `f64[N]`, mean weight of each client per tick.
-      influence_per_time: `f64[N]`, sum of each client's weights per unit of virtual time.
       update_share: `f64[N]`, each client's share of all updates.
       time_to_first: `f64[N]`, virtual time of each client's first update with a positive weight,
         counted from the first tick even if ticks are skipped; inf for never.
@@ -632,15 +631,12 @@ class FairnessReport(NamedTuple):
       largest_staleness: `f64[N]`, in server steps; nan for a client without updates.
       jain_index: Jain's index of the influence.
       entropy: Entropy of the influence, in nats.
-      evenness: Entropy of the influence relative to its largest value.
       deviation: Sum of the absolute deviations of the influence from 1 / N.
       group_influence: `f64[G]`, influence of each group's clients together.
       group_update_share: `f64[G]`, update share of each group's clients together.
-      share_without: `f64[G]`, share of the ticks without an update from the group.
     """
 
     influence: np.ndarray
-    influence_per_time: np.ndarray
     update_share: np.ndarray
     time_to_first: np.ndarray
     mean_staleness: np.ndarray
@@ -648,12 +644,10 @@ class FairnessReport(NamedTuple):
 
     jain_index: float
     entropy: float
-    evenness: float
     deviation: float
 
     group_influence: np.ndarray
     group_update_share: np.ndarray
-    share_without: np.ndarray
 
 
 def fairness_report(
@@ -679,30 +673,23 @@ def fairness_report(
         raise ConfigError("number of groups' labels", len(groups), f"num_clients, {num_clients}")
     updates = received(timeline, skip, num_clients)
     each, share = (of(timeline, num_clients, skip=skip) for of in (influence, update_share))
-    summed = np.bincount(updates.client, updates.weight, num_clients)
     count = np.bincount(updates.client, minlength=num_clients)
     total = np.bincount(updates.client, updates.staleness, num_clients)
     largest = np.zeros(num_clients)
     np.maximum.at(largest, updates.client, updates.staleness)
     labels = np.zeros(0, int) if groups is None else np.asarray(groups)
-    heard = np.zeros((updates.num_ticks, labels.max(initial=-1) + 1), bool)
-    if groups is not None:
-        heard[updates.tick, labels[updates.client]] = True
     sums = [np.bincount(labels, values[: len(labels)]) for values in (each, share)]
     return FairnessReport(
         influence=each,
-        influence_per_time=summed / updates.duration,
         update_share=share,
         time_to_first=time_to_first(timeline, num_clients),
         mean_staleness=np.where(count > 0, total / np.maximum(count, 1), np.nan),
         largest_staleness=np.where(count > 0, largest, np.nan),
         jain_index=jain_index(each),
         entropy=entropy(each),
-        evenness=entropy(each) / np.log(num_clients) if num_clients > 1 else 1.0,
         deviation=deviation(each),
         group_influence=sums[0],
         group_update_share=sums[1],
-        share_without=1 - heard.mean(axis=0),
     )
 
 
@@ -891,7 +878,6 @@ class Received(NamedTuple):
       weight: `f64[U]`, the update's weight.
       staleness: `i64[U]`, in server steps.
       num_ticks: Number of ticks that are not skipped.
-      duration: Virtual time that these ticks took.
     """
 
     tick: np.ndarray
@@ -900,7 +886,6 @@ class Received(NamedTuple):
     weight: np.ndarray
     staleness: np.ndarray
     num_ticks: int
-    duration: float
 
 
 def received(timeline: Timeline, skip: Share = 0.0, num_clients: int | None = None) -> Received:
@@ -928,8 +913,7 @@ def received(timeline: Timeline, skip: Share = 0.0, num_clients: int | None = No
         for leaf in (clients, timeline.steps, timeline.weight, timeline.version)
     )
     staleness, num_ticks = skipped + tick - version, len(time) - skipped
-    duration = float(time[-1] - (time[skipped - 1] if skipped else 0))
-    return Received(tick, client, steps, weight, staleness, num_ticks, duration)
+    return Received(tick, client, steps, weight, staleness, num_ticks)
 
 
 checked_all(__name__)
