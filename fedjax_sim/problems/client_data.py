@@ -62,6 +62,7 @@ def check_range(name: str, values: Leaf, least: float, most: float = math.inf) -
         raise ConfigError(f"largest number in {name}", largest, f"at most {most}")
 
 
+@checked
 def check_partition(partition: Partition, num_examples: Count) -> None:
     """Check that every client has an example and that every position exists.
 
@@ -115,6 +116,7 @@ def check_tests(partitions: Sequence[Partition], tests: Sequence[Partition]) -> 
             raise ConfigError("clients of test_partition", found, allowed)
 
 
+@checked
 def pad_partitions(
     partitions: Sequence[Partition], num_examples: Count
 ) -> list[tuple[Array, Array]]:

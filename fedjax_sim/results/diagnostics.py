@@ -316,7 +316,7 @@ def to_arviz(
         draw=stats["draw"], fill_value=False
     )
     leaves = {}
-    for name, leaf in named_leaves(samples, [*stats.coords]).items():
+    for name, leaf in named_leaves(samples, list(stats.coords)).items():
         value = np.asarray(leaf).reshape(*lanes, *leaf.shape[1:])
         further = [f"{name}_dim_{i}" for i in range(leaf.ndim - 2)]
         leaves[name] = xr.DataArray(value, dims=(*settings, *SAMPLE, *further))
@@ -435,7 +435,7 @@ def _models(posterior: "xr.Dataset", problem: Any) -> tuple[Params, Dims]:
     Dimensions are coordinates by name, in order; R samples are those of all of them, flattened.
     """
     like = jax.eval_shape(problem.init, jax.random.key(0))
-    names = list(named_leaves(like, [*posterior.coords]))
+    names = list(named_leaves(like, list(posterior.coords)))
     missing = sorted(set(names) - set(map(str, posterior)))
     if missing:
         raise ConfigError("samples", ", ".join(map(str, posterior)), "with " + ", ".join(missing))

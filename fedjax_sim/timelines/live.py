@@ -365,6 +365,7 @@ class Shown(NamedTuple, Generic[RoundT, MemoryT, types.StateT, types.InfoT]):
     memory: MemoryT
 
 
+@checked
 def uniform_cohort(hyper: Settings) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, by the law of planned rounds.
 

@@ -193,6 +193,7 @@ def check_clients(hyper: Settings, *, are_distinct: bool) -> None:
         raise ConfigError("delays.trace", "a client without rows", allowed)
 
 
+@checked
 def rounds_within(hyper: Settings, time: Above0) -> float:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 

@@ -197,6 +197,7 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     return schedules.get(hyper.clock.restart, _held_back)(key, hyper, num_ticks)
 
 
+@checked
 def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 
@@ -643,6 +644,7 @@ class ClientQueues(Clients):
         return super().decided() | given
 
 
+@checked
 def routing_shares(key: Key, hyper: ClientQueues) -> Array:
     """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1.
 
@@ -683,6 +685,7 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
     return Timeline(time, client, steps, before, weight[:, None], holds)
 
 
+@checked
 def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time: if no client were ever idle.
 
