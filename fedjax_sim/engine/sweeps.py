@@ -25,8 +25,8 @@ from fedjax_sim.engine.request import Checkpoints, Options, Precision, ProblemT,
 from fedjax_sim.engine.running.pieces import Pieces, locked
 from fedjax_sim.engine.shares import Listed, Part, Sharing, check_num_parts
 from fedjax_sim.engine.watching import Watch
-from fedjax_sim.results import metric_names, records
-from fedjax_sim.results.curves import Grid, Returned, label_curves, label_lanes
+from fedjax_sim.results import records
+from fedjax_sim.results.curves import Grid, Returned, describe_metrics, label_curves, label_lanes
 from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 
 
@@ -186,7 +186,7 @@ def _run(asked: Listed, numbers: Collection[int] | None = None) -> Run:
                 parts += Pieces(system, group, lanes, options).run(len(parts))
     named = parts, grid, system.name
     curves = label_curves(*named) if places is None else label_lanes(*named, places)
-    curves = metric_names.describe_metrics(curves, column(whole, "problem"))
+    curves = describe_metrics(curves, column(whole, "problem"))
     curves.attrs |= {
         "seconds_compile": meter.seconds,
         "seconds_run": time.perf_counter() - began - meter.seconds,

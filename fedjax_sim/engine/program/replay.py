@@ -39,7 +39,7 @@ from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import look_up
 from fedjax_sim.engine.program import opened
 from fedjax_sim.engine.program.placed import PlacedLanes
-from fedjax_sim.results.metric_names import scalars_of
+from fedjax_sim.results.curves import scalars_of
 
 LIMB_BITS = 11
 """Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""

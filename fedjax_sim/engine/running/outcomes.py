@@ -21,8 +21,7 @@ from fedjax_sim.engine.planning.lanes import Lane, column, distinct_objects, dis
 from fedjax_sim.engine.planning.schedule import Schedule, as_happened
 from fedjax_sim.engine.program.prepare import Planned, extra_facts_of
 from fedjax_sim.engine.request import Options
-from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
-from fedjax_sim.results.metric_names import COORDINATES
+from fedjax_sim.results.curves import COORDINATES, NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.timelines.checks import check_values
 
 ENDED_BECAUSE = {
