@@ -27,8 +27,7 @@ from fedjax_sim.engine.machine.compiling import COMPILE_EVENT
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
-from fedjax_sim.results import reports
-from fedjax_sim.results.plots import style
+from fedjax_sim.results import plots, reports
 from fedjax_sim.server.compression import BlockQuantization
 
 # Collecting makes many objects that stay; see `pytest_collection_finish`.
@@ -67,7 +66,7 @@ threadpool_limits(1, user_api="blas")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Coarse pictures of results folders take less time, and so do pictures that are not laid out.
 reports.DPI = 60
-style.SHEET["figure.constrained_layout.use"] = False
+plots.SHEET["figure.constrained_layout.use"] = False
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")

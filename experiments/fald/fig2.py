@@ -24,7 +24,7 @@ from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.gaussian import Repeated, kept, largest
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.results.plots import look, styled
 
 LOCAL_STEPS = 100

@@ -118,11 +118,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("langevin", {"compression": parse_compressor("top_k")}, "an unbiased compressor here"),
     (
-        "favano",
-        {"alpha_by_tick": True, "first_contact": 0.5},
-        "alpha_by_tick is True, but must be false unless first_contact is 1",
-    ),
-    (
         "async_hierarchical",
         {"compression": parse_compressor("sign"), "error_feedback": True, "num_reports": 2},
         r"messages\.error_feedback is True, but must be false with num_rep",

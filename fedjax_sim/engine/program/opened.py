@@ -25,7 +25,7 @@ from fedjax_sim.core.targets import is_for_cpu, put, tracing_for
 from fedjax_sim.core.types import EMPTY, Array, StateT
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.planning.schedule import Ends
-from fedjax_sim.results.metric_names import check_metrics
+from fedjax_sim.results.curves import check_metrics
 
 TreeT = TypeVar("TreeT")
 """A pytree of arrays."""
