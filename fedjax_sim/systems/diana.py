@@ -8,8 +8,9 @@ have, and h_i <- h_i + alpha Q(g_i - h_i). The server steps along the mean of wh
 x <- x - gamma (h + (1/n) sum_i Q(g_i - h_i)). As h_i approaches the gradient at the minimum, the
 error of compression vanishes, however much clients differ.
 
-Readings. With `participation` p below 1 the mean message is divided by p, as in FedEM, whose
-memories these are. h_i^0 is 0, or the gradient at x^0 (`memory_start`). There is no proximal step.
+Readings. A round is one step, whose learning rate is gamma. With `participation` p below 1 the mean
+message is divided by p, as in FedEM, whose memories these are. h_i^0 is 0, or the gradient at x^0
+(`memory_start`). There is no proximal step.
 
 VR-DIANA, whose gradients have the variance reduced, is here too.
 """
@@ -26,7 +27,7 @@ from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, LocalTraining, WholeGradients, rows
 from fedjax_sim.core import batching, streams, trees, types
 from fedjax_sim.core.schedules import Schedule, schedule_of
-from fedjax_sim.core.settings import Above0, Count, Limit, fixed, group, redefault, setting, struct
+from fedjax_sim.core.settings import Count, Limit, fixed, group, redefault, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty
 from fedjax_sim.server.memories import Memories, Memory, MemoryMessages, exchange, first_memory
@@ -39,11 +40,11 @@ NO_LOCAL_STEPS = ("optimizer", "optimizer_state", "lr_schedule", "proximal_sched
 class Hyper(CoinRounds, WholeGradients):
     """Settings of DIANA: participation, gradients, the server's step, and memories."""
 
-    lr: Above0 = setting(0.1, "Step size of the server, gamma.")
+    lr: float = redefault(LocalTraining, "lr", 0.1)
     lr_schedule: Schedule = schedule_of("lr")
     batch_size: Count = redefault(LocalTraining, "batch_size", 32)
     gradient: Literal["minibatch", "exact"] = setting(
-        "minibatch", "Gradients of a mini-batch or of all examples of a client."
+        "minibatch", "Gradients of a mini-batch or of all examples, at the server's model."
     )
     training: ClientTraining = group(ClientTraining(), "mini-batches", without=NO_LOCAL_STEPS)
     memories: Memories = group(
