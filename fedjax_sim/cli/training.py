@@ -73,6 +73,7 @@ class Study(NamedTuple):
             "evals": self.options["num_evals"],
             "layout": self.options["layout"].deciding(),
             "client_variance": keep.client_variance,
+            **({"output": keep.output} if keep.output != "server" else {}),
             **({"measures": keep.measures} if keep.measures else {}),
             "keep_samples": keep.models,
             "precision": self.options["precision"],
@@ -108,7 +109,7 @@ class Study(NamedTuple):
             return None
         keep = self.options["keep"]
         known: dict[str, object] = dict.fromkeys(keep.measures)
-        known |= {"client_variance": None} if keep.client_variance else {}
+        known |= {"client_variance": None} if keep.of_clients else {}
         for contender in self.asked.contenders:
             system, hyper, _ = contender
             problem = self.data.make(self.data.partitions[hyper.num_clients][:1])[0]
@@ -234,7 +235,12 @@ def _read(arguments: argparse.Namespace) -> Study:
         "num_evals": texts.read_value("evals", arguments.evals, 25, Count),
         "layout": layout._replace(max_lanes=max_lanes),
         "precision": precision,
-        "keep": Keep(models=is_kept, client_variance=arguments.client_variance, measures=measures),
+        "keep": Keep(
+            models=is_kept,
+            client_variance=arguments.client_variance,
+            measures=measures,
+            output="mean" if arguments.mean_model else "server",
+        ),
     }
     saved = {
         "every": texts.read_value("checkpoint_every", arguments.checkpoint_every, 20.0, Above0),

@@ -336,12 +336,13 @@ def _check_options(system: types.System, options: Options) -> None:
         allowed = "None with several processes, which could decide differently"
         raise ConfigError("on_evaluation", options.watch.on_evaluation, allowed)
     check_layout(options.layout)
-    if options.keep.client_variance and system.fit.learns is types.LatentProblem:
-        allowed = f"False for {system.name}, whose clients hold statistics and no models"
-        raise ConfigError("client_variance", True, allowed)
-    if options.keep.client_variance and system.live is not None:
-        allowed = f"False for {system.name}: what clients hold is known from planned schedules only"
-        raise ConfigError("client_variance", True, allowed)
+    if (asked := options.keep.of_clients) is not None:
+        usual = f"{getattr(type(options.keep)(), asked[0])} for {system.name}"
+        if system.fit.learns is types.LatentProblem:
+            raise ConfigError(*asked, f"{usual}, whose clients hold statistics and no models")
+        if system.live is not None:
+            allowed = f"{usual}: what clients hold is known from planned schedules only"
+            raise ConfigError(*asked, allowed)
 
 
 def _check_swept(system: types.System, swept: Mapping[str, Sequence[Any]]) -> None:

@@ -305,12 +305,17 @@ class QuAFL(Contacts, LocalTraining, compression.Compression, Robust):
     client mixes in the server's model from *before* the contact, as written. QuAFL's public
     simulator multiplies `lr` by (s + 1) / s.
 
-    Deviation: QuAFL compresses by a lattice that the receiver decodes with its own model. Here any
-    unbiased compressor Q is allowed, applied to differences from what both sides know: the server's
-    model goes down as v[i] = r[i] + Q(w_{t-1} - r[i]) and the client's model comes up as
-    v[i] + Q(y[i] - v[i]). The reference r[i] is w_0 at first and moves by
+    As in the paper, messages may be quantized by a `Lattice`, which the receiver decodes with its
+    own model: the server y[i] with w_{t-1}, and the client w_{t-1} with w^i as it was after the
+    last contact.
+
+    Deviation: Any unbiased compressor Q is allowed too, applied to differences from what both sides
+    know: the server's model goes down as v[i] = r[i] + Q(w_{t-1} - r[i]) and the client's model
+    comes up as v[i] + Q(y[i] - v[i]). The reference r[i] is w_0 at first and moves by
     Q(w_{t-1} - r[i]) / (1 + omega), like the memories of DIANA and FedEM.
     """
+
+    has_references = True
 
 
 RELIED_ON = (("compression", Identity()), *stages.COMBINED)
@@ -323,7 +328,7 @@ class QuaflState(NamedTuple):
       server: The server's model, leaves `[...]`.
       clients: Each client's model after its last contact, leaves `[N, ...]`.
       known: References r[i] that server and client both know, leaves `[N, ...]`; () without
-        compression.
+        compression, or with a lattice.
     """
 
     server: Params
@@ -339,7 +344,8 @@ def same_contacts(key: Key, hyper: QuAFL, num_ticks: int) -> types.Timeline:
 def with_own_models(problem: Problem, hyper: QuAFL, plan: Plan) -> Algorithm[QuaflState, Work]:
     """Bind QuAFL to a problem."""
     train = local_training(problem, hyper, plan)
-    is_compressed = not isinstance(hyper.compression, Identity)
+    has_lattice = hyper.compression.needs_reference
+    has_known = not (has_lattice or isinstance(hyper.compression, Identity))
     senders = attacks.Senders(problem.counts.shape[0], hyper.adversary)
     forgery = stages.Forgery(hyper.adversary.attack, senders)
     rule = stages.Aggregation(hyper.aggregator, senders)
@@ -347,7 +353,7 @@ def with_own_models(problem: Problem, hyper: QuAFL, plan: Plan) -> Algorithm[Qua
     def init(key: Key) -> QuaflState:
         server = problem.init(key)
         clients = batching.replicate(server, problem.counts.shape[0])
-        return QuaflState(server, clients, clients if is_compressed else ())
+        return QuaflState(server, clients, clients if has_known else ())
 
     def step(key: Key, state: QuaflState, event: Event) -> tuple[QuaflState, Work]:
         is_present = event.clients >= 0
@@ -358,15 +364,15 @@ def with_own_models(problem: Problem, hyper: QuAFL, plan: Plan) -> Algorithm[Qua
         )  # y[i], after min(E, K) steps, not scaled
         sent = batching.replicate(state.server, event.clients.shape[0])
         decode = partial(compression.decode_messages, hyper.compression, key, event)
-        seen = decode(known, sent, way="down")  # v[i]
+        seen = decode(start if has_lattice else known, sent, way="down")  # v[i]
         claimed, _ = forgery.client(key, event, (), start, local)
-        reports = decode(seen, claimed)
+        reports = decode(sent if has_lattice else seen, claimed)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
         server = rule.mean_with_server(key, event, state.server, reports)
         # w[i] = w_{t-1} / (s + 1) + s / (s + 1) y[i]
         share = 1 / (1 + is_present.sum())
         mixed = jax.tree.map(lambda v, y: y + (v - y) * share.astype(y.dtype), seen, local)
-        if is_compressed:
+        if has_known:
             pace = 1 / (1 + hyper.compression.omega(compression.count_parameters(state.server)))
             known = jax.tree.map(lambda r, v: r + (v - r) * jnp.asarray(pace, r.dtype), known, seen)
         clients = rows.write_clients(state.clients, event.clients, mixed)

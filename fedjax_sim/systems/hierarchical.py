@@ -40,6 +40,10 @@ Deviation: Algorithm 1 sets the clock where Eq. 13 adds to it, and its loops con
 passed *is at most* S or T, where Eq. 7 and 13 continue until it *is at least*. The equations are
 followed. A group does at least one iteration, as the baseline S = 0 needs.
 
+A learning rate of each group in proportion to 1 / t_i (Remark 3) is an `lr_schedule` by "work",
+`Function(function=lambda t: 1 / jnp.maximum(t, 1), by="work")`; by "client" it has a factor for
+each group.
+
 Compressed messages, lost ones and clients' hours are explained in `fedjax_sim.server.edges` and
 `fedjax_sim.timelines.grouped`; the paper has none of these.
 
@@ -89,6 +93,9 @@ class Hyper(edges.EdgeTraining):
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
+        if self.clock.ticks_per_round > 1 and self.training.lr_schedule.clock == "work":
+            allowed = '1 with rates by "work", because a tick does not know its round\'s iterations'
+            raise ConfigError("clock.ticks_per_round", self.clock.ticks_per_round, allowed)
         if self.clock.ticks_per_round > 1 and self.has_one_batch:
             if self.training.optimizer is not optax.sgd:
                 reason = "because its state starts afresh each tick"

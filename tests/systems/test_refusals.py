@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
+from fedjax_sim.core.schedules import InverseTime
 from fedjax_sim.core.settings import check
 from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.server.privacy import LocalGaussian
@@ -80,6 +81,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "hierarchical",
         {"ticks_per_round": 2, "optimizer": optax.adam},
         "^clock.ticks_per_round is 2, but must be 1 with an optimizer other than sgd",
+    ),
+    (
+        "hierarchical",
+        {"ticks_per_round": 2, "lr_schedule": InverseTime(by="work")},
+        '^clock.ticks_per_round is 2, but must be 1 with rates by "work"',
     ),
     (
         "hierarchical",

@@ -127,7 +127,7 @@ class Planned:
             num_clients=system.messages.num_senders(hypers[0]) or hypers[0].num_clients,
             num_evals=options.num_evals,
             per_eval=per_eval,
-            client_variance=options.keep.client_variance,
+            client_variance=options.keep.of_clients is not None,
             longest=longest,
         )
         if system.live is not None:
@@ -212,6 +212,7 @@ class Planned:
             machine=Machine(placement.platform, options.precision, on_cpu and is_small),
             can_stop=options.watch.on_evaluation is not None,
             held_rows=0 if laid_out.held is None else laid_out.held.holders.shape[2],
+            has_mean=options.keep.output == "mean",
             code=self.code,
         )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves((self.lanes, laid_out.stored))]

@@ -74,6 +74,7 @@ class Program(NamedTuple):
       can_stop: Whether single lanes may be stopped, and then cost nothing where lanes run one after
         another.
       held_rows: Rows of the store behind `client_variance`, H; 0 if that is not measured.
+      has_mean: Whether the mean of the server's and all clients' models is evaluated.
       code: Number of the users' code in the program, see `number_of_code`.
     """
 
@@ -87,6 +88,7 @@ class Program(NamedTuple):
     machine: opened.Machine = opened.Machine()
     can_stop: bool = False
     held_rows: int = 0
+    has_mean: bool = False
     code: int = 0
 
 
@@ -96,10 +98,12 @@ class Carry(NamedTuple):
     Attributes:
       state: The algorithm's state.
       versions: Server versions that clients hold, leaves `[H, ...]`; () if they are not needed.
+      output: The mean model of the last evaluation, if that is evaluated; otherwise ().
     """
 
     state: Any
     versions: Any
+    output: Any = ()
 
 
 Observed = tuple[dict[str, types.Array], types.Params | None]
@@ -292,10 +296,13 @@ class _ReplayedLane:
             if self.lane.algorithm.client_models is None:
                 store = first_store(self.lane.received(carry.state), rows)
                 carry = carry._replace(versions=store)
-        return carry, self.observe(carry, holders)
+        output, observed = self.observe(carry, holders)
+        return carry._replace(output=output), observed
 
     def final_model(self, carry: Carry) -> types.Params:
-        """Return the model of the last state."""
+        """Return the model of the last state, or of the last evaluation if that is a mean."""
+        if self.program.has_mean:
+            return carry.output
         return self.lane.algorithm.model(self.lane.learnt(carry.state))
 
     def advance(self, carry: Carry, runs: types.Array | None = None) -> tuple[Carry, Evaluated]:
@@ -319,13 +326,15 @@ class _ReplayedLane:
         nothing, totals = opened.zeros_of(lambda carry: self.evaluation(carry, first)[1], carry)
         both = jax.lax.fori_loop(begin // size, end // size, self.block, (carry, totals))
         carry, totals = both
-        observed = jax.lax.cond(
+        output, observed = jax.lax.cond(
             end == per_eval,
             lambda carry: self.observe(carry, self.holders(first)),
-            lambda _: nothing,
+            lambda carry: (carry.output, nothing),
             carry,
         )
-        return carry, jax.tree.map(lambda leaf: leaf[None], (observed, totals))
+        return carry._replace(output=output), jax.tree.map(
+            lambda leaf: leaf[None], (observed, totals)
+        )
 
     def evaluation(self, carry: Carry, number: types.Array) -> tuple[Carry, Evaluated]:
         """Take the ticks before an evaluation, and compute the metrics of the model after them."""
@@ -333,8 +342,8 @@ class _ReplayedLane:
         carry, (counts, realised) = self.scan(self.tick, carry, ticks)
         means = "", "client_"  # names of the metrics that sums of measures become
         names = [name.replace(events.MEASURED, each) for name in counts for each in means]
-        observed = self.observe(carry, self.holders(number), names)
-        return carry, (observed, {**_summed(counts), **realised})
+        output, observed = self.observe(carry, self.holders(number), names)
+        return carry._replace(output=output), (observed, {**_summed(counts), **realised})
 
     def block(self, i: types.Array, both: tuple[Carry, Any]) -> tuple[Carry, Totals]:
         """Take a block of ticks, with counts that add up until the evaluation."""
@@ -437,23 +446,31 @@ class _ReplayedLane:
     @jax.named_scope("evaluation")
     def observe(
         self, carry: Carry, holders: types.Array | None, counted: Collection[str] = ()
-    ) -> Observed:
+    ) -> tuple[Any, Observed]:
         """Compute an evaluation's metrics; also return the model if models are kept, else None.
 
         Args:
           holders: Clients that hold each version, if `client_variance` is measured.
           counted: Names of the algorithm's `Info`.
+
+        Returns:
+          The model if it is a mean, otherwise (); and the evaluation.
         """
-        lane = self.lane
-        model, metrics = lane.evaluate(carry.state, counted)
+        lane, has_mean, models = self.lane, self.program.has_mean, carry.versions
+        if holders is not None and lane.algorithm.client_models is not None:
+            models, holders = lane.algorithm.client_models(lane.learnt(carry.state))
+        if has_mean and holders is not None:
+            of_all = functools.partial(mean_model, models, holders)
+            model, metrics = lane.evaluate(carry.state, counted, of_all)
+        else:
+            model, metrics = lane.evaluate(carry.state, counted)
         if holders is not None:
-            models = carry.versions
-            if lane.algorithm.client_models is not None:
-                models, holders = lane.algorithm.client_models(lane.learnt(carry.state))
-            metrics["client_variance"] = client_variance(models, holders, model)
+            server = lane.algorithm.model(lane.learnt(carry.state)) if has_mean else model
+            metrics["client_variance"] = client_variance(models, holders, server)
         numbers = [*jax.tree.leaves(model), *scalars_of(metrics)]
         metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
-        return metrics, model if self.program.keep_models else None
+        observed = metrics, model if self.program.keep_models else None
+        return model if has_mean else (), observed
 
 
 def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[..., batching.ResultT]:
@@ -593,3 +610,18 @@ def client_variance(
     )
     distance = jax.tree.reduce(jnp.add, per_leaf)
     return jnp.where(holders > 0, holders.astype(distance.dtype) * distance, 0.0).sum()
+
+
+def mean_model(models: types.Params, holders: types.Array, server: types.Params) -> types.Params:
+    """Mean of the server's and all clients' models, mu = (w + sum_i w_i) / (n + 1): leaves `[...]`.
+
+    The arguments are those of `client_variance`.
+    """
+
+    def held(leaf: types.Array) -> types.Array:
+        """Replace models without holders, which need not be finite, by 0."""
+        return jnp.where((holders > 0).reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+
+    share = 1 / (1 + holders.sum())
+    total = batching.weighted_sum(holders * share, jax.tree.map(held, models))
+    return jax.tree.map(lambda w, each: (w * share + each).astype(w.dtype), server, total)

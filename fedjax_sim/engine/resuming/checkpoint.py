@@ -73,6 +73,7 @@ SHOWN = (
     "keep_models",
     "client_variance",
     "measures",
+    "output",
     "precision",
     "most_ticks",
     *BUDGETS,
@@ -106,6 +107,7 @@ def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, o
         "keep_models": options.keep.models,
         "client_variance": options.keep.client_variance,
         "measures": list(options.keep.measures),
+        "output": options.keep.output,
         "layout": options.layout.deciding(),
         "precision": options.precision,
     }
