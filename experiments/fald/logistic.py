@@ -206,12 +206,12 @@ def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
       draws: Draws of the posterior to average over, `f[M, P]`.
     """
 
+    key = jax.random.key(0)  # Nothing is drawn.
+
     def averages(client: Any) -> Any:
-        slopes, curvatures = (
-            jax.vmap(of(problem.client_loss), (0, None, None)) for of in (jax.grad, jax.hessian)
-        )
-        return slopes(draws, client, None).mean(axis=0), curvatures(draws, client, None).mean(
-            axis=0
+        return tuple(
+            jax.vmap(of(problem.client_loss), (0, None, None))(draws, client, key).mean(axis=0)
+            for of in (jax.grad, jax.hessian)
         )
 
     counts = np.asarray(problem.counts, float)
