@@ -16,7 +16,6 @@ Dimension letters: `P` coefficients, `M` draws.
 """
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ import fedjax_sim
 from experiments import harness
 from experiments.fald.claims import CLAIMS, Found, of_chains
 from experiments.fald.formulas import exact_laws as oracle
-from experiments.harness import Arguments, Estimate, Outcome, Sizes, Study, Verdict, rule
+from experiments.harness import Arguments, Estimate, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import datasets
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.partition import dirichlet
@@ -352,11 +351,6 @@ def judge(found: Found) -> Verdict:
     return of_chains(8, found, rule(parts), why)
 
 
-def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge the claim from what was measured."""
-    return [judge(kept[8])]
-
-
 @plots.styled()
 def figure_of(compared: list[Compared]) -> Figure:
     """Draw the largest biases against K."""
@@ -417,6 +411,10 @@ def rows(compared: list[Compared]) -> list[list[str]]:
             ]
         lines.append(line)
     return lines
+
+
+JUDGES: Judges = {8: judge}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -25,7 +25,7 @@ import fedjax_sim
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.counts import COUNTS, SPARSE, Visits, poisson, regional, synthetic
 from experiments.fedem.setup import even, figure_of
-from experiments.harness import Arguments, Outcome, Sizes, Verdict, rule, table
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Verdict, rule, table
 from experiments.harness.statistics import has_nan
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import latent
@@ -243,11 +243,6 @@ def judge(found: Found) -> Verdict:
     return verdict(20, found, rule({WHERE: holds if is_known else None}, SMALLER), why)
 
 
-def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge the claim from what was measured."""
-    return [judge(kept[20])]
-
-
 def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
     """Judge claim 20 on counts whose truth is known."""
     visits = synthetic(sizes)
@@ -418,6 +413,10 @@ def additive(train: Visits) -> np.ndarray:
             / num_columns
         )
     return mean + rows[:, None] + columns[None]
+
+
+JUDGES: Judges = {20: judge}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

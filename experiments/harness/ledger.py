@@ -55,6 +55,8 @@ OLD = "judged by an earlier criterion, not run since: "
 """Why a verdict by another criterion than today's does not count."""
 TOLERANCE = 0.05
 """Share by which a number may differ from that of another machine."""
+UNKNOWN = "unknown"
+"""The machine of a record that names none; it is the same as no other."""
 INSTRUCTIONS = {"avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve"}
 """Instruction sets that are named, as compilers choose by them how sums are ordered."""
 MOST_PICTURES = 7
@@ -164,8 +166,8 @@ def machine() -> dict[str, Any]:
 def differences(entry: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
     """Compare a run with the record: claims of another verdict, or another number.
 
-    All digits count if both were run on the same machine. Otherwise, or where the record does not
-    name one, numbers may differ by `TOLERANCE` of themselves, as chaotic runs do.
+    All digits count if both were run on the same machine. Otherwise, or where one of them is
+    `UNKNOWN`, numbers may differ by `TOLERANCE` of themselves, as chaotic runs do.
 
     Args:
       entry: The entry of the run.
@@ -174,7 +176,7 @@ def differences(entry: Mapping[str, Any], record: Mapping[str, Any]) -> list[str
     Returns:
       One sentence for each claim that differs.
     """
-    same = entry.get("machine") is not None and entry.get("machine") == record.get("machine")
+    same = entry["machine"] == record["machine"] != UNKNOWN
     known, told = {each["id"]: each for each in record["claims"]}, []
     for each in entry["claims"]:
         other = known.get(each["id"])
@@ -214,19 +216,23 @@ def plain_inputs(content: Any) -> Any:
 def judged(entry: Mapping[str, Any]) -> list[Verdict]:
     """Judge an entry anew from the numbers that it keeps, by today's criteria.
 
-    The module's function `judge` takes the entry's inputs. Of an entry without inputs its function
-    `judge_kept`, if it has one, takes what was measured, by number of the claim. Other verdicts
-    stay, with today's text. Those on claims that are no more are left out.
+    The module's function `judge` takes the entry's inputs. Of an entry without inputs the functions
+    in the module's table `JUDGES` take what was measured of each claim. Verdicts "not run" stay,
+    with today's text. Those on claims that are no more are left out.
     """
     module = importlib.import_module("experiments." + entry["experiment"].replace("/", "."))
     anew: Sequence[Verdict] = ()
     found = {each["id"]: Verdict(**each) for each in entry["claims"]}
     if entry.get("inputs") is not None:
         anew, found = module.judge(entry["inputs"]), {}
-    elif hasattr(module, "judge_kept"):
-        anew = module.judge_kept(
-            {int(each["id"].rpartition("-")[2]): each["measured"] for each in entry["claims"]}
-        )
+    else:
+        anew = [
+            module.JUDGES[int(each.id.rpartition("-")[2])](each.measured)._replace(
+                size=each.size, seeds=each.seeds
+            )
+            for each in found.values()
+            if each.verdict != NOT_RUN_WORDS and claim_of(each.id) is not None
+        ]
     complete_ones = complete(anew, entry["size"], {"seeds": entry["seeds"]}, entry.get("inputs"))
     found |= {each.id: each for each in complete_ones}
     named = {id: claim_of(id) for id in found}

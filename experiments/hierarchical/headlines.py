@@ -1,12 +1,12 @@
 """Hierarchical FL's Remark 6: similar performances at different numbers of rounds (claim 37)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from experiments import harness
-from experiments.harness import Arguments, Outcome, Verdict
+from experiments.harness import Arguments, Judges, Outcome, Verdict
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas import bounds
 from experiments.hierarchical.formulas import quadratics as formulas
@@ -67,12 +67,7 @@ def judge(measured: Mapping[str, Any]) -> Verdict:
     return verdict(37, measured, harness.rule(parts, deciding=harness.begins("similar")), why)
 
 
-JUDGES: dict[int, Callable[[Any], Verdict]] = {37: judge}
-
-
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claim from what was measured."""
-    return [judge(kept[37])]
+JUDGES: Judges = {37: judge}
 
 
 def run(arguments: Arguments) -> Outcome:

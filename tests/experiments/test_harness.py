@@ -265,14 +265,15 @@ def test_runs_are_compared_with_the_record_by_machine() -> None:
     other = {**claim, "measured": {"a": [1.02, None], "b": "words"}}
     far = {**claim, "measured": {"a": [1.2, None], "b": "words"}}
 
-    def told(ours: dict, theirs: dict, *machines: str | None) -> list[str]:
+    def told(ours: dict, theirs: dict, *machines: str) -> list[str]:
         entries = [
             {"machine": machine, "claims": [each]}
             for machine, each in zip(machines, (ours, theirs), strict=True)
         ]
         return ledger.differences(*entries)
 
-    for machines, same in ((("x", "x"), True), (("x", "y"), False), ((None, None), False)):
+    unknown = (ledger.UNKNOWN, ledger.UNKNOWN)
+    for machines, same in ((("x", "x"), True), (("x", "y"), False), (unknown, False)):
         assert told(claim, claim, *machines) == []
         assert bool(told(claim, other, *machines)) is same
         assert told(claim, far, *machines) == ["fald-1: same verdict, other numbers"]

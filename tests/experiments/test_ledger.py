@@ -83,6 +83,9 @@ def test_the_readmes_agree_with_the_results() -> None:
 def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
     assert entry["source"] in ("run", "recorded") and entry["size"] in ("full", "reduced")
     assert entry["command"].startswith(f"python -m experiments run {entry['experiment']}")
+    assert entry["machine"] == ledger.UNKNOWN or {"jax", "cores", "instructions"} <= set(
+        entry["machine"]
+    )
     for each in entry["claims"]:
         assert set(each) == set(Verdict._fields)
         assert each["verdict"] in VERDICTS and each["size"] in ("full", "reduced")
