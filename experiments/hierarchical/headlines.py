@@ -83,7 +83,7 @@ def rate_of(iterations: Array) -> Array:
 
 def measure_group_rates(seeds: int) -> dict[str, Any]:
     """Measure the groups' deviations at rates of their own and at the first one's, for claim 38."""
-    runs = {
+    runs: dict[str, dict[str, Any]] = {
         "own rates": {"lr": 1.0, "lr_schedule": Function(function=rate_of, by="work")},
         "one rate": {"lr": float(rate_of(jnp.float32(ITERATIONS[0])))},
     }
