@@ -21,7 +21,7 @@ from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
 from fedjax_sim.results.plots import look, styled
 
@@ -487,6 +487,14 @@ def picture(late: Decreasing) -> Figure:
     right.legend()
     right.set(xlabel="steps", title="R1, K = 5, decreasing step size")
     return figure
+
+
+JUDGES: Judges = {
+    3: lambda found: judge_bounds(found, STUDY.full),
+    4: judge_constant,
+    5: lambda found: judge_decreasing(found, STUDY.full),
+}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

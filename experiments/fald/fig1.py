@@ -13,7 +13,7 @@ with as many exact draws by the energy distance.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.formulas.rounds import rounds_to
 from experiments.fald.gaussian import Repeated, kept, largest, spread
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results import plots
 from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
@@ -249,11 +249,6 @@ def judge_samples(found: Found) -> Verdict:
     )
 
 
-def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge the claims from what was measured."""
-    return [judge(kept[12]), judge_heterogeneity(by_alpha(kept[12])), judge_samples(kept[23])]
-
-
 def largest_deviation(panels: Panels) -> float:
     """Return how far the first sets' means and variances are from the exact ones.
 
@@ -388,6 +383,10 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         "p_value": p_value,
     }
     return Outcome(curves, {picture: figure}, verdicts, config, text)
+
+
+JUDGES: Judges = {12: judge, 21: judge_heterogeneity, 23: judge_samples}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

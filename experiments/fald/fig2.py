@@ -22,7 +22,16 @@ from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.gaussian import Repeated, kept, largest
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
+from experiments.harness import (
+    Arguments,
+    Judges,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    table,
+    verdict_table,
+)
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.results.plots import look, styled
@@ -203,11 +212,6 @@ def grow_with_fewer_clients(exact: Mapping[str, Sequence[float]]) -> bool:
     )
 
 
-def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge claim 13, whose criterion is later than the run, from what was measured."""
-    return [judge(kept[13])]
-
-
 def are_ordered(exact: Mapping[str, Sequence[float]]) -> bool:
     """Return whether floors fall in `ORDER` at every step size; one that is missing does not."""
     return bool((np.diff([exact[panel] for panel in ORDER], axis=0) < 0).all())
@@ -296,6 +300,10 @@ def outcome(
     return Outcome(
         curves, {picture: figure}, [judged], {**sizes.config(), "local_steps": LOCAL_STEPS}, text
     )
+
+
+JUDGES: Judges = {13: judge}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

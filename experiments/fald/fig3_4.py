@@ -13,13 +13,14 @@ images. Warm-up drops samples: runs with and without it are the same runs if the
 size.
 
 A data set takes two to four core-hours, and `--reduced` (300 rounds, 100 of warm-up, four step
-sizes, two seeds) 10 core-minutes. `--dataset mnist` runs one of the two data sets.
+sizes, two seeds) 10 core-minutes. `--dataset mnist` runs one of the two data sets. Seeds that are
+added to the record, such as `--seeds 5-9`, run at the step sizes that the record has chosen.
 
 Dimension letters: `K` numbers of local steps.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from scipy import stats
 import fedjax_sim
 from experiments import harness
 from experiments.fald.claims import DOUBT, Found, verdict
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict, ledger, rule
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.core.types import Array, Key, Problem
 from fedjax_sim.models import LogisticRegression
@@ -46,6 +47,8 @@ METRICS = {"accuracy": 1, "brier": -1, "ece": -1}
 WARM_UPS = ("", "warm_")
 """Prefixes of a metric without warm-up (Fig. 3) and with it (Fig. 4)."""
 HELD_OUT = 0.1
+LEAST = harness.LEAST_LEAD / 100
+"""Half a point, from which on one K is ahead of another in any metric."""
 NAMED = {
     "mnist, accuracy": (50, 100),
     "mnist, brier": (20,),
@@ -107,6 +110,10 @@ class FromZero:
         return self.network.apply(params, x)
 
 
+CELLS = tuple(f"{data}, K = {k}" for data in FULL.datasets for k in FULL.local_steps)
+"""The cells of the figures, of which single ones can be run with further seeds."""
+
+
 class ImageRuns(NamedTuple):
     """The curves of a study with the chosen step sizes."""
 
@@ -126,7 +133,10 @@ def name_of(data: str, local_steps: int) -> str:
 def run(arguments: Arguments) -> Outcome:
     """Run the study, draw both figures and judge the claims."""
     ran = study(arguments)
-    inputs = measure(ran)
+    inputs = inputs_of(ran)
+    if arguments.adds:
+        words = "the single runs of further seeds, at the step sizes of the record"
+        return Outcome(ran.curves, {}, [], ran.config, words, inputs)
     verdicts = judge(inputs)
     figures = {
         f"fig{number}.png": picture(ran, prefix)
@@ -141,10 +151,16 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def study(arguments: Arguments) -> ImageRuns:
-    """Choose step sizes for each K on held-out images, and run all seeds with them."""
+    """Choose step sizes for each K on held-out images, and run all seeds with them.
+
+    Seeds that are added to the record have its step sizes.
+    """
     sizes = STUDY.choose(arguments)
     if arguments.dataset is not None:
         sizes = sizes.replace(datasets=(arguments.dataset,))
+    known = ledger.recorded("fald/fig3_4")["step sizes"] if arguments.adds else {}
+    names = [name_of(data, k) for data in sizes.datasets for k in sizes.local_steps]
+    cells = arguments.cells_of(names)
     curves: dict[str, xr.Dataset] = {}
     chosen: dict[str, dict[str, float]] = {}
     held_out: dict[str, Any] = {}
@@ -152,17 +168,23 @@ def study(arguments: Arguments) -> ImageRuns:
         whole = datasets.load(data, data_dir=arguments.data_dir)
         tuning, final = [
             _problems(part, sizes, num)
-            for part, num in ((_held_out(whole), 1), (whole, sizes.seeds))
+            for part, num in ((_held_out(whole), range(1)), (whole, sizes.seed_range))
         ]
         for local_steps in sizes.local_steps:
             name = name_of(whole.name, local_steps)
-            last = tune(tuning, sizes, local_steps, f"{name}, held out", arguments)
-            chosen[name] = {str(metric): best(values) for metric, values in last.items()}
-            held_out[name] = {
-                str(metric): values.to_series().to_dict() for metric, values in last.items()
-            }
+            if name not in cells:
+                continue
+            if name in known:
+                chosen[name] = known[name]
+            else:
+                last = tune(tuning, sizes, local_steps, f"{name}, held out", arguments)
+                chosen[name] = {str(metric): best(values) for metric, values in last.items()}
+                held_out[name] = {
+                    str(metric): values.to_series().to_dict() for metric, values in last.items()
+                }
             wanted = sorted(set(chosen[name].values()))
-            curves[name] = _run(final, sizes, local_steps, wanted, arguments.kept(name))
+            kept = {"seeds": sizes.seed_range, **arguments.kept(name)}
+            curves[name] = _run(final, sizes, local_steps, wanted, kept)
     words = (
         "handwritten digits, 5 clients, 40 rounds"
         if arguments.smoke
@@ -215,11 +237,10 @@ def _held_out(data: datasets.Dataset) -> datasets.Dataset:
     )
 
 
-def _problems(data: datasets.Dataset, sizes: Sizes, num_seeds: int) -> list[Any]:
+def _problems(data: datasets.Dataset, sizes: Sizes, seeds: range) -> list[Any]:
     model = FromZero(LogisticRegression(data.num_classes))
     splits = [
-        partition.iid(data.train_labels, num_clients=sizes.num_clients, seed=seed)
-        for seed in range(num_seeds)
+        partition.iid(data.train_labels, num_clients=sizes.num_clients, seed=seed) for seed in seeds
     ]
     return problems.make_classifications(model, data, splits)
 
@@ -247,12 +268,11 @@ def _run(
         langevin.system,
         tasks,
         hyper,
-        seeds=len(tasks),
         settings={"step_size": list(step_sizes)},
         budget=fedjax_sim.Ticks(sizes.rounds),
         num_evals=sizes.rounds // sizes.every,
         keep=fedjax_sim.Keep(models=True),
-        **kept,
+        **{"seeds": len(tasks), **kept},
     )
     found = {}
     for prefix, dropped in zip(WARM_UPS, (0, sizes.warm_up // sizes.every), strict=True):
@@ -281,6 +301,8 @@ def scores(ran: ImageRuns, data: str, metric: str) -> np.ndarray:
     values = []
     for local_steps in ran.config["local_steps"]:
         name = name_of(data, local_steps)
+        if name not in ran.curves:
+            continue
         values.append(
             ran.curves[name][metric].sel(step_size=ran.chosen[name][metric]).isel(sample=-1).values
         )
@@ -378,29 +400,71 @@ def _cell(values: np.ndarray, metric: str, step_size: float | None) -> str:
     )
 
 
-def measure_worst(ran: ImageRuns) -> Found:
+def inputs_of(ran: ImageRuns) -> dict[str, Any]:
+    """Return the numbers that `judge` needs: last values by panel and K, and the step sizes."""
+    steps = ran.config["local_steps"]
+    last = {
+        _panel(data, metric, prefix): {
+            f"{k}": Sample.of(each)
+            for k, each in zip(
+                (k for k in steps if name_of(data, k) in ran.curves),
+                scores(ran, data, prefix + metric),
+                strict=True,
+            )
+        }
+        for data in data_of(ran)
+        for prefix in WARM_UPS
+        for metric in METRICS
+    }
+    words = {name: ran.config[name] for name in ("rounds", "words")}
+    return {"last": last, "step sizes": ran.chosen, **words}
+
+
+Panels = dict[str, dict[int, np.ndarray]]
+"""Last values of all seeds by panel and K, such that larger is better."""
+
+
+def read_panels(inputs: Mapping[str, Any]) -> Panels:
+    """Read what `inputs_of` returns; runs that diverged count as minus infinity."""
+    found: Panels = {}
+    for panel, of_panel in inputs["last"].items():
+        sign = METRICS[panel.split(", ")[1]]
+        found[panel] = {
+            int(k): np.nan_to_num(sign * np.array(Sample.read(each).values, float), nan=-np.inf)
+            for k, each in of_panel.items()
+        }
+    return found
+
+
+def size_of(panels: Panels, inputs: Mapping[str, Any]) -> Found:
+    """Return the least number of seeds, the rounds, and how the runs are smaller."""
+    seeds = min(len(values) for panel in panels.values() for values in panel.values())
+    return {"seeds": seeds, "rounds": inputs["rounds"], "words": inputs["words"]}
+
+
+def measure_worst(panels: Panels) -> Found:
     """Compare K = 1 with every other K in the eleven panels of both figures that claim 14 names."""
-    steps, values = ran.config["local_steps"], _panels(ran)
-    one = steps.index(1)
-    others = [k for k in range(len(steps)) if k != one]
-    named = {name: each for name, each in values.items() if name != "fashion_mnist, ece, warm-up"}
+    named = {name: each for name, each in panels.items() if name != "fashion_mnist, ece, warm-up"}
+    others = {panel: [each[k] for k in each if k != 1] for panel, each in named.items()}
     return {
-        "worst": {panel: steps[int(each.mean(axis=1).argmin())] for panel, each in values.items()},
+        "worst": {panel: min(each, key=lambda k: each[k].mean()) for panel, each in panels.items()},
         "p that K = 1 is not": {
-            panel: max(_doubt(each[k], each[one]) for k in others) for panel, each in named.items()
+            panel: max(doubt(each, named[panel][1], LEAST) for each in rest)
+            for panel, rest in others.items()
         },
         "p that no other is": {
-            panel: min(_doubt(each[one], each[k]) for k in others) for panel, each in named.items()
+            panel: min(doubt(named[panel][1], each, -LEAST) for each in rest)
+            for panel, rest in others.items()
         },
-        "others": len(others),
-        **_size(ran),
+        "others": max(map(len, others.values())),
     }
 
 
 def judge_worst(found: Found) -> Verdict:
-    """Judge claim 14: whether K = 1 is worst in the panels that it names.
+    """Judge claim 14: whether every other K is ahead of K = 1 in the panels that it names.
 
-    A panel is false if another K is worse for sure, and undecided if neither can be told.
+    A panel is false if another K is not ahead by the least lead for sure, and undecided if neither
+    can be told.
     """
     above, below = found["p that K = 1 is not"], found["p that no other is"]
     shown = "worst K: " + ", ".join(f"{panel} {k}" for panel, k in found["worst"].items())
@@ -418,31 +482,36 @@ def judge_worst(found: Found) -> Verdict:
     return verdict(14, {**found, "parts": parts}, ruling, why)
 
 
-def measure_best(ran: ImageRuns) -> Found:
-    """Compare every K with all others in every panel (claim 15)."""
-    steps, values = ran.config["local_steps"], _panels(ran)
+def measure_best(panels: Panels) -> Found:
+    """Compare every K with all others in every panel (claims 15 and 25)."""
+
+    def least_doubt(each: Mapping[int, np.ndarray], k: int, least: float) -> float:
+        return min(doubt(each[other], each[k], least) for other in each if other != k)
+
+    def most_doubt(each: Mapping[int, np.ndarray], k: int) -> float:
+        return max(doubt(each[k], each[other], -LEAST) for other in each if other != k)
+
+    def table(of_panel: Callable[[Mapping[int, np.ndarray], int], float]) -> Found:
+        return {panel: {f"{k}": of_panel(each, k) for k in each} for panel, each in panels.items()}
+
     return {
-        "best": {panel: steps[int(each.mean(axis=1).argmax())] for panel, each in values.items()},
-        "p that no other is better": {
-            panel: {
-                f"{k}": min(_doubt(each[j], each[i]) for j in range(len(steps)) if j != i)
-                for i, k in enumerate(steps)
-            }
-            for panel, each in values.items()
-        },
-        **_size(ran),
+        "best": {panel: max(each, key=lambda k: each[k].mean()) for panel, each in panels.items()},
+        "p that no other is better": table(lambda each, k: least_doubt(each, k, 0.0)),
+        "p that no other is ahead": table(lambda each, k: least_doubt(each, k, LEAST)),
+        "p that another is ahead": table(most_doubt),
     }
 
 
 def judge_best(found: Found) -> Verdict:
     """Judge claim 15: whether the best K differs between metrics, and between warm-up and none.
 
-    In each panel those K are kept that no other K beats at `DOUBT` over the number of comparisons.
-    With probability 1 - `DOUBT` at least every set contains the true best of its panel, so that the
-    best K differ if two sets have no K in common. They do not if both sets of every pair consist of
-    one and the same K.
+    In each panel those K are kept that no other K leads by the least lead, at `DOUBT` over the
+    number of comparisons. With probability 1 - `DOUBT` at least every set contains the K that are
+    as good as the best, so that these differ if two sets have no K in common. They do not if in
+    every pair one K is as good as the best in both panels for sure.
     """
-    best, doubts = found["best"], found["p that no other is better"]
+    best, doubts = found["best"], found["p that no other is ahead"]
+    near = found["p that another is ahead"]
     shown = "best K: " + ", ".join(f"{panel} {k}" for panel, k in best.items())
     pairs: dict[str, list[tuple[str, str]]] = {"metric": [], "warm-up": []}
     for one, other in itertools.combinations(doubts, 2):
@@ -458,21 +527,23 @@ def judge_best(found: Found) -> Verdict:
     kept = {
         panel: {int(k) for k, p in each.items() if not p <= level} for panel, each in doubts.items()
     }
+    good = {panel: {int(k) for k, p in each.items() if p <= level} for panel, each in near.items()}
     proved = {
         kind: [pair for pair in panel_pairs if not kept[pair[0]] & kept[pair[1]]]
         for kind, panel_pairs in pairs.items()
     }
     parts: dict[str, bool | None] = {}
     for kind, panel_pairs in pairs.items():
-        equal = all(len(kept[one] | kept[other]) == 1 for one, other in panel_pairs)
+        equal = all(good[one] & good[other] for one, other in panel_pairs)
         parts[f"depends on {kind}"] = True if proved[kind] else False if equal else None
     differ = "; ".join(
         f"by {kind} {', '.join(' and '.join(pair) for pair in panel_pairs) or 'none'}"
         for kind, panel_pairs in proved.items()
     )
     why = f"{shown}; {_words(found)}; best K that differ for sure: {differ}"
-    unbeaten = {panel: sorted(each) for panel, each in kept.items()}
-    measured = {**found, "not beaten": unbeaten, "differ": proved, "parts": parts}
+    sets = {"not led": kept, "not led for sure": good}
+    told = {name: {panel: sorted(each) for panel, each in of.items()} for name, of in sets.items()}
+    measured = {**found, **told, "differ": proved, "parts": parts}
     return verdict(15, measured, rule(parts, harness.reduction(found["seeds"])), why)
 
 
@@ -499,54 +570,39 @@ def judge_named(found: Found) -> Verdict:
     return verdict(25, {**found, "parts": parts}, ruling, f"best K: {shown}; {_words(found)}")
 
 
-def measure(ran: ImageRuns) -> dict[str, Found]:
-    """Return the numbers that `judge` needs."""
-    return {"worst": measure_worst(ran), "best": measure_best(ran)}
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claims 14, 15 and 25.
 
-
-def judge(inputs: Mapping[str, Found]) -> list[Verdict]:
-    """Judge claims 14, 15 and 25 by what `measure` returns."""
-    best = inputs["best"]
-    return [judge_worst(inputs["worst"]), judge_best(best), judge_named(best)]
+    Args:
+      inputs: What `inputs_of` returns.
+    """
+    panels = read_panels(inputs)
+    size = size_of(panels, inputs)
+    best = {**measure_best(panels), **size}
+    return [judge_worst({**measure_worst(panels), **size}), judge_best(best), judge_named(best)]
 
 
 def _panel(data: str, metric: str, prefix: str) -> str:
     return f"{data}, {metric}{', warm-up' if prefix else ''}"
 
 
-def _panels(ran: ImageRuns) -> dict[str, np.ndarray]:
-    """Return last values by panel, signed so that larger is better: `f64[K, seeds]`.
-
-    Runs that diverged count as minus infinity.
-    """
-    return {
-        _panel(data, metric, prefix): np.nan_to_num(
-            sign * scores(ran, data, prefix + metric), nan=-np.inf
-        )
-        for data in data_of(ran)
-        for prefix in WARM_UPS
-        for metric, sign in METRICS.items()
-    }
-
-
-def _doubt(better: np.ndarray, worse: np.ndarray) -> float:
+def doubt(better: np.ndarray, worse: np.ndarray, least: float = 0.0) -> float:
     """Return the one-sided p-value that one is better than the other, by a paired t test.
 
     Args:
       better: `f64[seeds]`.
-      worse: `f64[seeds]`.
+      worse: `f64[seeds]`; of different numbers the first seeds are compared.
+      least: The lead from which on it is better. If it is negative: by how much it may be behind.
     """
-    if len(better) < 2 or not np.isfinite([better, worse]).all():
+    number = min(len(better), len(worse))
+    better, worse = better[:number], worse[:number]
+    if number < 2 or not np.isfinite([better, worse]).all():
         return 1.0
-    gap = better - worse
-    error = gap.std(ddof=1) / np.sqrt(len(gap))
+    gap = better - worse - least
+    error = gap.std(ddof=1) / np.sqrt(number)
     if error == 0:
         return float(gap.mean() <= 0)
-    return float(stats.t.sf(gap.mean() / error, len(gap) - 1))
-
-
-def _size(ran: ImageRuns) -> Found:
-    return {name: ran.config[name] for name in ("seeds", "rounds", "words")}
+    return float(stats.t.sf(gap.mean() / error, number - 1))
 
 
 def _words(found: Found) -> str:

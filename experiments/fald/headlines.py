@@ -6,8 +6,6 @@ Judges claims 24, 26 and 27 of arXiv 2112.05120 by exact laws and densities.
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -18,7 +16,7 @@ from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas import exact_laws, rounds
 from experiments.fald.formulas.bounds import LangevinSetup
 from experiments.fald.privacy import RUN
-from experiments.harness import Arguments, Outcome, Verdict
+from experiments.harness import Arguments, Judges, Outcome, Verdict
 from fedjax_sim.theory.langevin import OutsiderWarning, PrivacySetup, guarantee
 
 GRID = np.linspace(-20, 140, 160_001)
@@ -171,19 +169,15 @@ def judge_everyone(found: Found) -> Verdict:
     return verdict(27, found, harness.unless_unknown(holds, found), why)
 
 
-JUDGES: dict[int, Callable[[Any], Verdict]] = {
+JUDGES: Judges = {
     24: judge_privacy,
     26: judge_best,
     27: judge_everyone,
 }
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claims from what was measured."""
-    return [judge(kept[number]) for number, judge in JUDGES.items()]
-
-
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
-    verdicts = judge_kept({24: measure_privacy(), 26: measure_best(), 27: measure_everyone()})
+    measured = {24: measure_privacy(), 26: measure_best(), 27: measure_everyone()}
+    verdicts = harness.judge_all(JUDGES, measured)
     return Outcome({}, {}, verdicts, {}, harness.verdict_table(verdicts))

@@ -7,7 +7,6 @@ clients with curvatures 1 and 4 and centers -1 and 1; R2 has five with curvature
 """
 
 import itertools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.gaussian import Chains, chains, largest, line
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results.diagnostics import Gaussian
@@ -322,11 +321,6 @@ def judge_acceleration(found: Found) -> Verdict:
     return verdict(22, found, harness.unless_unknown(off >= CLAIMS[22].criterion.same, found), why)
 
 
-def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge the claims whose criterion is later than the run from what was measured."""
-    return [judge_floor(kept[9]), judge_acceleration(kept[17])]
-
-
 def measure_order() -> Found:
     """Compute how W2 of exact stationary laws differs by S, rho and scheme (claim 10)."""
     rhos = (0.0, 0.3, 0.6, 0.9, 1.0)
@@ -494,6 +488,21 @@ def judge_inflation(found: Found) -> Verdict:
     )
     holds = off < marks.exact and table < marks.printed and worst < marks.far
     return of_chains(18, found, holds, why)
+
+
+JUDGES: Judges = {
+    1: judge_sgld,
+    2: judge_noise,
+    9: judge_floor,
+    10: judge_order,
+    11: judge_mean,
+    17: judge_invariance,
+    18: judge_inflation,
+    19: judge_modes,
+    20: judge_alone,
+    22: judge_acceleration,
+}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -16,7 +16,6 @@ Dimension letters: `P` coefficients, `M` draws.
 """
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ import fedjax_sim
 from experiments import harness
 from experiments.fald.claims import CLAIMS, Found, of_chains
 from experiments.fald.formulas import exact_laws as oracle
-from experiments.harness import Arguments, Estimate, Outcome, Sizes, Study, Verdict, rule
+from experiments.harness import Arguments, Estimate, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import datasets
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.partition import dirichlet
@@ -205,12 +204,12 @@ def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
       draws: Draws of the posterior to average over, `f[M, P]`.
     """
 
+    key = jax.random.key(0)  # Nothing is drawn.
+
     def averages(client: Any) -> Any:
-        slopes, curvatures = (
-            jax.vmap(of(problem.client_loss), (0, None, None)) for of in (jax.grad, jax.hessian)
-        )
-        return slopes(draws, client, None).mean(axis=0), curvatures(draws, client, None).mean(
-            axis=0
+        return tuple(
+            jax.vmap(of(problem.client_loss), (0, None, None))(draws, client, key).mean(axis=0)
+            for of in (jax.grad, jax.hessian)
         )
 
     counts = np.asarray(problem.counts, float)
@@ -351,11 +350,6 @@ def judge(found: Found) -> Verdict:
     return of_chains(8, found, rule(parts), why)
 
 
-def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge the claim from what was measured."""
-    return [judge(kept[8])]
-
-
 @plots.styled()
 def figure_of(compared: list[Compared]) -> Figure:
     """Draw the largest biases against K."""
@@ -416,6 +410,10 @@ def rows(compared: list[Compared]) -> list[list[str]]:
             ]
         lines.append(line)
     return lines
+
+
+JUDGES: Judges = {8: judge}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas.exact_laws import Participation
-from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from experiments.harness import Arguments, Judges, Outcome, Verdict, table, verdict_table
 from fedjax_sim.results import plots
 from fedjax_sim.server.privacy import NoisySteps, epsilon_after
 from fedjax_sim.systems import langevin
@@ -190,6 +190,10 @@ def judge(found: Found) -> Verdict:
         f"{epsilon[-1]:.1f}"
     )
     return verdict(16, found, holds, why)
+
+
+JUDGES: Judges = {16: judge}
+"""The function that judges each claim from its numbers."""
 
 
 @plots.styled()

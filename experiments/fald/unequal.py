@@ -22,7 +22,7 @@ from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.formulas.rounds import rounds_to, sufficient_steps, tuned_rounds
 from experiments.fald.gaussian import Repeated, kept, largest
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule, statistics
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule, statistics
 from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.results.plots import OPEN, look, styled
 
@@ -326,9 +326,8 @@ def judge_rho(found: Found) -> Verdict:
     return of_chains(8, found, rule(parts) if far < marks.far else False, why)
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claims from what was measured."""
-    return [judge_heterogeneity(kept[6]), judge_rounds(kept[7]), judge_rho(kept[8])]
+JUDGES: Judges = {6: judge_heterogeneity, 7: judge_rounds, 8: judge_rho}
+"""The function that judges each claim from its numbers."""
 
 
 @styled()

@@ -24,6 +24,7 @@ from experiments.harness import (
     Arguments,
     Estimate,
     Interval,
+    Judges,
     Outcome,
     Sizes,
     Study,
@@ -516,11 +517,6 @@ def judge_units(measured: Mapping[str, float]) -> Verdict:
     return verdict(23, measured, unless_unknown(off < CLAIMS[23].criterion.same, measured), why)
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claims whose criterion is later than the run from what was measured."""
-    return [judge_steps(kept[4]), judge_shares(kept[19]), judge_units(measure_units())]
-
-
 def measure_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> dict[str, Any]:
     """Measure whose updates FedBuff takes, for claim 19.
 
@@ -559,6 +555,18 @@ def _begins_within(timeline: Timeline) -> np.ndarray:
         [np.zeros_like(timeline.time[..., :1]), timeline.time[..., :-1]], axis=-1
     )
     return begins < BUDGET
+
+
+JUDGES: Judges = {
+    4: judge_steps,
+    5: judge_gaps,
+    8: judge_step_time,
+    17: judge_orders,
+    18: judge_two_workers,
+    19: judge_shares,
+    23: judge_units,
+}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

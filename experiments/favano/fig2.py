@@ -14,7 +14,7 @@ import numpy as np
 from experiments.favano import setup
 from experiments.favano.claims import verdict
 from experiments.favano.setup import METHODS, MNIST, side_by_side
-from experiments.harness import Arguments, Outcome, Verdict, rule, table, unless_unknown
+from experiments.harness import Arguments, Judges, Outcome, Verdict, rule, table, unless_unknown
 
 COLUMN = "non-IID, 1/9 fast"
 BANDS = "10 and 90 % quantiles over seeds"
@@ -71,6 +71,5 @@ def judge(measured: Mapping[str, Any]) -> Verdict:
     return verdict(21, measured, ruling, f"client variance at the end, {BANDS}: {shown}")
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claim from what was measured."""
-    return [judge(kept[21])]
+JUDGES: Judges = {21: judge}
+"""The function that judges each claim from its numbers."""

@@ -7,12 +7,20 @@ a results folder of favano/table2.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.fig2 import COLUMN, JUDGED
 from experiments.favano.setup import METHODS, MNIST, against_all, as_groups, runs, times_to
-from experiments.harness import Arguments, Outcome, Verdict, begins, rule, table, unless_unknown
+from experiments.harness import (
+    Arguments,
+    Judges,
+    Outcome,
+    Verdict,
+    begins,
+    rule,
+    table,
+    unless_unknown,
+)
 
 SHOWN = {name: METHODS[name] for name in JUDGED}
 TARGET = CLAIMS[22].criterion.target
@@ -51,6 +59,5 @@ def judge(measured: Mapping[str, Mapping[str, float | None]]) -> Verdict:
     return verdict(22, measured, ruling, f"{TIMES}, of T = 5000: {shown}")
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claim from what was measured."""
-    return [judge(kept[22])]
+JUDGES: Judges = {22: judge}
+"""The function that judges each claim from its numbers."""

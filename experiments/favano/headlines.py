@@ -4,7 +4,7 @@ Judges claims 32 to 34 of arXiv 2305.16099.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.formulas import bounds
 from experiments.favano.formulas.orders import favano_orders, favano_orders_printed
 from experiments.favano.theory import LAYOUT, RANGE, with_gradient_at_mean
-from experiments.harness import Arguments, Interval, Outcome, Sizes, Study, Verdict
+from experiments.harness import Arguments, Interval, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.kernels.rounding import straight_through, uniform
 from fedjax_sim.problems import Quadratic
@@ -185,21 +185,16 @@ def judge_corollary(measured: Mapping[str, float]) -> Verdict:
     return verdict(34, measured, harness.unless_unknown(measured["printed"] <= 1, measured), why)
 
 
-JUDGES: dict[int, Callable[[Any], Verdict]] = {
+JUDGES: Judges = {
     32: judge_start,
     33: judge_floor,
     34: judge_corollary,
 }
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claims from what was measured."""
-    return [judge(kept[number]) for number, judge in JUDGES.items()]
-
-
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     measured = {32: measure_start(sizes), 33: measure_floor(sizes), 34: measure_corollary()}
-    verdicts = judge_kept(measured)
+    verdicts = harness.judge_all(JUDGES, measured)
     return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))

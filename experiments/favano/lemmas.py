@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from experiments import harness
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.formulas import bounds as formulas
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, draw
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, draw
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Plan
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results.plots import look, styled
@@ -345,6 +345,10 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
     )
     axes.legend()
     return measured, figure
+
+
+JUDGES: Judges = {1: judge_identity, 2: judge_reweighting, 3: judge_contraction}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

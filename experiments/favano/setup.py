@@ -240,7 +240,7 @@ def runs(
       methods: Methods by name.
 
     Returns:
-      The curves of every method in every column.
+      The curves of every method in every column, or of those cells that are asked for.
 
     Raises:
       ConfigError: If the earlier folder lacks one of the runs, or was run with other arguments.
@@ -252,9 +252,11 @@ def runs(
     sizes = images.study.choose(arguments)
     tasks = _tasks(images, sizes, arguments.data_dir, columns, methods)
     curves, resolved = {}, {}
+    names = [f"{method} | {column}" for method in methods for column in columns]
+    cells = arguments.cells_of(names)
     for name, method in methods.items():
         system, settings, low_bit = method
-        for column in columns:
+        for column in (each for each in columns if f"{name} | {each}" in cells):
             split, slow_fraction = COLUMNS[column]
             hyper = _hyper(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction})
             resolved[f"{name} | {column}"] = {
@@ -267,7 +269,7 @@ def runs(
                 system,
                 tasks[split, low_bit],
                 hyper,
-                seeds=sizes.seeds,
+                seeds=sizes.seed_range,
                 budget=fedjax_sim.Time(sizes.time_budget),
                 num_evals=NUM_EVALS,
                 keep=fedjax_sim.Keep(client_variance=True),
@@ -327,7 +329,7 @@ def _tasks(
     data = load(sizes.dataset, data_dir)
     num_clients = sizes.shared.get("num_clients", 100)
     splits = sorted({COLUMNS[column].partition for column in columns})
-    names = [(split, seed) for split in splits for seed in range(sizes.seeds)]
+    names = [(split, seed) for split in splits for seed in sizes.seed_range]
     shares = [
         partition.make(split, data.train_labels, num_clients=num_clients, seed=seed)
         for split, seed in names
@@ -490,12 +492,6 @@ def times_to(curves: Mapping[str, xr.Dataset], accuracy: float) -> dict[str, flo
             float(good.time.mean("seed").values[np.argmax(above)]) if above.any() else None
         )
     return found
-
-
-def size_words(ran: Runs) -> str:
-    """Describe the size of a run: data set, number of seeds, and how it is reduced."""
-    reduced = f"; reduced: {ran.config['reduced']}" if ran.config["reduced"] else ""
-    return f"{ran.config['dataset']}, {ran.config['seeds']} seeds{reduced}"
 
 
 def final_sample(data: xr.Dataset) -> Sample:

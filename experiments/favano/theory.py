@@ -19,7 +19,7 @@ import fedjax_sim
 from experiments import harness
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.formulas import bounds as formulas
-from experiments.harness import Arguments, Interval, Outcome, Sizes, Study, Verdict
+from experiments.harness import Arguments, Interval, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Plan
 from fedjax_sim.kernels.rounding import straight_through, uniform
 from fedjax_sim.problems import Quadratic
@@ -471,9 +471,13 @@ def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset
     return {"largest_deviation": far, "bits": sizes.bits, "floors": floors}, curves
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge claims 6 and 30, whose criteria are later than the run, from what was measured."""
-    return [judge_long_run_mean(kept[6]), judge_equal_shares(kept[6])]
+JUDGES: Judges = {
+    6: judge_long_run_mean,
+    7: judge_bound,
+    16: judge_rounding,
+    30: judge_equal_shares,
+}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -34,7 +34,7 @@ from experiments.fedem.setup import (
     span,
     vr_fedem_of_fig1,
 )
-from experiments.harness import Arguments, Interval, Outcome, Sizes, Study, Verdict, rule
+from experiments.harness import Arguments, Interval, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import Ticks
 from fedjax_sim.results.plots import look, styled
 from fedjax_sim.server import Memories
@@ -525,19 +525,6 @@ def judge_noisy(found: Found) -> Verdict:
     return verdict(22, found, rule({"rounds grow like omega": holds}), why)
 
 
-def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge claims whose criterion or seeds were stated after the run, from what was measured."""
-    return [
-        judge_alphas(kept[11]),
-        judge_inner(kept[13]),
-        judge_participation(kept[15]),
-        judge_blocks(kept[16]),
-        judge_noisy(kept[22]),
-        judge_few(kept[23]),
-        judge_reduced(kept[24]),
-    ]
-
-
 def regimes_study(sizes: Sizes) -> Ablation:
     """Judge claims 23 and 24: rounds to an epsilon-stationary point, at the largest steps allowed.
 
@@ -992,6 +979,20 @@ def judge_inner(found: Found) -> Verdict:
         ),
     }
     return verdict(13, found, rule(parts), why, seeds=found["seeds"])
+
+
+JUDGES: Judges = {
+    9: judge_floors,
+    11: judge_alphas,
+    13: judge_inner,
+    15: judge_participation,
+    16: judge_blocks,
+    17: judge_clients,
+    22: judge_noisy,
+    23: judge_few,
+    24: judge_reduced,
+}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -25,7 +25,7 @@ from experiments.fedem.setup import (
     span,
     vr_fedem_of_fig1,
 )
-from experiments.harness import Arguments, Outcome, Verdict, table
+from experiments.harness import Arguments, Judges, Outcome, Verdict, table
 from fedjax_sim import Ticks
 from fedjax_sim.systems import fedem, vr_fedem
 
@@ -57,6 +57,10 @@ def judge(found: Found) -> Verdict:
         f"{_outside([fedem_field, fedem_mean, field, mean])}"
     )
     return verdict(18, found, holds, why)
+
+
+JUDGES: Judges = {18: judge}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

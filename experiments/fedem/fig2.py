@@ -25,7 +25,7 @@ import fedjax_sim
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.counts import COUNTS, SPARSE, Visits, poisson, regional, synthetic
 from experiments.fedem.setup import even, figure_of
-from experiments.harness import Arguments, Outcome, Sizes, Verdict, rule, table
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Verdict, rule, table
 from experiments.harness.statistics import has_nan
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import latent
@@ -143,13 +143,17 @@ def batches(shape: tuple[int, int]) -> dict[str, latent.CellSampling]:
     }
 
 
+MOST_MONTHS = 200
+"""Months up to which monthly totals are drawn; the seasons of more would be a comb."""
+
+
 @plots.styled()
 def trend_figure(totals: Mapping[str, np.ndarray], seen: np.ndarray, title: str) -> Figure:
     """Draw totals over sites at each time, all on one axis, and below the share of missing cells.
 
     Args:
-      totals: `f[L]` by name; thin lines are the totals themselves, and thick ones are
-        smoothed, as in the paper's panel. Totals far above the truth are cut off.
+      totals: `f[L]` by name; thick lines are smoothed, as in the paper's panel, and thin ones are
+        the totals themselves, up to `MOST_MONTHS`. Totals far above the truth are cut off.
       seen: `bool[J, L]`, the cells that somebody visited.
       title: The title.
     """
@@ -159,9 +163,11 @@ def trend_figure(totals: Mapping[str, np.ndarray], seen: np.ndarray, title: str)
     for i, (name, total) in enumerate(totals.items()):
         style = plots.look(i, points=len(time), linewidth=2.2)
         trend = smoothed(np.asarray(total, float))
-        above.plot(time, total, color=style["color"], linewidth=0.6, alpha=0.35)
         above.plot(time, trend, label=name, **style)
-        top = max(top, trend.max(), np.max(total) if name == "truth" else 0.0)
+        top = max(top, trend.max())
+        if len(time) <= MOST_MONTHS:
+            above.plot(time, total, color=style["color"], linewidth=0.6, alpha=0.35)
+            top = max(top, np.max(total) if name == "truth" else 0.0)
     above.set(ylabel="total over sites", title=title, ylim=(-0.05 * top, 1.3 * top))
     below.plot(time, 100 * (~seen).mean(axis=0), **plots.look(7, "none"))
     below.set(xlabel="time (months)", ylabel="cells missing, %", ylim=(0, 105))
@@ -241,11 +247,6 @@ def judge(found: Found) -> Verdict:
     holds = ends and falls and limit["steps"] < limit["steps allowed"]
     is_known = holds or not has_nan(found)
     return verdict(20, found, rule({WHERE: holds if is_known else None}, SMALLER), why)
-
-
-def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge the claim from what was measured."""
-    return [judge(kept[20])]
 
 
 def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
@@ -418,6 +419,10 @@ def additive(train: Visits) -> np.ndarray:
             / num_columns
         )
     return mean + rows[:, None] + columns[None]
+
+
+JUDGES: Judges = {20: judge}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

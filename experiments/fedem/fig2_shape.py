@@ -11,7 +11,6 @@ of the servers' matrices with 0 for cells that nobody visited. EM on the pooled 
 sites and months, show what the counts determine.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from experiments import harness
 from experiments.fedem import counts, fig2
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.counts import Visits
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
 
 SHAPE = Study(
     full=Sizes(sites=9721, months=525, observers=2465, visits=5980, epochs=150, steps=300),
@@ -55,9 +54,8 @@ def judge(found: Found) -> Verdict:
     return verdict(25, found, rule({"trend": is_met}), why)
 
 
-def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge the claim from what was measured."""
-    return [judge(kept[25])]
+JUDGES: Judges = {25: judge}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

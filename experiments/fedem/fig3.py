@@ -16,7 +16,17 @@ from matplotlib.figure import Figure
 
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.setup import PAPER, curves_of, even, figure_of, mean_after, span
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, interval, rule, table
+from experiments.harness import (
+    Arguments,
+    Judges,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    interval,
+    rule,
+    table,
+)
 from fedjax_sim import Ticks, datasets
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.estimates import principal_components
@@ -47,6 +57,10 @@ def judge(found: Found) -> Verdict:
         f"{span(rough['FedEM'])} and {span(rough['VR-FedEM'])}"
     )
     return verdict(19, found, rule(parts), why)
+
+
+JUDGES: Judges = {19: judge}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

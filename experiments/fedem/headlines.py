@@ -3,7 +3,6 @@
 Judges claims 26 to 29 of arXiv 2111.02083.
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from experiments import harness
 from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import moments
 from experiments.fedem.setup import Toy, clients_apart, exact_variance
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.server.compression import BlockQuantization, Dithering
 from fedjax_sim.theory import fedem as theory
 
@@ -160,7 +159,7 @@ def judge_dithering(found: Found) -> Verdict:
     return verdict(29, found, harness.unless_unknown(holds, [share, far]), why)
 
 
-JUDGES: dict[int, Callable[[Any], Verdict]] = {
+JUDGES: Judges = {
     26: judge_corollary,
     27: judge_evaluations,
     28: judge_bits,
@@ -168,20 +167,16 @@ JUDGES: dict[int, Callable[[Any], Verdict]] = {
 }
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claims from what was measured."""
-    return [judge(kept[number]) for number, judge in JUDGES.items()]
-
-
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments)
-    verdicts = judge_kept(
+    verdicts = harness.judge_all(
+        JUDGES,
         {
             26: measure_corollary(sizes),
             27: measure_evaluations(),
             28: measure_bits(),
             29: measure_dithering(sizes),
-        }
+        },
     )
     return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))

@@ -27,7 +27,7 @@ from experiments.fedem.setup import (
     exact_variance,
     figure_of,
 )
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim import Ticks, compression, streams
 from fedjax_sim.core.types import Event, Plan
 from fedjax_sim.problems import latent
@@ -632,6 +632,22 @@ def judge_spider(found: Found) -> Verdict:
     apart = found["largest difference"]
     why = f"largest difference {apart:.1e} over {found['steps']} steps"
     return verdict(14, found, apart < CLAIMS[14].criterion.same, why)
+
+
+JUDGES: Judges = {
+    1: judge_fixed_points,
+    2: judge_monotony,
+    3: judge_gradient,
+    4: judge_quantizers,
+    5: judge_memories,
+    6: judge_field,
+    7: judge_theorems,
+    8: judge_irrelevance,
+    10: judge_forgetting,
+    12: judge_reduction,
+    14: judge_spider,
+}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -92,8 +92,8 @@ PANELS = {
 """
 DATA = {8: "fashion_mnist", 9: "cifar10"}
 """The paper's data by claim."""
-SOONER = "steps to the baseline's end"
-"""Name of the server steps to the baseline's final accuracy."""
+CELLS = (OURS, BASELINE)
+"""The methods, of which single ones can be run with further seeds."""
 
 
 def panels(arguments: harness.Arguments) -> dict[str, harness.Sizes]:
@@ -108,7 +108,7 @@ def panels(arguments: harness.Arguments) -> dict[str, harness.Sizes]:
 
 
 def train(panel: harness.Sizes, arguments: harness.Arguments) -> dict[str, xr.Dataset]:
-    """Run all methods on the same partitions, initial models, schedules and mini-batches.
+    """Run the methods on the same partitions, initial models, schedules and mini-batches.
 
     Algorithm 1's formula has the first seeds only, see `ALG1_SEEDS`.
     """
@@ -117,18 +117,18 @@ def train(panel: harness.Sizes, arguments: harness.Arguments) -> dict[str, xr.Da
         partition.label_groups(
             data.train_labels, num_clients=15, slow_labels=SLOW_LABELS, held_out=HELD_OUT, seed=seed
         )
-        for seed in range(panel.seeds)
+        for seed in panel.seed_range
     ]
     tasks = problems.make_classifications(
         panel.network(data.num_classes), data, shares, mean=0.5, std=0.5, per_class=True
     )
     runs = {}
-    for name, settings in METHODS.items():
-        seeds = min(ALG1_SEEDS, panel.seeds) if name == ALG1 else panel.seeds
+    for name in arguments.cells_of(CELLS) if arguments.adds else METHODS:
+        seeds = panel.seed_range[: ALG1_SEEDS if name == ALG1 else None]
         runs[name] = fedjax_sim.sweep(
             SYSTEM,
-            tasks[:seeds],
-            SYSTEM.paper(**settings),
+            tasks[: len(seeds)],
+            SYSTEM.paper(**METHODS[name]),
             seeds=seeds,
             budget=fedjax_sim.Ticks(panel.num_ticks),
             num_evals=NUM_EVALS,
@@ -153,50 +153,29 @@ def final(data: xr.Dataset, metric: str = "accuracy") -> np.ndarray:
     return 100 * data[metric].isel(eval=-1).values.astype(float)
 
 
-def first_reached(data: xr.Dataset, level: float) -> int | None:
-    """Return the server steps after which mean accuracy first reaches a level, or None."""
-    above = data.accuracy.mean("seed").values >= level
-    return int(data.ticks.isel(seed=0).values[np.argmax(above)]) if above.any() else None
-
-
 def inputs_of(
     panel: harness.Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool
 ) -> dict[str, Any]:
-    """Return the numbers of one panel that verdicts need; accuracies are in percent.
+    """Return the numbers of one panel that verdicts need, each per seed.
 
-    Leads are pairs of the mean and half the 95 % t interval, paired by seed.
+    Accuracies are in percent, and 1 stands for a run that diverged.
     """
-    baseline, alg1 = float(final(curves[BASELINE]).mean()), final(curves[ALG1])
-    lasts = {
-        name: {group: final(curves[name], metric) for group, metric in GROUPS.items()}
-        for name in (OURS, BASELINE)
-    }
-    leads = {
-        group: harness.interval(lasts[OURS][group] - lasts[BASELINE][group]) for group in GROUPS
-    }
+    ran = {name: curves[name] for name in CELLS if name in curves}
     return {
         "dataset": Path(panel.dataset).stem,
         "reduced": ", ".join(
             filter(None, (panel.words, harness.other_data(panel.dataset, DATA[panel.claim])))
         ),
         "server_steps": panel.num_ticks,
-        "seeds": panel.seeds,
         "claim": panel.claim,
         "smoke": is_smoke,
         "final": {
-            name: {group: harness.Sample.of(values) for group, values in each.items()}
-            for name, each in lasts.items()
+            name: {
+                group: harness.Sample.of(final(data, metric)) for group, metric in GROUPS.items()
+            }
+            for name, data in ran.items()
         },
-        "leads": leads,
-        "rise over fall": harness.interval(
-            (lasts[OURS]["labels 0-3"] - lasts[BASELINE]["labels 0-3"])
-            + (lasts[OURS]["labels 4-9"] - lasts[BASELINE]["labels 4-9"])
-        ),
-        SOONER: first_reached(curves[OURS], baseline / 100),
-        "diverged": {name: int(data.failed.sum()) for name, data in curves.items()},
-        "over Algorithm 1": harness.interval(final(curves[OURS])[: len(alg1)] - alg1),
-        "seeds of Algorithm 1": len(alg1),
-        "server steps of Algorithm 1": int(curves[ALG1].ticks.isel(seed=0, eval=-1)),
+        "diverged": {name: harness.Sample.of(data.failed.values) for name, data in ran.items()},
     }
 
 
@@ -214,7 +193,7 @@ def judge(inputs: Mapping[str, Any]) -> list[harness.Verdict]:
             found.setdefault(number, {})[name] = judged
     is_smoke = any(panel["smoke"] for panel in inputs.values())
     words = ", ".join(dict.fromkeys(filter(None, (panel["reduced"] for panel in inputs.values()))))
-    seeds = min(int(panel["seeds"]) for panel in inputs.values())
+    seeds = min(map(seeds_of, inputs.values()))
     verdicts = []
     for number, panels_judged in sorted(found.items()):
         measured = {name: each for name, (each, _, _) in panels_judged.items()}
@@ -232,6 +211,11 @@ def judge(inputs: Mapping[str, Any]) -> list[harness.Verdict]:
     return verdicts
 
 
+def seeds_of(panel: Mapping[str, Any]) -> int:
+    """Return the least number of seeds of a method."""
+    return min(harness.Sample.read(row["all labels"]).seeds for row in panel["final"].values())
+
+
 def _judge_panel(
     panel: Mapping[str, Any],
 ) -> dict[int, tuple[Any, dict[str, bool | None], str]]:
@@ -240,22 +224,16 @@ def _judge_panel(
         name: {group: harness.Sample.read(each) for group, each in row.items()}
         for name, row in panel["final"].items()
     }
-    gain, rise, fall = (
-        lead_of(panel["leads"].get(group), final[OURS][group], final[BASELINE][group])
-        for group in GROUPS
-    )
-    net = panel["rise over fall"]
-    outweighs = (
-        difference(
-            (final[OURS]["labels 0-3"], final[BASELINE]["labels 0-3"]),
-            (final[BASELINE]["labels 4-9"], final[OURS]["labels 4-9"]),
-        )
-        if net is None
-        else harness.Interval.read(net)
+    gain, rise, fall = (lead(final[OURS][group], final[BASELINE][group]) for group in GROUPS)
+    outweighs = difference(
+        (final[OURS]["labels 0-3"], final[BASELINE]["labels 0-3"]),
+        (final[BASELINE]["labels 4-9"], final[OURS]["labels 4-9"]),
     )
     whole = [final[name]["all labels"] for name in (OURS, BASELINE)]
     slow = final[OURS]["labels 0-3"]  # The baseline's neglect of these labels is the claim.
-    steps, seeds = f"{panel['server_steps']} server steps", f"{panel['seeds']} seeds"
+    number = seeds_of(panel)
+    diverged = int(sum(harness.Sample.read(panel["diverged"][OURS]).values or ()))
+    steps, seeds = f"{panel['server_steps']} server steps", f"{number} seeds"
     where = ", ".join(filter(None, (panel["dataset"], panel["reduced"], steps, seeds)))
     described = {
         name: {group: each.described(CHANCE) for group, each in row.items()}
@@ -265,8 +243,7 @@ def _judge_panel(
         int(panel["claim"]): (
             {"final accuracy, %": described, "gain": gain._asdict()},
             {"higher": harness.unless_collapsed(gain.above(harness.LEAST_LEAD), whole, CHANCE)},
-            f"{whole[0]} against {whole[1]} %, gain {gain} points, the baseline's end reached "
-            f"after {panel[SOONER]} server steps; {where}",
+            f"{whole[0]} against {whole[1]} %, gain {gain} points; {where}",
         ),
         11: (
             {"final accuracy, %": described},
@@ -279,17 +256,12 @@ def _judge_panel(
             f"labels 0-3 {rise}, labels 4-9 {fall}, their sum {outweighs} points; {where}",
         ),
         19: (
-            {"diverged": panel["diverged"]},
-            {"no run diverges": panel["diverged"][OURS] == 0},
-            f"{panel['diverged'][OURS]} of {panel['seeds']} runs diverged; {where}",
+            {"diverged": {OURS: diverged}},
+            {"no run diverges": diverged == 0},
+            f"{diverged} of {number} runs diverged; {where}",
         ),
     }
     return found
-
-
-def lead_of(paired: Any, first: harness.Sample, second: harness.Sample) -> harness.Interval:
-    """Return a lead that was paired by seed, or one from means and deviations if none was kept."""
-    return lead(first, second) if paired is None else harness.Interval.read(paired)
 
 
 def name_with_seeds(name: str, data: xr.Dataset, most: int) -> str:
@@ -341,13 +313,17 @@ def _band(axes: Axes, ticks: np.ndarray, values: np.ndarray, **style: Any) -> No
 def run(arguments: harness.Arguments) -> harness.Outcome:
     """Run the panels, draw them, and judge claims 8, 9, 11 and 19."""
     asked = panels(arguments)
-    curves, figures, inputs, rows = {}, {}, {}, []
+    curves, inputs, rows = {}, {}, []
+    figures: dict[str, Figure] = {}
     for key, panel in asked.items():
         curves_of_panel = train(panel, arguments)
         inputs[key] = inputs_of(panel, curves_of_panel, is_smoke=arguments.smoke)
-        drawn = {name_with_seeds(*pair, panel.seeds): pair[1] for pair in curves_of_panel.items()}
-        words = ", ".join(filter(None, (Path(panel.dataset).stem, panel.words)))
-        figures[f"fig2_{key}.png"] = picture(drawn, f"{words}, {panel.seeds} seeds")
+        if not arguments.adds:
+            drawn = {
+                name_with_seeds(*each, panel.seeds): each[1] for each in curves_of_panel.items()
+            }
+            words = ", ".join(filter(None, (Path(panel.dataset).stem, panel.words)))
+            figures[f"fig2_{key}.png"] = picture(drawn, f"{words}, {panel.seeds} seeds")
         for name, data in curves_of_panel.items():
             curves[f"{key}, {name}"] = data
             values = [
@@ -365,7 +341,7 @@ def run(arguments: harness.Arguments) -> harness.Outcome:
                     ),
                 ]
             )
-    verdicts = judge(inputs)
+    verdicts = [] if arguments.adds else judge(inputs)
     text = (
         harness.verdict_table(verdicts)
         + "\n\n"

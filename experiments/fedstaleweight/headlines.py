@@ -3,7 +3,7 @@
 Judges claims 23 to 25 of arXiv 2406.02877.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import fedjax_sim
 from experiments import harness
 from experiments.fedstaleweight import influence as study
 from experiments.fedstaleweight.claims import CLAIMS, verdict
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import fedavg, fedstaleweight
 from fedjax_sim.timelines import ClientTable
@@ -117,26 +117,22 @@ def judge_divergence(measured: Mapping[str, float | None]) -> Verdict:
     return verdict(25, measured, sizes["not normalised"] < sizes["normalised"], why)
 
 
-JUDGES: dict[int, Callable[[Any], Verdict]] = {
+JUDGES: Judges = {
     23: judge_indifference,
     24: judge_synchronous,
     25: judge_divergence,
 }
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claims from what was measured."""
-    return [judge(kept[number]) for number, judge in JUDGES.items()]
-
-
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
-    verdicts = judge_kept(
+    verdicts = harness.judge_all(
+        JUDGES,
         {
             23: measure_indifference(sizes),
             24: measure_synchronous(),
             25: measure_divergence(sizes),
-        }
+        },
     )
     return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))

@@ -7,7 +7,7 @@ throttling, and pictures of influence against the buffer's size and the ratio of
 Dimension letters: `L` lanes, `T` server steps, `S` slots, `b` the buffer's size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import fedjax_sim
 from experiments import harness
 from experiments.fedstaleweight import formulas
 from experiments.fedstaleweight.claims import CLAIMS, verdict
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, draw, rule
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, draw, rule
 from fedjax_sim.core.settings import check
 from fedjax_sim.core.types import Array, Params, Timeline
 from fedjax_sim.problems import Quadratic
@@ -691,17 +691,6 @@ def measure_strategy(at_15: Mapping[str, Any]) -> dict[str, Any]:
     return {**at_15, "least n": enough if enough <= marks.most else None}
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claims whose criterion is later than the run from what was measured."""
-    return [
-        judge_vacuous(measure_vacuous()),
-        judge_throttling(kept[12]),
-        judge_formulas(kept[20]),
-        judge_theorem(measure_theorem()),
-        judge_strategy(measure_strategy(kept[13])),
-    ]
-
-
 def judge_stability(measured: Mapping[str, float | None]) -> Verdict:
     """Judge claim 19 from the least step sizes at which runs diverge, None where none does."""
     known = [value for value in measured.values() if value is not None]
@@ -736,7 +725,7 @@ def measure_stability(sizes: Sizes) -> dict[str, float | None]:
     return least
 
 
-JUDGES: dict[int, Callable[[Any], Verdict]] = {
+JUDGES: Judges = {
     1: judge_staleness,
     2: judge_estimate,
     3: judge_mean,
@@ -773,7 +762,7 @@ def run(arguments: Arguments) -> Outcome:
     measured[22] = measure_strategy(measured[13])
     measured[18], curves = measure_fixed_points(sizes)
     measured[19] = measure_stability(sizes)
-    verdicts = [judge(measured[number]) for number, judge in JUDGES.items()]
+    verdicts = harness.judge_all(JUDGES, measured)
     figures = {
         "influence.png": clients,
         "buffers.png": buffers,

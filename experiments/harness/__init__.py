@@ -12,7 +12,9 @@ into the README and a page (`page`), and `tables` lays out what is printed.
 from experiments.harness.claims import Claim as Claim
 from experiments.harness.claims import Claims as Claims
 from experiments.harness.claims import Criterion as Criterion
+from experiments.harness.claims import Judges as Judges
 from experiments.harness.claims import Verdict as Verdict
+from experiments.harness.claims import judge_all as judge_all
 from experiments.harness.claims import verdict_table as verdict_table
 from experiments.harness.command import main as main
 from experiments.harness.command import run_experiment as run_experiment

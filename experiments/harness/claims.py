@@ -1,7 +1,7 @@
 """The numbered claims of a paper, the mark at which each one holds, and verdicts on them."""
 
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.harness.statistics import FAILS, HOLDS, UNDECIDED, Ruling, has_nan, rule
@@ -132,6 +132,15 @@ class Verdict(NamedTuple):
     def undecided(self, reason: str) -> "Verdict":
         """Return the same measurement without a decision, with the reason before the numbers."""
         return self._replace(verdict=UNDECIDED, scope="", why=reason + self.why)
+
+
+Judges = Mapping[int, Callable[[Any], Verdict]]
+"""Functions that judge claims from what was measured, by number of the claim."""
+
+
+def judge_all(judges: Judges, measured: Mapping[int, Any]) -> list[Verdict]:
+    """Judge what was measured of each claim."""
+    return [judge(measured[number]) for number, judge in judges.items()]
 
 
 class Claims(Mapping[int, Claim]):

@@ -27,7 +27,10 @@ from fedjax_sim.launch.parts import read_part
 from fedjax_sim.results.records import to_json
 from fedjax_sim.results.reports import UNFINISHED, Folder, save
 
-IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset", "only", "precision")
+IDENTITY = (
+    *("smoke", "seeds", "first_seed", "data_dir", "reduced", "dataset", "only", "cells"),
+    "precision",
+)
 """Arguments that an unfinished run and the run that resumes it must have in common."""
 
 
@@ -47,7 +50,18 @@ def parser() -> argparse.ArgumentParser:
         "--reduced", action="store_true", help="smaller, but on the same data: what a CPU can do"
     )
     run.add_argument("--full", action="store_true", help="the paper's size, as without a size")
-    run.add_argument("--seeds", type=int, help="number of seeds, in place of the experiment's")
+    run.add_argument(
+        "--seeds",
+        metavar="N or A-B",
+        help="number of seeds, in place of the experiment's, or those that a record is to get",
+    )
+    run.add_argument(
+        "--cells",
+        metavar="TEXT",
+        nargs="+",
+        default=[],
+        help="only cells with this in their names, such as a method, to be added to the record",
+    )
     run.add_argument(
         "--dataset", help="data set in place of the experiment's, such as an .npz file"
     )
@@ -90,7 +104,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         nargs="+",
         default=[],
-        help="results folders of runs whose results are first put under experiments/PAPER/results",
+        help="results folders of runs whose results are first put under experiments/PAPER/results; "
+        "those of further seeds or of single cells are added to what is there",
     )
     compare = commands.add_parser(
         "compare", help="compare results folders with the committed record, claim by claim"
@@ -168,9 +183,17 @@ def _run(given: argparse.Namespace) -> None:
     if given.only is not None and not registry.has_panels(run):
         allowed = f"left out with {given.name}, which has no panels to choose from"
         raise ConfigError("only", given.only, allowed)
+    seeds, first_seed = read_seeds(given.seeds)
+    if (first_seed or given.cells) and not registry.takes_more(given.name):
+        allowed = f"with {given.name}, whose record takes no further ones"
+        if first_seed:
+            raise ConfigError("seeds", given.seeds, f"a number of seeds {allowed}")
+        raise ConfigError("cells", given.cells, f"left out {allowed}")
     arguments = Arguments(
         smoke=given.smoke,
-        seeds=given.seeds,
+        seeds=seeds,
+        first_seed=first_seed,
+        cells=given.cells,
         data_dir=given.data_dir,
         out=given.out or f"results-{given.name.replace('/', '-')}",
         results=given.results,
@@ -187,6 +210,26 @@ def _run(given: argparse.Namespace) -> None:
         outcome = _run_as_asked(given, run, arguments)
     if outcome is not None:
         _show(outcome, arguments.out, as_json=given.json)
+
+
+def read_seeds(words: str | None) -> tuple[int | None, int]:
+    """Read `--seeds`: a number of seeds, or the first and the last one of those that are added.
+
+    Args:
+      words: Such as "10" or "5-9"; None for the experiment's own number.
+
+    Returns:
+      The number of seeds and the first one.
+    """
+    if words is None:
+        return None, 0
+    first, _, last = words.rpartition("-")
+    if not last.isdecimal() or (first and not first.isdecimal()) or words.startswith("-"):
+        raise ConfigError("seeds", words, "a number, or two with a sign between them, as 5-9")
+    number = int(last) - int(first) + 1 if first else int(last)
+    if number < 1:
+        raise ConfigError("seeds", words, "at least 1")
+    return number, int(first or 0)
 
 
 def _run_as_asked(
@@ -397,7 +440,9 @@ def launch_parts(
     """
     parts.open(_begin(name, arguments))
     words = ["-m", "experiments", "run", name, f"--out={arguments.out}"]
-    for word in IDENTITY:
+    words += [] if arguments.seeds is None else [f"--seeds={arguments.words_of_seeds}"]
+    words += ["--cells", *arguments.cells] if arguments.cells else []
+    for word in (each for each in IDENTITY if each not in ("seeds", "first_seed", "cells")):
         value = getattr(arguments, word)
         if value not in (None, False):
             flag = "--" + word.replace("_", "-")
@@ -420,7 +465,5 @@ def _begin(name: str, arguments: Arguments) -> dict[str, Any]:
     fedjax_sim.use_cores()
     if arguments.smoke and arguments.reduced:
         raise ConfigError("reduced together with smoke", True, "false: a run is of one size")
-    if arguments.seeds is not None and arguments.seeds < 1:
-        raise ConfigError("seeds", arguments.seeds, "at least 1")
     placement.check_precision(arguments.precision)
     return {"experiment": name, **{word: getattr(arguments, word) for word in IDENTITY}}

@@ -50,6 +50,7 @@ class Arguments(NamedTuple):
     Attributes:
       smoke: Run in seconds on bundled data, to see that everything runs.
       seeds: Number of seeds in place of the study's, at least 1, or None.
+      first_seed: The first seed, 0 but for seeds that are added to a record.
       data_dir: Folder with the raw files of data sets, or None to download them.
       out: Results folder.
       results: Results folder of an experiment with the same runs, to draw from, or None.
@@ -59,12 +60,14 @@ class Arguments(NamedTuple):
       checkpoints: Folder for checkpoints of sweeps, or None to keep none.
       share: The part to run of an experiment that runs in parts, or None.
       only: Names of the panels to run, joined by commas, or None for all.
+      cells: Parts of the names of those cells that are run and added to a record; all if empty.
       trust: Whether files in `results` that carry no SHA-256 are taken as they are.
       precision: Precision of matrix products, as in `sweep`.
     """
 
     smoke: bool = False
     seeds: int | None = None
+    first_seed: int = 0
     data_dir: str | None = None
     out: str = ""
     results: str | None = None
@@ -74,6 +77,7 @@ class Arguments(NamedTuple):
     checkpoints: Path | None = None
     share: ExperimentPart | None = None
     only: str | None = None
+    cells: Sequence[str] = ()
     trust: bool = False
     precision: Precision = "float32"
 
@@ -88,6 +92,32 @@ class Arguments(NamedTuple):
             if name not in names:
                 raise ConfigError("only", name, f"one of {', '.join(names)}")
         return asked
+
+    @property
+    def adds(self) -> bool:
+        """Whether the run is no whole study, but is to be added to a record."""
+        return bool(self.first_seed or self.cells)
+
+    @property
+    def words_of_seeds(self) -> str | None:
+        """The seeds as `--seeds` has them, None for those of the study."""
+        if self.first_seed:
+            return f"{self.first_seed}-{self.first_seed + (self.seeds or 1) - 1}"
+        return None if self.seeds is None else str(self.seeds)
+
+    def cells_of(self, names: Sequence[str]) -> list[str]:
+        """Return those cells of a study that are asked for.
+
+        Args:
+          names: The names of all cells.
+
+        Raises:
+          ConfigError: If no cell has some of the texts in its name.
+        """
+        for text in self.cells:
+            if not any(text in name for name in names):
+                raise ConfigError("cells", text, f"a part of one of {', '.join(map(repr, names))}")
+        return [name for name in names if any(map(name.__contains__, self.cells or ("",)))]
 
     def kept(self, name: str) -> dict[str, Any]:
         """Return the options of a sweep by which it can be resumed, run in parts or in TF32.

@@ -31,7 +31,14 @@ import jax
 from experiments.harness import drawn, registry
 from experiments.harness.claims import Claim, Claims, Verdict, claims_of, verdict_table, worded
 from experiments.harness.experiment import Arguments, Outcome
-from experiments.harness.statistics import HOLDS, NOT_HERE, NOT_RUN_WORDS, PARTLY, VERDICTS
+from experiments.harness.statistics import (
+    HOLDS,
+    NOT_HERE,
+    NOT_RUN_WORDS,
+    PARTLY,
+    VERDICTS,
+    Sample,
+)
 from fedjax_sim.core.lifecycle import read_json
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results.reports import to_json
@@ -48,6 +55,8 @@ OLD = "judged by an earlier criterion, not run since: "
 """Why a verdict by another criterion than today's does not count."""
 TOLERANCE = 0.05
 """Share by which a number may differ from that of another machine."""
+UNKNOWN = "unknown"
+"""The machine of a record that names none; it is the same as no other."""
 INSTRUCTIONS = {"avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve"}
 """Instruction sets that are named, as compilers choose by them how sums are ordered."""
 MOST_PICTURES = 7
@@ -73,10 +82,12 @@ def command_of(name: str, arguments: Arguments) -> str:
     words = ["python", "-m", "experiments", "run", name]
     for flag in ("smoke", "reduced"):
         words += [f"--{flag}"] if getattr(arguments, flag) else []
-    for option in ("seeds", "dataset", "only"):
+    words += [] if arguments.seeds is None else ["--seeds", str(arguments.words_of_seeds)]
+    for option in ("dataset", "only"):
         value = getattr(arguments, option)
         if value is not None:
             words += [f"--{option}", Path(str(value)).name]
+    words += ["--cells", *arguments.cells] if arguments.cells else []
     if arguments.precision != "float32":
         words += ["--precision", arguments.precision]
     return shlex.join(words)
@@ -118,6 +129,7 @@ def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> d
         "date": datetime.date.today().isoformat(),
         "size": size_of(arguments),
         "seeds": int(outcome.config.get("seeds", 0)),
+        **({"adds_from": arguments.first_seed} if arguments.adds else {}),
         "machine": machine(),
         "cost": {key: round(value, 1) for key, value in cost._asdict().items()},
         "claims": [each._asdict() for each in outcome.verdicts],
@@ -154,8 +166,8 @@ def machine() -> dict[str, Any]:
 def differences(entry: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
     """Compare a run with the record: claims of another verdict, or another number.
 
-    All digits count if both were run on the same machine. Otherwise, or where the record does not
-    name one, numbers may differ by `TOLERANCE` of themselves, as chaotic runs do.
+    All digits count if both were run on the same machine. Otherwise, or where one of them is
+    `UNKNOWN`, numbers may differ by `TOLERANCE` of themselves, as chaotic runs do.
 
     Args:
       entry: The entry of the run.
@@ -164,7 +176,7 @@ def differences(entry: Mapping[str, Any], record: Mapping[str, Any]) -> list[str
     Returns:
       One sentence for each claim that differs.
     """
-    same = entry.get("machine") is not None and entry.get("machine") == record.get("machine")
+    same = entry["machine"] == record["machine"] != UNKNOWN
     known, told = {each["id"]: each for each in record["claims"]}, []
     for each in entry["claims"]:
         other = known.get(each["id"])
@@ -204,19 +216,23 @@ def plain_inputs(content: Any) -> Any:
 def judged(entry: Mapping[str, Any]) -> list[Verdict]:
     """Judge an entry anew from the numbers that it keeps, by today's criteria.
 
-    The module's function `judge` takes the entry's inputs. Of an entry without inputs its function
-    `judge_kept`, if it has one, takes what was measured, by number of the claim. Other verdicts
-    stay, with today's text. Those on claims that are no more are left out.
+    The module's function `judge` takes the entry's inputs. Of an entry without inputs the functions
+    in the module's table `JUDGES` take what was measured of each claim. Verdicts "not run" stay,
+    with today's text. Those on claims that are no more are left out.
     """
     module = importlib.import_module("experiments." + entry["experiment"].replace("/", "."))
     anew: Sequence[Verdict] = ()
     found = {each["id"]: Verdict(**each) for each in entry["claims"]}
     if entry.get("inputs") is not None:
         anew, found = module.judge(entry["inputs"]), {}
-    elif hasattr(module, "judge_kept"):
-        anew = module.judge_kept(
-            {int(each["id"].rpartition("-")[2]): each["measured"] for each in entry["claims"]}
-        )
+    else:
+        anew = [
+            module.JUDGES[int(each.id.rpartition("-")[2])](each.measured)._replace(
+                size=each.size, seeds=each.seeds
+            )
+            for each in found.values()
+            if each.verdict != NOT_RUN_WORDS and claim_of(each.id) is not None
+        ]
     complete_ones = complete(anew, entry["size"], {"seeds": entry["seeds"]}, entry.get("inputs"))
     found |= {each.id: each for each in complete_ones}
     named = {id: claim_of(id) for id in found}
@@ -317,6 +333,9 @@ def compared(folder: Path, *, trust: bool = False) -> list[str]:
 def keep(folder: Path, *, trust: bool = False) -> str:
     """Copy the entry and the pictures of a results folder to the repository.
 
+    A run of further seeds or of single cells is added to the entry that is there, whose pictures
+    stay those of its first run.
+
     Args:
       folder: A results folder of `python -m experiments run`.
       trust: Whether an entry that carries no SHA-256 is taken as it is.
@@ -325,17 +344,99 @@ def keep(folder: Path, *, trust: bool = False) -> str:
       The name under which the entry is committed.
 
     Raises:
-      ConfigError: If the folder has no entry, or one of a smoke run.
+      ConfigError: If the folder has no entry, or one of a smoke run, or if it cannot be added.
       InputError: If the entry is damaged.
     """
     entry = read_entry(folder, trust=trust)
     if entry["size"] == "smoke":
         raise ConfigError("folder to keep", str(folder), "no smoke run: those are not evidence")
     name = name_of(entry)
+    if "adds_from" in entry:
+        write(added(entry))
+        return name
     write(entry)
     for file in entry["pictures"]:
         shutil.copyfile(folder / file, FIGURES / picture_of(name, file))
     return name
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """Return the numbers behind the verdicts of a committed entry."""
+    return dict(json.loads(file_of(name).read_bytes())["inputs"])
+
+
+def added(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Add a run of further seeds or of single cells to the committed entry, and judge both.
+
+    Args:
+      entry: The entry of the run.
+
+    Returns:
+      The committed entry with all numbers, today's verdicts on them, and how the run was made.
+
+    Raises:
+      ConfigError: If there is no such entry, or the seeds are not those that come next.
+    """
+    file = file_of(name_of(entry))
+    if not file.exists():
+        raise ConfigError("folder to keep", name_of(entry), "one of an experiment with a record")
+    record = json.loads(file.read_bytes())
+    if record["size"] != entry["size"]:
+        raise ConfigError("size of the added run", entry["size"], record["size"])
+    inputs = pooled(record["inputs"], entry["inputs"], entry["adds_from"])
+    run = {name: entry[name] for name in ("command", "date", "machine", "cost")}
+    seeds = least_seeds(inputs)
+    whole = {**record, "inputs": inputs, "seeds": seeds, "added": [*record.get("added", ()), run]}
+    claims = json.loads(to_json([each._asdict() for each in judged(whole)]))
+    return {**whole, "claims": rounded(claims)}
+
+
+def pooled(known: Any, new: Any, first_seed: int, where: str = "") -> Any:
+    """Put the single runs of further seeds behind those of the record.
+
+    Args:
+      known: The numbers of the record, of which samples keep their single runs.
+      new: Those of the run, which may lack some of the record's samples.
+      first_seed: The first seed of the run.
+      where: Name of the place, for errors.
+
+    Returns:
+      All numbers. What is no sample is the same in both.
+
+    Raises:
+      ConfigError: If a sample of the record does not end where the run begins, or numbers that are
+        no samples differ.
+    """
+    if not isinstance(known, Mapping) or not isinstance(new, Mapping):
+        if known != new:
+            raise ConfigError(f"{where} of the added run", new, f"{known!r}, as in the record")
+        return known
+    if is_sample(known) and is_sample(new):
+        if known["seeds"] != first_seed:
+            allowed = f"{known['seeds']}, as the record has those before it of {where}"
+            raise ConfigError("first of the added seeds", first_seed, allowed)
+        return plain_inputs(Sample.of([*Sample.read(known).values, *Sample.read(new).values]))
+    if strange := new.keys() - known.keys():
+        raise ConfigError("added numbers", sorted(strange), f"some of {', '.join(known)}")
+    return {
+        name: pooled(value, new[name], first_seed, f"{where}, {name}".removeprefix(", "))
+        if name in new
+        else value
+        for name, value in known.items()
+    }
+
+
+def is_sample(content: Any) -> bool:
+    """Tell whether numbers are a sample with its single runs."""
+    return isinstance(content, Mapping) and bool(content.get("values"))
+
+
+def least_seeds(inputs: Any) -> int:
+    """Return the number of seeds of the smallest sample."""
+    if is_sample(inputs):
+        return int(inputs["seeds"])
+    numbers = map(least_seeds, inputs.values()) if isinstance(inputs, Mapping) else ()
+    return min((each for each in numbers if each), default=0)
 
 
 def write(entry: Mapping[str, Any]) -> None:

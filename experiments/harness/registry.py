@@ -57,6 +57,11 @@ def has_panels(run: Callable[[Arguments], Outcome]) -> bool:
     return hasattr(importlib.import_module(run.__module__), "ONLY")
 
 
+def takes_more(name: str) -> bool:
+    """Tell whether records of an experiment take more seeds, as its module says by `CELLS`."""
+    return hasattr(importlib.import_module("experiments." + name.replace("/", ".")), "CELLS")
+
+
 def summaries() -> dict[str, str]:
     """Return the first docstring line of every experiment by name, without importing them."""
     root = Path(__file__).parents[1]

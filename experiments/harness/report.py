@@ -39,7 +39,7 @@ def write_report(out: Path) -> dict[str, int]:
 
 
 def judge_again() -> None:
-    """Judge every entry that keeps its numbers, by today's criteria, and write it."""
+    """Judge the numbers of every entry by today's criteria, and write it."""
     for entry in ledger.entries():
         claims = ledger.rounded(
             json.loads(to_json([each._asdict() for each in ledger.judged(entry)]))

@@ -26,6 +26,7 @@ class Sizes:
     Attributes:
       seeds: Number of independent repetitions: seeds, lanes or chains. `--seeds` replaces it.
         0 for a study that repeats nothing.
+      first_seed: The first of them; `--seeds 5-9` replaces it, in studies whose records take more.
       dataset: Name or file of the data set; empty for a study without one. `--dataset`
         replaces it.
       words: How this size is smaller than the paper's; empty if it is not.
@@ -35,11 +36,20 @@ class Sizes:
     seeds: int
     dataset: str
     words: str
+    first_seed: int
     extras: Mapping[str, Any]
 
-    def __init__(self, seeds: int = 0, *, dataset: str = "", words: str = "", **extras: Any):
-        values = {"seeds": seeds, "dataset": dataset, "words": words, "extras": extras}
-        for name, value in values.items():
+    def __init__(
+        self,
+        seeds: int = 0,
+        *,
+        dataset: str = "",
+        words: str = "",
+        first_seed: int = 0,
+        **extras: Any,
+    ):
+        values = {"seeds": seeds, "dataset": dataset, "words": words, "first_seed": first_seed}
+        for name, value in {**values, "extras": extras}.items():
             object.__setattr__(self, name, value)  # The fields are frozen.
 
     def __getattr__(self, name: str) -> Any:
@@ -47,6 +57,11 @@ class Sizes:
         if name not in extras:
             raise AttributeError(f"sizes have no {name!r}, but {', '.join(extras) or 'no extras'}")
         return extras[name]
+
+    @property
+    def seed_range(self) -> range:
+        """The seeds."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def replace(self, **changes: Any) -> "Sizes":
         """Return the same sizes with some numbers changed, extras included.
@@ -56,12 +71,13 @@ class Sizes:
         """
         for name in changes:
             getattr(self, name)
-        known = {"seeds": self.seeds, "dataset": self.dataset, "words": self.words}
+        fields = ("seeds", "dataset", "words", "first_seed")
+        known = {name: getattr(self, name) for name in fields}
         return Sizes(**{**known, **self.extras, **changes})
 
     def config(self) -> dict[str, Any]:
         """Return all numbers by name, as an experiment writes them to `config.json`."""
-        known: dict[str, Any] = {"seeds": self.seeds, "dataset": self.dataset}
+        known = {name: getattr(self, name) for name in ("seeds", "dataset", "first_seed")}
         return {**{name: value for name, value in known.items() if value}, **self.extras}
 
 
@@ -105,4 +121,4 @@ class Study(NamedTuple):
             size = size.replace(dataset=arguments.dataset)
         if arguments.seeds is not None and size.seeds:
             size = size.replace(seeds=max(least_seeds, arguments.seeds))
-        return size
+        return size.replace(first_seed=arguments.first_seed)

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments import harness
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas import bounds as formulas
 from experiments.hierarchical.setup import fixed_clock
@@ -412,11 +412,6 @@ def judge_remarks() -> list[Verdict]:
     ]
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claims whose criterion is later than the run from what was measured."""
-    return [*judge_remarks(), judge_isolated(kept[7])]
-
-
 @styled()
 def measure_corollary(
     problem: Logistic, seeds: int, rounds: Sequence[int]
@@ -462,6 +457,20 @@ def measure_corollary(
     axes.set_xticks([], minor=True)
     axes.legend()
     return {"scaled": scaled, "bounds": limits, "rounds": list(rounds)}, figure
+
+
+JUDGES: Judges = {
+    4: judge_centralised,
+    5: judge_lemma,
+    6: judge_global,
+    7: judge_group,
+    8: judge_corollary,
+    30: lambda _: judge_remarks()[0],
+    31: lambda _: judge_remarks()[1],
+    32: lambda _: judge_remarks()[2],
+    33: judge_isolated,
+}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import harness
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, draw
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, draw
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas.delays import linear_delays
@@ -205,17 +205,6 @@ def judge_printed(measured: Mapping[str, bool]) -> Verdict:
     return verdict(27, measured, measured["same rounds"], why)
 
 
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claims from what was measured."""
-    return [
-        judge_rounds(kept[1]),
-        judge_iterations(kept[2]),
-        judge_monotone(kept[3]),
-        judge_savings(kept[17]),
-        judge_printed(kept[27]),
-    ]
-
-
 @plots.styled()
 def sample_path() -> Figure:
     """Draw the paper's Fig. 2.
@@ -259,6 +248,16 @@ def sample_path() -> Figure:
     once = dict(zip(labels, handles, strict=True))
     plots.name_beside(figure, axes, handles=[*once.values()], labels=[*once])
     return figure
+
+
+JUDGES: Judges = {
+    1: judge_rounds,
+    2: judge_iterations,
+    3: judge_monotone,
+    17: judge_savings,
+    27: judge_printed,
+}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -3,14 +3,14 @@
 Remark 3 gives each group a learning rate by its number of iterations (claims 37 and 38).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from experiments import harness
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from experiments.hierarchical.bounds import Logistic, play
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas import bounds
@@ -83,7 +83,7 @@ def rate_of(iterations: Array) -> Array:
 
 def measure_group_rates(seeds: int) -> dict[str, Any]:
     """Measure the groups' deviations at rates of their own and at the first one's, for claim 38."""
-    runs = {
+    runs: dict[str, dict[str, Any]] = {
         "own rates": {"lr": 1.0, "lr_schedule": Function(function=rate_of, by="work")},
         "one rate": {"lr": float(rate_of(jnp.float32(ITERATIONS[0])))},
     }
@@ -116,12 +116,7 @@ def judge_group_rates(measured: Mapping[str, Any]) -> Verdict:
     return verdict(38, measured, harness.rule(parts, deciding=harness.begins("alike")), why)
 
 
-JUDGES: dict[int, Callable[[Any], Verdict]] = {37: judge, 38: judge_group_rates}
-
-
-def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge the claims from what was measured."""
-    return [each(kept[number]) for number, each in JUDGES.items() if number in kept]
+JUDGES: Judges = {37: judge, 38: judge_group_rates}
 
 
 def run(arguments: Arguments) -> Outcome:

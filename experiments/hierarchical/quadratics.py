@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments import harness
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas import quadratics as formulas
 from experiments.hierarchical.formulas.delays import linear_delays
@@ -454,6 +454,17 @@ def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]
     )
     plots.name_beside(figure, axes, title="lines: theory\nmarks: runs")
     return figure, found
+
+
+JUDGES: Judges = {
+    9: judge_fixed_points,
+    10: judge_rates,
+    24: judge_quiet,
+    25: judge_lead_times,
+    26: judge_average,
+    28: judge_mirror,
+}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -440,11 +440,11 @@ def made_up(
 
 
 def worst_of(ran: fig3_4.ImageRuns) -> Verdict:
-    return fig3_4.judge(fig3_4.measure(ran))[0]
+    return fig3_4.judge(fig3_4.inputs_of(ran))[0]
 
 
 def best_of(ran: fig3_4.ImageRuns) -> Verdict:
-    return fig3_4.judge(fig3_4.measure(ran))[1]
+    return fig3_4.judge(fig3_4.inputs_of(ran))[1]
 
 
 def test_verdict_on_the_worst_number_of_local_steps() -> None:
@@ -460,8 +460,10 @@ def test_verdict_on_the_worst_number_of_local_steps() -> None:
         assert False not in found.values() and not without & {k for k, v in found.items() if v}
     worse = {1: (0.95, 0.05, 0.05)}
     assert worst_of(made_up(ORDINARY | worse, WARM | worse)).holds is False
-    close = {1: (0.85, 0.20, 0.15)}
-    assert worst_of(made_up(ORDINARY | close, WARM | close)).verdict == UNDECIDED
+    behind = {1: (0.845, 0.205, 0.155)}  # By the least lead, which can be told no better.
+    assert worst_of(made_up(ORDINARY | behind, WARM | behind)).verdict == UNDECIDED
+    less = {1: (0.848, 0.202, 0.152)}
+    assert worst_of(made_up(ORDINARY | less, WARM | less)).holds is False
     free = made_up()
     leaf = free.curves["fashion_mnist, K = 1"]["warm_ece"]
     free.curves["fashion_mnist, K = 1"]["warm_ece"] = leaf - 0.15
@@ -494,6 +496,9 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
     alone = best_of(made_up(same, turned, noise=0.0))
     assert alone.scope == "true: depends on warm-up; false: depends on metric"
     assert best_of(made_up(same, same, noise=0.0)).holds is False
+    within = {100: (0.896, 0.104, 0.104)}  # Of the best, by less than the least lead.
+    near = best_of(made_up(same | within, turned | {10: within[100]}))
+    assert near.holds is False and near.measured["best"]["mnist, accuracy, warm-up"] == 100
     assert best_of(made_up(noise=0.05)).holds is None
 
 

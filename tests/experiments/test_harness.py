@@ -123,6 +123,40 @@ def test_panels_are_refused_by_experiments_that_have_none(
     assert said.count("\n") == 1 and not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["favano/fig2", "--seeds", "5-9"], "seeds is '5-9', but must be a number of seeds"),
+        (["favano/fig2", "--cells", "IID"], "cells is ['IID'], but must be left out"),
+        (["fald/privacy", "--seeds", "9-5"], "seeds is '9-5', but must be at least 1"),
+        (["fald/privacy", "--seeds", "0"], "seeds is '0', but must be at least 1"),
+        (["fald/privacy", "--seeds", "five"], "seeds is 'five', but must be a number, or two"),
+        (["favano/table2", "--smoke", "--cells", "SGD"], "cells is 'SGD', but must be a part of"),
+    ],
+)
+def test_seeds_and_cells_that_do_not_fit_are_refused(
+    words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *words, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_single_cells_run_with_further_seeds(tmp_path: Path) -> None:
+    """Their entry has the single runs, as in a run of all seeds, and no verdict."""
+    cell, found = "FedAvg | IID", {}
+    for seeds in ("2-3", "4"):
+        words = ("--smoke", "--seeds", seeds, "--cells", cell, "--out", seeds)
+        done = run("favano/table2", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        entry = ledger.read_entry(tmp_path / seeds)
+        assert entry["claims"] == [] and [*entry["inputs"]["cells"]] == ["FedAvg"]
+        assert entry["adds_from"] == (2 if seeds == "2-3" else 0)
+        assert entry["command"].endswith(f"--smoke --seeds {seeds} --cells '{cell}'")
+        found[seeds] = entry["inputs"]["cells"]["FedAvg"]["IID"]["values"]
+    assert len(found["2-3"]) == 2 and found["4"][2:] == found["2-3"]
+
+
 def test_a_finished_run_is_replaced_and_an_unknown_size_refused(tmp_path: Path) -> None:
     for _ in range(2):
         assert run("fald/privacy", "--out", "out", cwd=tmp_path).returncode == 0
@@ -231,14 +265,15 @@ def test_runs_are_compared_with_the_record_by_machine() -> None:
     other = {**claim, "measured": {"a": [1.02, None], "b": "words"}}
     far = {**claim, "measured": {"a": [1.2, None], "b": "words"}}
 
-    def told(ours: dict, theirs: dict, *machines: str | None) -> list[str]:
+    def told(ours: dict, theirs: dict, *machines: str) -> list[str]:
         entries = [
             {"machine": machine, "claims": [each]}
             for machine, each in zip(machines, (ours, theirs), strict=True)
         ]
         return ledger.differences(*entries)
 
-    for machines, same in ((("x", "x"), True), (("x", "y"), False), ((None, None), False)):
+    unknown = (ledger.UNKNOWN, ledger.UNKNOWN)
+    for machines, same in ((("x", "x"), True), (("x", "y"), False), (unknown, False)):
         assert told(claim, claim, *machines) == []
         assert bool(told(claim, other, *machines)) is same
         assert told(claim, far, *machines) == ["fald-1: same verdict, other numbers"]

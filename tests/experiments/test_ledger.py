@@ -40,6 +40,7 @@ from experiments.harness.statistics import (
     unless_collapsed,
 )
 from fedjax_sim.core.lifecycle import seal_json
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results.reports import to_json
 
 ENTRIES = ledger.entries()
@@ -82,6 +83,9 @@ def test_the_readmes_agree_with_the_results() -> None:
 def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
     assert entry["source"] in ("run", "recorded") and entry["size"] in ("full", "reduced")
     assert entry["command"].startswith(f"python -m experiments run {entry['experiment']}")
+    assert entry["machine"] == ledger.UNKNOWN or {"jax", "cores", "instructions"} <= set(
+        entry["machine"]
+    )
     for each in entry["claims"]:
         assert set(each) == set(Verdict._fields)
         assert each["verdict"] in VERDICTS and each["size"] in ("full", "reduced")
@@ -190,6 +194,54 @@ def test_kept_results_come_from_runs_that_are_evidence(
     for folder, word in ((tmp_path / "run", "smoke"), (tmp_path / "none", "finished run")):
         assert main(["report", "--keep", str(folder)]) == 2
         assert word in capsys.readouterr().err
+
+
+TABLE = next(entry for entry in ENTRIES if entry["experiment"] == "favano/table2")
+
+
+def added_run(values: list[float], first: int, method: str = "FedAvg") -> dict[str, Any]:
+    """Make the entry of a run of further seeds of one cell of FAVANO's Table 2."""
+    cells = {method: {"IID": ledger.plain_inputs(Sample.of(values))}}
+    how = {"claims": [], "machine": {}, "cost": 1, "adds_from": first}
+    return {**TABLE, "inputs": {**TABLE["inputs"], "cells": cells}, **how}
+
+
+def test_further_seeds_are_judged_with_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other cells and the pictures stay, and the same seeds are not added twice."""
+    monkeypatch.setattr(ledger, "ROOT", tmp_path)
+    ledger.file_of("favano/table2").parent.mkdir(parents=True)
+    ledger.write(TABLE)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ledger.FILE).write_bytes(seal_json(added_run([20.0] * 40, 10)))
+    assert ledger.keep(tmp_path / "run") == "favano/table2"
+    found = json.loads(ledger.file_of("favano/table2").read_text())
+    before, after = (each["inputs"]["cells"]["FedAvg"]["IID"] for each in (TABLE, found))
+    assert after["values"] == before["values"] + [20.0] * 40 and after["seeds"] == 50
+    assert [each["cost"] for each in found["added"]] == [1] and found["seeds"] == 10
+    assert found["pictures"] == TABLE["pictures"]
+    (judged,) = (each for each in found["claims"] if each["id"] == "favano-11")
+    parts = judged["measured"]["parts"]
+    assert [value for name, value in parts.items() if name.startswith("all above")] == [False]
+    assert "10 seeds, 50 of some cells" in judged["why"]
+    with pytest.raises(ConfigError, match="must be 50, as the record has those before it of cells"):
+        ledger.keep(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"adds_from": 11}, "first of the added seeds is 11, but must be 10"),
+        ({"size": "reduced"}, "size of the added run is 'reduced', but must be full"),
+        ({"experiment": "favano/fig3a"}, "one of an experiment with a record"),
+        ({"inputs": {**TABLE["inputs"], "words": "other"}}, "words of the added run is 'other'"),
+        ({"inputs": {"FedSGD": {}}}, r"added numbers is \['FedSGD'\], but must be some of cells"),
+    ],
+)
+def test_what_does_not_fit_the_record_is_not_added(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        ledger.added({**added_run([20.0], 10), **changes})
 
 
 def test_long_cells_are_cut_between_two_parts() -> None:

@@ -104,18 +104,15 @@ def fig2_inputs(outcome: str) -> Inputs:
     """Make both panels of FedStaleWeight's Fig. 2."""
     sign, is_open = (-1 if outcome == "fails" else 1), outcome == "undecided"
     final = {
-        name: {group: runs(80.0) for group in fig2.GROUPS} for name in (fig2.OURS, fig2.BASELINE)
+        name: {group: runs(mean, noisy=is_open, wave=wave) for group in fig2.GROUPS}
+        for name, mean, wave in ((fig2.OURS, 80.0, 1), (fig2.BASELINE, 80.0 - 2 * sign, 2))
     }
     panel = {
         "reduced": "",
         "server_steps": 100,
-        "seeds": 10,
         "smoke": False,
         "final": final,
-        "leads": {group: lead(2.0 * sign, open_=is_open) for group in fig2.GROUPS},
-        "rise over fall": lead(4.0 * sign, open_=is_open),
-        fig2.SOONER: None if outcome == "fails" else 50,
-        "diverged": {fig2.OURS: int(outcome == "fails")},
+        "diverged": {fig2.OURS: Sample.of([float(outcome == "fails"), *[0.0] * 9])},
     }
     return {
         name: {**panel, "dataset": name, "claim": claim}
@@ -461,7 +458,11 @@ def test_few_seeds_or_a_smaller_problem_hold_in_part() -> None:
 
 
 def test_a_narrower_network_is_named_in_verdicts_on_accuracy() -> None:
-    panel = {**fig2_inputs("holds")["cifar10"], "reduced": "narrow", "seeds": 5}
+    panel = {**fig2_inputs("holds")["cifar10"], "reduced": "narrow"}
+    panel["final"] = {
+        name: {group: Sample.of(each.values[:5]) for group, each in row.items()}
+        for name, row in panel["final"].items()
+    }
     found = {each.id.rpartition("-")[2]: each for each in fig2.judge({"cifar10": panel})}
     few = "narrow, 5 seeds in place of 10"
     assert found["9"].scope == found["11"].scope == f"reduced: {few}"
