@@ -38,7 +38,6 @@ def test_stretches_of_time_are_above_0(within: Callable, hyper: object, time: fl
         (lambda: timelines.draw_runtimes(KEY, SPEEDS, 2, "exp"), "law"),
         (lambda: timelines.draw_client_rates(KEY, timelines.Clients(rate_fast=-1.0)), "rate_fast"),
         (lambda: timelines.draw_client_speeds(KEY, timelines.Clients(rate_fast=NAN)), "rate_fast"),
-        (lambda: timelines.loss_shares(timelines.Clients(drop_rate=2.0)), "drop_rate"),
         (lambda: timelines.draw_losses(KEY, -SOME, jnp.arange(2), jnp.arange(2)), "shares"),
         (lambda: timelines.routing_shares(KEY, QUEUES(routing_exponent=NAN)), "routing_exponent"),
         (

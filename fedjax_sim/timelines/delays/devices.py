@@ -282,7 +282,6 @@ def draw_devices(key: Key, hyper: Clients, drawn: Drawn | None = None) -> Device
     return Devices(speeds, hyper.delays.transfer, loss_shares(hyper), windows, key, hyper)
 
 
-@checked
 def loss_shares(hyper: Clients) -> Array | None:
     """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is.
 
