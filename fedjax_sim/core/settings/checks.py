@@ -71,7 +71,7 @@ def checked_all(module: str) -> None:
 def guard(
     function: Callable[..., Any],
     owner: object,
-    within: Callable[[Mapping[str, Any]], contextlib.AbstractContextManager] | None = None,
+    within: Callable[[Mapping[str, object]], contextlib.AbstractContextManager] | None = None,
 ) -> Callable[..., Any]:
     """Return a function that checks its arguments and calls `function`.
 

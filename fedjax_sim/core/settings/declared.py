@@ -296,7 +296,7 @@ def members_of(protocol: type) -> list[str]:
     Args:
       protocol: Its class.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for base in reversed(protocol.__mro__):
         if getattr(base, "_is_protocol", False):
             found |= vars(base) | inspect.get_annotations(base)

@@ -14,9 +14,12 @@ import numpy as np
 from fedjax_sim.core.settings.errors import ConfigError
 
 HyperT = TypeVar("HyperT")
-Uses = Mapping[str, Collection[object] | Callable[[Any], bool]]
+Use = Collection[object] | Callable[[Any], bool]
+Uses = Mapping[str, Use]
 """Names of settings, and the values (or a test of them) with which another one has an effect."""
 NO_CONDITION: Uses = MappingProxyType({})
+Reason = str | tuple[str, Use]
+"""Why a setting has no effect: its substitute in words, or another setting, and the condition."""
 
 
 class Assumed(dict[str, Any]):
@@ -267,7 +270,7 @@ def is_not(number: float) -> Callable[[object], bool]:
     return lambda value: not is_known(value, number)
 
 
-def idle_of(hyper: object) -> dict[str, Any]:
+def idle_of(hyper: object) -> dict[str, Reason]:
     """Find the settings without effect, as `only_with` and `decided` say.
 
     A condition names a setting of the same struct, or of one of its groups.
@@ -279,7 +282,7 @@ def idle_of(hyper: object) -> dict[str, Any]:
       By full name, the substitute in words, or the other setting that decides and the condition on
       it.
     """
-    found: dict[str, Any] = dict(hyper.decided()) if hasattr(hyper, "decided") else {}
+    found: dict[str, Reason] = dict(hyper.decided()) if hasattr(hyper, "decided") else {}
     for name, where, values in table_of(type(hyper)).conditions:
         value = value_of(hyper, where)
         if not (values(value) if callable(values) else value in values):
@@ -287,7 +290,7 @@ def idle_of(hyper: object) -> dict[str, Any]:
     return found
 
 
-def why_idle(hyper: object, reason: Any) -> str:
+def why_idle(hyper: object, reason: Reason) -> str:
     """Say when a setting has no effect, in words that follow "left at its default".
 
     Args:

@@ -301,14 +301,14 @@ class Planned:
                         self._check_messages_of(hyper, row)
 
     def _check_messages_of(self, hyper: types.Settings, row: int) -> None:
-        """Check the messages of one timeline, and name a lane whose messages are refused."""
+        """Check the messages of one timeline; a refusal names a lane."""
         try:
             self.system.messages.check(hyper, self.cut[row])
         except ConfigError as error:
             if (num_seeds := len({lane.seed for lane in self.group})) == 1:
                 raise
-            lanes = zip(self.group, self.row, strict=True)
-            seed = next(lane.seed for lane, own in lanes if lane.hyper is hyper and own == row)
+            pairs = zip(self.group, self.row, strict=True)
+            seed = next(lane.seed for lane, own in pairs if lane.hyper is hyper and own == row)
             field, value, allowed = error.parts
             allowed += f" (in a lane with seed {seed}, one of {num_seeds} seeds)"
             raise ConfigError(field, value, allowed) from None
