@@ -283,7 +283,7 @@ def check_algorithm(found: object, system: types.System, hyper: types.HyperT) ->
             _check_idle(name, value_of(hyper, name), idle, system)
 
 
-def _check_idle(name: str, value: object, idle: object, system: types.System) -> None:
+def _check_idle(name: str, value: object, idle: Any, system: types.System) -> None:
     """Check that a setting has no effect, see `check_algorithm`. idle: Its value without one."""
     is_plain = isinstance(idle, (str, int, float))
     if not (is_known(value, idle) if is_plain else type(value) is type(idle)):

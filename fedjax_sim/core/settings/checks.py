@@ -271,7 +271,7 @@ def check_known(value: object) -> None:
 
 def _check_fields(hyper: object, seen: Seen) -> None:
     """Check every field alone, and every group, unless its very value was seen before."""
-    kind = type(hyper)
+    kind: type = type(hyper)
     table = names.table_of(kind)
     for name, field in table.own.items():
         value = getattr(hyper, name)

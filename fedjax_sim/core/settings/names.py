@@ -283,7 +283,8 @@ def idle_of(hyper: object) -> dict[str, Reason]:
       it.
     """
     found: dict[str, Reason] = dict(hyper.decided()) if hasattr(hyper, "decided") else {}
-    for name, where, values in table_of(type(hyper)).conditions:
+    kind: type = type(hyper)
+    for name, where, values in table_of(kind).conditions:
         value = value_of(hyper, where)
         if not (values(value) if callable(values) else value in values):
             found.setdefault(name, (where, values))

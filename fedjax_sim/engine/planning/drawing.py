@@ -379,7 +379,7 @@ def _draw(
 
     def lane(seed: Array, varying: list[Array | None]) -> list[Array]:
         key = stream(jax.random.key(seed), "timeline")
-        read, leaves = zip(varying, shared, strict=True), []
+        read, leaves = zip(varying, shared, strict=True), list[Array | np.ndarray | None]()
         for is_read, var in zip(reads, timeline.jaxpr.invars[1:], strict=True):
             if is_read:
                 own, of_all = next(read)
