@@ -198,8 +198,10 @@ class Planned:
         chunk = min(asked, num_evals)
         is_stretch = options.folder is not None and options.layout.evals_per_chunk is None
         on_cpu = placement.platform == "cpu"
-        # An accelerator asks the host after each block whether to go on, a CPU asks nobody.
-        sizes = [size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0]
+        block = 1 if is_stretch else 0
+        if is_stretch and not on_cpu:
+            # An accelerator asks the host after each block whether to go on, a CPU asks nobody.
+            block = max(size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0)
         is_small = self.cost.operations <= SMALL * self.num_examples
         self.program = Program(
             self.system,
@@ -208,7 +210,7 @@ class Planned:
             placement,
             (chunk, per_eval),
             options.keep.models,
-            (1 if on_cpu else max(sizes)) if is_stretch else 0,
+            block,
             machine=Machine(placement.platform, options.precision, on_cpu and is_small),
             can_stop=options.watch.on_evaluation is not None,
             held_rows=0 if laid_out.held is None else laid_out.held.holders.shape[2],
