@@ -310,15 +310,7 @@ def _check_setting(name: str, value: Any, about: Mapping[str, Any]) -> None:
 
 
 def check_kind(owner: dataclasses.Field, value: object) -> None:
-    """Check that a group is of its class.
-
-    Args:
-      owner: The field that holds it.
-      value: The group.
-
-    Raises:
-      ConfigError: If it is of another class.
-    """
+    """Check that the group in a field is of the class that the field declares."""
     kind = type(owner.default)
     if not isinstance(value, kind):
         raise ConfigError(owner.name, value, f"a `{kind.__module__}.{kind.__name__}`")

@@ -82,11 +82,7 @@ def fields(hyper_type: type) -> Mapping[str, Field]:
 
 
 def groups(hyper_type: type) -> tuple[Field, ...]:
-    """Return the fields of a settings struct that hold groups.
-
-    Args:
-      hyper_type: A settings struct's class.
-    """
+    """Return the fields that hold groups. hyper_type: A settings struct's class."""
     return table_of(hyper_type).groups
 
 
@@ -160,11 +156,7 @@ def table_of(hyper_type: type) -> Table:
 
 
 def is_struct(kind: type) -> bool:
-    """Tell whether a class is a settings struct itself, and does not only inherit from one.
-
-    Args:
-      kind: Any class.
-    """
+    """Tell whether a class is a settings struct itself, and does not only inherit from one."""
     return "__dataclass_fields__" in vars(kind)
 
 
@@ -227,11 +219,7 @@ def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
 
 
 def names_of(hyper_type: type) -> Mapping[str, str]:
-    """Return the full name of every setting by each of its names, short ones and full ones.
-
-    Args:
-      hyper_type: A settings struct's class.
-    """
+    """Return full names by all names, short and full. hyper_type: A settings struct's class."""
     return table_of(hyper_type).names
 
 
@@ -246,11 +234,7 @@ def known_values(hyper: object) -> Iterator[tuple[str, float]]:
 
 
 def plain(value: Any) -> Any:
-    """Return a number of NumPy or JAX as Python has it, and any other value as it is.
-
-    Args:
-      value: object value.
-    """
+    """Return a number of NumPy or JAX as Python has it. value: Anything; others stay."""
     is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
     return value.item() if is_number else value
 
