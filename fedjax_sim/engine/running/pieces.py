@@ -274,7 +274,7 @@ def replay_group(ready: Ready) -> Returned:
 
 
 def _watched(ready: Ready) -> Curves:
-    """Replay a piece while somebody watches."""
+    """Replay a piece, with evaluations shown, tracked, or given to a callback."""
     planned, replay, saved = ready
     schedule, row, plan = planned.schedule, planned.row, planned.program.plan
     watch = Watcher(
