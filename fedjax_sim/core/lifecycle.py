@@ -777,8 +777,8 @@ GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files of a control group with its limit and its use, and the entry of what is only cached, in the
-second and in the first version of control groups."""
+"""Files of a control group with its limit and its use, and the entry of cached files, in the second
+and in the first version of control groups."""
 
 
 def free_on_host() -> float:

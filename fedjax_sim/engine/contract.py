@@ -47,7 +47,7 @@ def check_known(name: str, tree: object) -> None:
 
 
 @contextlib.contextmanager
-def _known(given: Mapping[str, Any]) -> Iterator[None]:
+def _known(given: Mapping[str, object]) -> Iterator[None]:
     """Refuse traced arguments; computations in the block are known, also within a trace."""
     for name, value in given.items():
         is_record = isinstance(value, types.Ticks | types.Time | types.Energy)

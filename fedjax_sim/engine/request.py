@@ -312,7 +312,8 @@ def check_call(
     if "num_clients" not in names:
         allowed = "those of a system, with num_clients among them"
         raise ConfigError(f"settings of {system.name}", ", ".join(names), allowed)
-    points, hypers = [{}], [hyper]
+    points: list[dict[str, Any]] = [{}]
+    hypers = [hyper]
     if grid.settings:
         _check_swept(system, grid.settings)
         values = itertools.product(*grid.settings.values())

@@ -71,7 +71,7 @@ def checked_all(module: str) -> None:
 def guard(
     function: Callable[..., Any],
     owner: object,
-    within: Callable[[Mapping[str, Any]], contextlib.AbstractContextManager] | None = None,
+    within: Callable[[Mapping[str, object]], contextlib.AbstractContextManager] | None = None,
 ) -> Callable[..., Any]:
     """Return a function that checks its arguments and calls `function`.
 
@@ -271,7 +271,7 @@ def check_known(value: object) -> None:
 
 def _check_fields(hyper: object, seen: Seen) -> None:
     """Check every field alone, and every group, unless its very value was seen before."""
-    kind = type(hyper)
+    kind: type = type(hyper)
     table = names.table_of(kind)
     for name, field in table.own.items():
         value = getattr(hyper, name)
@@ -310,15 +310,7 @@ def _check_setting(name: str, value: Any, about: Mapping[str, Any]) -> None:
 
 
 def check_kind(owner: dataclasses.Field, value: object) -> None:
-    """Check that a group is of its class.
-
-    Args:
-      owner: The field that holds it.
-      value: The group.
-
-    Raises:
-      ConfigError: If it is of another class.
-    """
+    """Check that the group in a field is of the class that the field declares."""
     kind = type(owner.default)
     if not isinstance(value, kind):
         raise ConfigError(owner.name, value, f"a `{kind.__module__}.{kind.__name__}`")

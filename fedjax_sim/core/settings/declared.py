@@ -289,14 +289,13 @@ def kind_of(annotation: Any) -> Kind:
     return Kind(lambda value, _: isinstance(value, kind), name)
 
 
-@functools.cache
 def members_of(protocol: type) -> list[str]:
     """List the public members of a protocol, inherited ones first.
 
     Args:
       protocol: Its class.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for base in reversed(protocol.__mro__):
         if getattr(base, "_is_protocol", False):
             found |= vars(base) | inspect.get_annotations(base)
@@ -385,7 +384,7 @@ def _kind_of_several(kind: type, args: Sequence[object]) -> Kind:
         lambda value, _: (
             # An array's elements are looked at as Python has them.
             of is ANYTHING
-            or all(of.accepts(item, {}) for item in (value.tolist() if _dims(value) else value))
+            or all(of.accepts(item, {}) for item in getattr(value, "tolist", lambda: value)())
             if _is_list(value)
             else is_open
             and isinstance(value, kind)

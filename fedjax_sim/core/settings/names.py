@@ -14,9 +14,12 @@ import numpy as np
 from fedjax_sim.core.settings.errors import ConfigError
 
 HyperT = TypeVar("HyperT")
-Uses = Mapping[str, Collection[object] | Callable[[Any], bool]]
+Use = Collection[object] | Callable[[Any], bool]
+Uses = Mapping[str, Use]
 """Names of settings, and the values (or a test of them) with which another one has an effect."""
 NO_CONDITION: Uses = MappingProxyType({})
+Reason = str | tuple[str, Use]
+"""Why a setting has no effect: its substitute in words, or another setting, and the condition."""
 
 
 class Assumed(dict[str, Any]):
@@ -79,11 +82,7 @@ def fields(hyper_type: type) -> Mapping[str, Field]:
 
 
 def groups(hyper_type: type) -> tuple[Field, ...]:
-    """Return the fields of a settings struct that hold groups.
-
-    Args:
-      hyper_type: A settings struct's class.
-    """
+    """Return the fields that hold groups. hyper_type: A settings struct's class."""
     return table_of(hyper_type).groups
 
 
@@ -157,11 +156,7 @@ def table_of(hyper_type: type) -> Table:
 
 
 def is_struct(kind: type) -> bool:
-    """Tell whether a class is a settings struct itself, and does not only inherit from one.
-
-    Args:
-      kind: Any class.
-    """
+    """Tell whether a class is a settings struct itself, and does not only inherit from one."""
     return "__dataclass_fields__" in vars(kind)
 
 
@@ -224,11 +219,7 @@ def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
 
 
 def names_of(hyper_type: type) -> Mapping[str, str]:
-    """Return the full name of every setting by each of its names, short ones and full ones.
-
-    Args:
-      hyper_type: A settings struct's class.
-    """
+    """Return full names by all names, short and full. hyper_type: A settings struct's class."""
     return table_of(hyper_type).names
 
 
@@ -243,11 +234,7 @@ def known_values(hyper: object) -> Iterator[tuple[str, float]]:
 
 
 def plain(value: Any) -> Any:
-    """Return a number of NumPy or JAX as Python has it, and any other value as it is.
-
-    Args:
-      value: object value.
-    """
+    """Return a number of NumPy or JAX as Python has it. value: Anything; others stay."""
     is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
     return value.item() if is_number else value
 
@@ -267,7 +254,7 @@ def is_not(number: float) -> Callable[[object], bool]:
     return lambda value: not is_known(value, number)
 
 
-def idle_of(hyper: object) -> dict[str, Any]:
+def idle_of(hyper: object) -> dict[str, Reason]:
     """Find the settings without effect, as `only_with` and `decided` say.
 
     A condition names a setting of the same struct, or of one of its groups.
@@ -279,15 +266,16 @@ def idle_of(hyper: object) -> dict[str, Any]:
       By full name, the substitute in words, or the other setting that decides and the condition on
       it.
     """
-    found: dict[str, Any] = dict(hyper.decided()) if hasattr(hyper, "decided") else {}
-    for name, where, values in table_of(type(hyper)).conditions:
+    found: dict[str, Reason] = dict(hyper.decided()) if hasattr(hyper, "decided") else {}
+    kind: type = type(hyper)
+    for name, where, values in table_of(kind).conditions:
         value = value_of(hyper, where)
         if not (values(value) if callable(values) else value in values):
             found.setdefault(name, (where, values))
     return found
 
 
-def why_idle(hyper: object, reason: Any) -> str:
+def why_idle(hyper: object, reason: Reason) -> str:
     """Say when a setting has no effect, in words that follow "left at its default".
 
     Args:

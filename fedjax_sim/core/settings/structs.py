@@ -254,12 +254,12 @@ def alternatives(values: Sequence[ValueT]) -> list[tuple[int, tuple[ValueT, ...]
 
 def alternatives_in(hyper: object) -> list[str]:
     """List full names of the settings that are one of several alternatives."""
-    values = {name: names.value_of(hyper, name) for name in fields(type(hyper))}
-    return [
-        name
-        for name, value in values.items()
-        if isinstance(value, OneOfSeveral) and len(value.options) > 1
-    ]
+    found = []
+    for name in fields(type(hyper)):
+        value = names.value_of(hyper, name)
+        if isinstance(value, OneOfSeveral) and len(value.options) > 1:
+            found.append(name)
+    return found
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))

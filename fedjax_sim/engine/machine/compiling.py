@@ -157,11 +157,7 @@ _lock = threading.Lock()
 
 
 def known_size(form: Hashable) -> int | None:
-    """Look up the bytes that programs take; None if they are not compiled.
-
-    Args:
-      form: Static arguments of the programs, and shapes of the others. No arrays.
-    """
+    """Look up the bytes of programs by static arguments and shapes of the others; None if new."""
     with _lock:
         if form in _known:
             _known.move_to_end(form)

@@ -8,6 +8,7 @@ Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 import dataclasses
 import functools
 import operator
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -347,13 +348,11 @@ def _draw_with(
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return draw(timeline, tuple(reads), seeds, varying, shared)
     traced = draw.trace(timeline, tuple(reads), seeds, varying, shared)
-    # Programs of users may call functions that are not in their text.
-    same = user_code.number_of_program(traced.jaxpr) if is_shared else traced.jaxpr
-    known = is_quick, same, jax.tree.structure((varying, shared)), _switches(jax.config)
-    if (program := _programs.get(known)) is None:
-        program = _programs[known] = traced.lower().compile()
-        for old in list(_programs)[:-MOST_PROGRAMS]:
-            _programs.pop(old, None)
+    form = is_quick, is_shared, jax.tree.structure((varying, shared)), _switches(jax.config)
+    program = _known_program(form, traced.jaxpr, is_shared=is_shared)
+    if program is None:
+        program = traced.lower().compile()
+        _programs.append((form, traced.jaxpr, program))
 
     def run() -> Drawn:
         with jax.enable_x64(True):  # JAX's settings belong to a thread.
@@ -364,7 +363,20 @@ def _draw_with(
         return worker.submit(run).result()
 
 
-_programs: dict[tuple, Callable[..., Drawn]] = {}
+_programs: deque[tuple[tuple, ClosedJaxpr, Callable[..., Drawn]]] = deque(maxlen=MOST_PROGRAMS)
+
+
+def _known_program(
+    form: tuple, traced: ClosedJaxpr, *, is_shared: bool
+) -> Callable[..., Drawn] | None:
+    """Look up the compiled program of a traced one, or of an equal one."""
+    number = user_code.number_of_program
+    for known, other, program in list(_programs):
+        # Programs of users may call functions that are not in their text.
+        is_equal = known == form and is_shared and number(other) == number(traced)
+        if is_equal or (known == form and other is traced):
+            return program
+    return None
 
 
 @partial(compiling.RunsOnce, static_argnums=(0, 1))
@@ -379,7 +391,7 @@ def _draw(
 
     def lane(seed: Array, varying: list[Array | None]) -> list[Array]:
         key = stream(jax.random.key(seed), "timeline")
-        read, leaves = zip(varying, shared, strict=True), []
+        read, leaves = zip(varying, shared, strict=True), list[Array | np.ndarray | None]()
         for is_read, var in zip(reads, timeline.jaxpr.invars[1:], strict=True):
             if is_read:
                 own, of_all = next(read)

@@ -145,7 +145,7 @@ class PlacedLanes:
         if self.is_described or self._placement.platform != "cpu":
             return self.put(tree, is_whole=True)
         leaves, structure = jax.tree.flatten(tree)
-        own: dict[int, Any] = {}
+        own: dict[int, types.Leaf] = {}
         for leaf in leaves:
             # An array of NumPy is copied once, as its owner may write into it.
             if not isinstance(leaf, jax.Array) and id(leaf) not in own:

@@ -198,8 +198,10 @@ class Planned:
         chunk = min(asked, num_evals)
         is_stretch = options.folder is not None and options.layout.evals_per_chunk is None
         on_cpu = placement.platform == "cpu"
-        # An accelerator asks the host after each block whether to go on, a CPU asks nobody.
-        sizes = [size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0]
+        block = 1 if is_stretch else 0
+        if is_stretch and not on_cpu:
+            # An accelerator asks the host after each block whether to go on, a CPU asks nobody.
+            block = max(size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0)
         is_small = self.cost.operations <= SMALL * self.num_examples
         self.program = Program(
             self.system,
@@ -208,7 +210,7 @@ class Planned:
             placement,
             (chunk, per_eval),
             options.keep.models,
-            (1 if on_cpu else max(sizes)) if is_stretch else 0,
+            block,
             machine=Machine(placement.platform, options.precision, on_cpu and is_small),
             can_stop=options.watch.on_evaluation is not None,
             held_rows=0 if laid_out.held is None else laid_out.held.holders.shape[2],
@@ -302,14 +304,14 @@ class Planned:
                         self._check_messages_of(hyper, row)
 
     def _check_messages_of(self, hyper: types.Settings, row: int) -> None:
-        """Check the messages of one timeline, and name a lane whose messages are refused."""
+        """Check the messages of one timeline; a refusal names a lane."""
         try:
             self.system.messages.check(hyper, self.cut[row])
         except ConfigError as error:
             if (num_seeds := len({lane.seed for lane in self.group})) == 1:
                 raise
-            lanes = zip(self.group, self.row, strict=True)
-            seed = next(lane.seed for lane, own in lanes if lane.hyper is hyper and own == row)
+            pairs = zip(self.group, self.row, strict=True)
+            seed = next(lane.seed for lane, own in pairs if lane.hyper is hyper and own == row)
             field, value, allowed = error.parts
             allowed += f" (in a lane with seed {seed}, one of {num_seeds} seeds)"
             raise ConfigError(field, value, allowed) from None

@@ -361,7 +361,7 @@ class _ReplayedLane:
 
     def ticks(
         self, carry: Carry, number: types.Array, begin: types.Array | int, length: int
-    ) -> tuple[tuple[types.Array, types.Array], Any]:
+    ) -> tuple[tuple[types.Array, types.Array], object]:
         """Collect the inputs of ticks before an evaluation of the chunk, see `tick`.
 
         Args:

@@ -93,7 +93,7 @@ def happened_so_far(planned: Planned, infos: Mapping[str, np.ndarray]) -> Schedu
 def _timelines_of(
     planned: Planned, realised: Mapping[str, np.ndarray], ends: np.ndarray
 ) -> list[Timeline]:
-    """Make the timelines of lanes whose steps changed who took part, or whose clock is live.
+    """Make the timelines that happened, where steps changed them or clocks are live.
 
     Args:
       planned: The lanes.

@@ -145,7 +145,7 @@ class Pieces:
         """
         num, asked = len(lanes), self._options.checkpoints
         if asked is None:
-            longest = self._longest_of_all(num)
+            longest = self._longest if num == len(self._whole) else self._longest_of_all()
             planned = Planned(self._system, lanes, self._options, longest=longest)
             ready = Ready(planned, planned.on_devices())
         elif isinstance(loaded := self._plan_or_load(lanes, asked), Returned):
@@ -183,7 +183,9 @@ class Pieces:
         # and less memory another layout.
         decided = saved.decided
         num_evals, per_eval = decided.get("evaluations", (0, None))
-        most = num_evals * per_eval if decided else self._longest_of_all(len(lanes))
+        is_whole = len(lanes) == len(self._whole)
+        longest = self._longest if decided or is_whole else self._longest_of_all()
+        most = num_evals * per_eval if decided else longest
         plan = partial(Planned, system, lanes, longest=most, per_eval=per_eval)
         planned, layout = plan(options, drawn=saved.drawn()), decided.get("placement", {})
         if decided and planned.placement.layout() != layout:
@@ -218,9 +220,9 @@ class Pieces:
         saved = self._options.checkpoints
         return saved is not None and bool(checkpoint.files_in(self._folder, "state|result"))
 
-    def _longest_of_all(self, num: int) -> int:
-        """Count the ticks of the sweep's longest schedule; 0 if all `num` lanes are planned."""
-        if num < len(self._whole) and not self._longest:
+    def _longest_of_all(self) -> int:
+        """Count the ticks of the sweep's longest schedule."""
+        if not self._longest:
             whole = Schedules.of(self._system, self._whole, self._options.budget)
             self._longest = int(whole.count_ticks().max())
         return self._longest
@@ -272,7 +274,7 @@ def replay_group(ready: Ready) -> Returned:
 
 
 def _watched(ready: Ready) -> Curves:
-    """Replay a piece while somebody watches."""
+    """Replay a piece, with evaluations shown, tracked, or given to a callback."""
     planned, replay, saved = ready
     schedule, row, plan = planned.schedule, planned.row, planned.program.plan
     watch = Watcher(
