@@ -534,7 +534,14 @@ class Wire:
         return keep_if_empty(event, stepped, (server, optimizer))
 
     def of_trained(self, tree: Params) -> Params:
-        """Leaves of a tree like the model that are trained; 0 in place of running statistics."""
+        """Put 0 in place of leaves that are not trained, such as running statistics.
+
+        Args:
+          tree: Like the model, leaves `[...]`.
+
+        Returns:
+          The tree.
+        """
         flags = untrained_leaves(self.problem, tree)
         if flags is None:
             return tree
