@@ -349,7 +349,7 @@ class PrivateSum(Stage):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.kind.name, f"{allowed}: epsilon is the schedule's")
         number = self.hyper.expected_reports
-        bound = memory if isinstance(self.kind, privacy.AdaptiveClipping) else self.hyper.bound
+        bound = self.kind.bound_with(self.hyper, memory)
         # In at least 32 bits.
         known, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
         clipped, is_short = clip_updates(known, bound)
