@@ -199,11 +199,11 @@ class Privacy(OfNoise):
         return self.clip  # type: ignore[attr-defined]
 
     def bound_with(self, hyper: Settings, memory: Params) -> Any:
-        """Bound of the norm of an update in a tick, with what is remembered before it: `f[]`."""
+        """Bound of the norm of an update in a tick, by the memory before it: `f[]`."""
         return self.bound(hyper)
 
     def metrics(self, memory: Params) -> dict[str, Array]:
-        """Numbers of what is remembered for the curves, by name."""
+        """Numbers of the memory for the curves, by name."""
         return {}
 
     def completed(self, hyper: Settings) -> Self:
@@ -415,7 +415,7 @@ class AdaptiveClipping(Clipping):
             raise ConfigError("privacy.noise", float(np.max(self.noise)), allowed)
 
     def bound_with(self, hyper: Settings, memory: Params) -> Array:
-        """The bound that is remembered. The arguments are those of `Privacy.bound_with`."""
+        """The bound in memory. The arguments are those of `Privacy.bound_with`."""
         return memory
 
     def metrics(self, memory: Params) -> dict[str, Array]:

@@ -561,7 +561,7 @@ class Wire:
         return jax.tree.map(lambda x, is_mean: jnp.zeros_like(x) if is_mean else x, tree, flags)
 
     def metrics(self, state: State) -> dict[str, Array]:
-        """Report what privacy remembers, such as a bound that adapts, by name.
+        """Numbers of the memory of privacy, such as a bound that adapts, by name.
 
         Args:
           state: A state with the field `memo`.

@@ -185,7 +185,7 @@ class Forgery(Stage):
         messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
         cohort = attacks.Cohort(clients, slots, clients >= 0, weight)
         if jax.tree.leaves(memory):
-            # They learn from those who are honest for ever, as far as their messages are finite.
+            # They learn from clients that are always honest, as far as their messages are finite.
             of = self.senders
             is_foe = attacks.are_malicious(of.adversary, key, of.number, clients)
             _, honest = finite(messages, cohort.is_present & ~is_foe)
