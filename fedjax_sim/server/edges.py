@@ -153,7 +153,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     @property
     def has_one_batch(self) -> bool:
         """Whether an iteration is one large batch of the group, with no model for each client."""
-        is_whole = isinstance(self.messages.compression, Identity) and loss_shares(self) is None
+        is_whole = isinstance(self.messages.compression, Identity) and not self.delays.loses_updates
         is_plain = self.adversary.is_idle and isinstance(self.aggregator, Mean)
         return self.has_one_step and is_whole and is_plain
 

@@ -198,6 +198,14 @@ class Privacy(OfNoise):
         """
         return self.clip  # type: ignore[attr-defined]
 
+    def bound_with(self, hyper: Settings, memory: Params) -> Any:
+        """Bound of the norm of an update in a tick, by the memory before it: `f[]`."""
+        return self.bound(hyper)
+
+    def metrics(self, memory: Params) -> dict[str, Array]:
+        """Numbers of the memory for the curves, by name."""
+        return {}
+
     def completed(self, hyper: Settings) -> Self:
         """The kind with its noise, if that follows from a target. hyper: As in `check_with`."""
         return self
@@ -406,6 +414,14 @@ class AdaptiveClipping(Clipping):
             allowed = f"below {float(np.min(most)):g}, twice count_noise times the cohort"
             raise ConfigError("privacy.noise", float(np.max(self.noise)), allowed)
 
+    def bound_with(self, hyper: Settings, memory: Params) -> Array:
+        """The bound in memory. The arguments are those of `Privacy.bound_with`."""
+        return memory
+
+    def metrics(self, memory: Params) -> dict[str, Array]:
+        """The bound, `clip_norm`. memory: It."""
+        return {"clip_norm": memory}
+
     def first_memory(self, update: Params) -> Array:
         """Return the first bound, `f[]`.
 
@@ -440,7 +456,7 @@ class ExampleClipping(Clipping):
         training = ClientTraining(example_clip=2.0, sampling="reshuffled")
         private = ExampleClipping(epsilon=2.0, rounds=100)  # the noise is found
         hyper = fedavg.Hyper(lr=0.1, local_steps=5, training=training, privacy=private)
-        assert hyper.bound == 0.1 * 5 * 2.0
+        assert hyper.privacy.bound(hyper) == 0.1 * 5 * 2.0
     """
 
     name: str = fixed("examples")

@@ -262,11 +262,6 @@ class ScheduledReports(Reports):
         """Number of reports for which a tick is meant, m."""
         return getattr(self, "num_selected", 0) or self.buffer_size  # type: ignore[attr-defined]
 
-    @property
-    def bound(self) -> Any:
-        """Bound of the norm of a client's update, C; the first one if it adapts. `f[]`."""
-        return self.privacy.bound(self)
-
 
 @struct
 class PrivateReports(ScheduledReports):
@@ -276,7 +271,7 @@ class PrivateReports(ScheduledReports):
 
         private = parse_privacy("fixed:clip=0.5:noise=1")
         hyper = fedavg.Hyper(privacy=private, sampling="reshuffled")
-        assert hyper.bound == 0.5
+        assert hyper.privacy.bound(hyper) == 0.5
     """
 
     accounts_for_cohorts: ClassVar[bool] = True

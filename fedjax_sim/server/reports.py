@@ -38,8 +38,8 @@ has launched about twice as many kernels as for the clients' steps alone.
 Dimension letters: those of `fedjax_sim.core.types`; `M` root examples.
 """
 
-import functools
 from collections.abc import Callable, Collection
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -47,7 +47,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.clients import SumRequest, Train
+from fedjax_sim.clients import SumRequest, Train, personal_metrics
 from fedjax_sim.clients.mini_batches import untrained_leaves
 from fedjax_sim.core import batching, types
 from fedjax_sim.core.settings import ConfigError
@@ -231,6 +231,7 @@ class Wire:
         self,
         init: Callable[[Key], types.StateT],
         step: Callable[[Key, types.StateT, Event], tuple[types.StateT, types.InfoT]],
+        personal: Callable[[types.StateT, Array], Params] | None = None,
         **others: Any,
     ) -> Algorithm[types.StateT, types.InfoT]:
         """Make an algorithm; its state has the fields `server` and `memo`.
@@ -238,6 +239,8 @@ class Wire:
         `init` and `step` are those of `Algorithm`.
 
         Args:
+          personal: From a state and the number of a client, `i32[]`, to its own model, if clients
+            have such models. Metrics are then also those of `personal_metrics`.
           others: Further fields of `Algorithm`. By default the model is the server's, the metrics
             are `metrics`, and clients receive `received`, which is right if only the model is sent.
             If more is, say what part of it is the model, such as
@@ -248,7 +251,7 @@ class Wire:
         """
         has_own = self.train is not None and self.rule.kind.needs_own() is not False
 
-        @functools.wraps(step)
+        @wraps(step)
         def with_own(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
             update, work = self.own_update(key, event, self.received(state))
             state = state._replace(memo=state.memo._replace(own=update))
@@ -266,7 +269,17 @@ class Wire:
             received=self.received,
             supports=dict(stages.RELIED_ON),
         )
-        return made._replace(**others)
+        if personal is None:
+            return made._replace(**others)
+        everyone = jnp.arange(self.problem.counts.shape[0])
+
+        def metrics(state: Any) -> dict[str, Array]:
+            return personal_metrics(self.problem, partial(personal, state)) | self.metrics(state)
+
+        def client_models(state: Any) -> tuple[Params, Array]:
+            return jax.vmap(partial(personal, state))(everyone), jnp.ones(everyone.shape)
+
+        return made._replace(**{"metrics": metrics, "client_models": client_models} | others)
 
     def own_update(self, key: Key, event: Event, start: Params) -> tuple[Params, types.Work]:
         """Train on the root data for a tick, with the training that was given.
@@ -534,20 +547,23 @@ class Wire:
         return keep_if_empty(event, stepped, (server, optimizer))
 
     def of_trained(self, tree: Params) -> Params:
-        """Leaves of a tree like the model that are trained; 0 in place of running statistics."""
+        """Put 0 in place of leaves that are not trained, such as running statistics.
+
+        Args:
+          tree: Like the model, leaves `[...]`.
+
+        Returns:
+          The tree.
+        """
         flags = untrained_leaves(self.problem, tree)
         if flags is None:
             return tree
         return jax.tree.map(lambda x, is_mean: jnp.zeros_like(x) if is_mean else x, tree, flags)
 
     def metrics(self, state: State) -> dict[str, Array]:
-        """Report the bound of updates' norms, `clip_norm`, if it adapts.
+        """Numbers of the memory of privacy, such as a bound that adapts, by name.
 
         Args:
           state: A state with the field `memo`.
-
-        Returns:
-          The bound by its name, or nothing.
         """
-        is_adaptive = isinstance(self.privacy.kind, privacy.AdaptiveClipping)
-        return {"clip_norm": state.memo.privacy} if is_adaptive else {}
+        return self.privacy.kind.metrics(state.memo.privacy)

@@ -185,7 +185,7 @@ class Forgery(Stage):
         messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
         cohort = attacks.Cohort(clients, slots, clients >= 0, weight)
         if jax.tree.leaves(memory):
-            # They learn from those who are honest for ever, as far as their messages are finite.
+            # They learn from clients that are always honest, as far as their messages are finite.
             of = self.senders
             is_foe = attacks.are_malicious(of.adversary, key, of.number, clients)
             _, honest = finite(messages, cohort.is_present & ~is_foe)
@@ -349,7 +349,7 @@ class PrivateSum(Stage):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.kind.name, f"{allowed}: epsilon is the schedule's")
         number = self.hyper.expected_reports
-        bound = memory if isinstance(self.kind, privacy.AdaptiveClipping) else self.hyper.bound
+        bound = self.kind.bound_with(self.hyper, memory)
         # In at least 32 bits.
         known, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
         clipped, is_short = clip_updates(known, bound)

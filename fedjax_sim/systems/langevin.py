@@ -82,7 +82,7 @@ import optax
 
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, Training, local_steps
-from fedjax_sim.core import batching, settings, streams, types
+from fedjax_sim.core import batching, settings, streams, trees, types
 from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion, Probability
@@ -643,11 +643,6 @@ RELIED_ON = (
 """Settings by which messages are counted, with the values that add none."""
 
 
-@jax.jit
-def _first_model(problem: Problem) -> Params:
-    return problem.init(jax.random.key(0))
-
-
 class Messages(types.Messages):
     """The messages of FA-LD."""
 
@@ -666,7 +661,7 @@ class Messages(types.Messages):
         if anchor == scaling == "none":
             return None
         # Traced once for all lanes, of which there may be thousands.
-        model = jax.eval_shape(_first_model, problem)
+        model = trees.shapes_of_model(problem)
         senders = (timeline.clients != types.EMPTY).sum(axis=1, dtype=np.int64)
         up, down = self.bits(model, hyper)
         size = types.full_precision_bits(model)
@@ -687,7 +682,7 @@ class Messages(types.Messages):
         """
         if hyper.control_variates.anchor == "none":
             return None
-        model = jax.eval_shape(_first_model, problem)
+        model = trees.shapes_of_model(problem)
         takes_part = np.zeros((len(timeline.time), hyper.num_clients), bool)
         ticks, slots = np.nonzero(timeline.clients != types.EMPTY)
         takes_part[ticks, timeline.clients[ticks, slots]] = True

@@ -155,8 +155,7 @@ def selector(problem: Problem, hyper: Guided) -> live.Selector:
         return Memory(nothing, never, nothing, preferred, recent, jnp.int32(0), jnp.bool_(False))
 
     def draw(key: Key, number: Array) -> Array:
-        round_key = choice_key(key, number)
-        return jax.random.gumbel(round_key, (2, hyper.num_clients), float)
+        return jax.random.gumbel(choice_key(key, number), (2, hyper.num_clients), float)
 
     def select(key: Key, now: live.Choosing) -> live.Asked:
         memory, number, noise = now.memory, now.memory.rounds, now.drawn
@@ -549,8 +548,7 @@ def tiers_of(problem: Problem, hyper: Tiered) -> live.Selector:
         )
 
     def draw(key: Key, number: Array) -> tuple[Array, Array]:
-        round_key = choice_key(key, number)
-        tier_key, client_key = jax.random.split(round_key)
+        tier_key, client_key = jax.random.split(choice_key(key, number))
         noise = jax.random.gumbel(tier_key, (choice.num_tiers,), float)
         return noise, jax.random.uniform(client_key, (num_clients,), float)
 
@@ -797,8 +795,7 @@ def in_time_of(problem: Problem, hyper: InTime) -> live.Selector:
         return DeadlineMemory(taken, nobody, nothing, nothing + 1, nothing + jnp.nan, losses)
 
     def draw(key: Key, number: Array) -> Array:
-        round_key = choice_key(key, number)
-        return jax.random.permutation(round_key, num_clients)[:num_candidates]
+        return jax.random.permutation(choice_key(key, number), num_clients)[:num_candidates]
 
     def select(key: Key, now: live.Choosing) -> live.Asked:
         memory, devices = now.memory, now.devices
@@ -970,9 +967,8 @@ def steps_of(problem: Problem, hyper: AdaptiveSteps) -> live.Selector:
         return StepsMemory(jnp.int32(hyper.local_steps), unknown, live.Instant.at(pace.adapt_every))
 
     def draw(key: Key, number: Array) -> Array:
-        round_key = choice_key(key, number)
-        drawn = jax.random.permutation(round_key, hyper.num_clients)[: hyper.num_asked]
-        return drawn.astype("int32")
+        order = jax.random.permutation(choice_key(key, number), hyper.num_clients)
+        return order[: hyper.num_asked].astype("int32")
 
     def select(key: Key, now: live.Choosing) -> live.Asked:
         clients, steps = now.drawn, now.memory.steps

@@ -83,7 +83,7 @@ def with_personal_leaves(
     problem: Problem, hyper: FedPer, plan: Plan
 ) -> Algorithm[RoundState, Work]:
     """Bind FedPer to a problem. The state has None in place of leaves of the other kind."""
-    num_clients, wire = problem.counts.shape[0], Wire(problem, hyper, plan)
+    wire = Wire(problem, hyper, plan)
 
     def in_turn(gradient: Params, model: Params, q: Array, start: Params) -> Params:
         is_first, own = q < hyper.head_steps, hyper.are_personal(model)
@@ -94,7 +94,7 @@ def with_personal_leaves(
 
     def init(key: Key) -> RoundState:
         shared, own = hyper.split(problem.init(key))
-        return wire.first_round(shared, replicate(own, num_clients))
+        return wire.first_round(shared, replicate(own, problem.counts.shape[0]))
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         shared = replicate(wire.received(state), event.clients.shape[0])
@@ -107,17 +107,10 @@ def with_personal_leaves(
     def model(state: RoundState) -> Params:
         return join(state.server, jax.tree.map(lambda leaf: leaf.mean(axis=0), state.clients))
 
-    def metrics(state: RoundState) -> dict[str, Array]:
-        def of_client(i: Array) -> Params:
-            return join(wire.received(state), jax.tree.map(lambda leaf: leaf[i], state.clients))
+    def personal(state: RoundState, client: Array) -> Params:
+        return join(wire.received(state), rows.read_rows(state.clients, client))
 
-        return clients.personal_metrics(problem, of_client)
-
-    def client_models(state: RoundState) -> tuple[Params, Array]:
-        body = replicate(wire.received(state), num_clients)
-        return join(body, state.clients), jnp.ones(num_clients)
-
-    return wire.algorithm(init, step, model=model, metrics=metrics, client_models=client_models)
+    return wire.algorithm(init, step, personal, model=model)
 
 
 BODY = ReportMessages(lambda params, hyper: hyper.split(params)[0])
@@ -165,7 +158,6 @@ class Ditto(CohortRounds, LocalTraining, ServerStep, PrivateReports):
 
 def with_pulled_models(problem: Problem, hyper: Ditto, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind Ditto to a problem."""
-    num_clients = problem.counts.shape[0]
     wire = Wire(problem, hyper, plan, train=clients.local_training)
     train = clients.local_training(problem, hyper, plan)
 
@@ -178,7 +170,7 @@ def with_pulled_models(problem: Problem, hyper: Ditto, plan: Plan) -> Algorithm[
 
     def init(key: Key) -> RoundState:
         server = problem.init(key)
-        return wire.first_round(server, replicate(server, num_clients))
+        return wire.first_round(server, replicate(server, problem.counts.shape[0]))
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         start = wire.received(state)  # w^t
@@ -191,14 +183,7 @@ def with_pulled_models(problem: Problem, hyper: Ditto, plan: Plan) -> Algorithm[
         after = wire.advance(key, event, state, local, total=total)
         return after._replace(clients=kept), work.and_more(more)
 
-    def metrics(state: RoundState) -> dict[str, Array]:
-        own = partial(rows.read_rows, state.clients)
-        return clients.personal_metrics(problem, own) | wire.metrics(state)
-
-    def client_models(state: RoundState) -> tuple[Params, Array]:
-        return state.clients, jnp.ones(num_clients)
-
-    return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
+    return wire.algorithm(init, step, lambda state, client: rows.read_rows(state.clients, client))
 
 
 ditto = cohort_system(
@@ -273,14 +258,7 @@ def with_mixed_models(problem: Problem, hyper: APFL, plan: Plan) -> Algorithm[Ro
     def personal(state: RoundState, client: Array) -> Params:
         return hyper.mixed(wire.received(state), *rows.read_rows(state.clients, client))[0]
 
-    def metrics(state: RoundState) -> dict[str, Array]:
-        return clients.personal_metrics(problem, partial(personal, state)) | wire.metrics(state)
-
-    def client_models(state: RoundState) -> tuple[Params, Array]:
-        everyone = jnp.arange(problem.counts.shape[0])
-        return jax.vmap(partial(personal, state))(everyone), jnp.ones(len(everyone))
-
-    return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
+    return wire.algorithm(init, step, personal)
 
 
 apfl = cohort_system(
@@ -499,9 +477,8 @@ def with_clusters(problem: Problem, hyper: IFCA, plan: Plan) -> Algorithm[RoundS
         kept = rows.write_clients(state.clients, event.clients, cluster)
         return RoundState(server, (), kept, memo), work.and_more(*(more for _, more in each))
 
-    def metrics(state: RoundState) -> dict[str, Array]:
-        models = wire.received(state)
-        return clients.personal_metrics(problem, lambda i: rows.read_rows(models, state.clients[i]))
+    def personal(state: RoundState, client: Array) -> Params:
+        return rows.read_rows(wire.received(state), state.clients[client])
 
     def client_models(state: RoundState) -> tuple[Params, Array]:
         return wire.received(state), jnp.bincount(state.clients, length=hyper.num_models)
@@ -509,7 +486,7 @@ def with_clusters(problem: Problem, hyper: IFCA, plan: Plan) -> Algorithm[RoundS
     def model(state: RoundState) -> Params:
         return jax.tree.map(lambda leaf: leaf.mean(axis=0), state.server)
 
-    return wire.algorithm(init, step, model=model, metrics=metrics, client_models=client_models)
+    return wire.algorithm(init, step, personal, model=model, client_models=client_models)
 
 
 ifca = cohort_system(

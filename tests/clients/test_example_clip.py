@@ -78,7 +78,7 @@ def test_an_update_is_no_longer_than_its_steps_allow(found: dict[str, Any]) -> N
         example_clip=CLIP,
         privacy=parse_privacy("examples"),
     )
-    assert hyper.bound == pytest.approx(LR * STEPS * CLIP)
+    assert hyper.privacy.bound(hyper) == pytest.approx(LR * STEPS * CLIP)
 
 
 def test_what_goes_further_is_clipped(regression: Callable) -> None:

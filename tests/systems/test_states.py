@@ -33,7 +33,7 @@ SHAPES = {
     "perfedavg": [()],
     "qfedavg": [()],
     "ifca": [(2,)],
-    "ca2fl": [(), (ROWS,), (NUM_CLIENTS,), ()],
+    "ca2fl": [(), (ROWS,), (), (NUM_CLIENTS,)],
     "asyncfeded": [(), (ROWS,)],
     "langevin": [()],
     "em": [()],
