@@ -9,6 +9,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import numpy as np
+from jax.tree_util import Partial
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Seed, checked
@@ -18,7 +19,7 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data
 from fedjax_sim.problems.client_data import Examples
 from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
-from fedjax_sim.problems.supervision import Preparation, Supervised, check_shapes
+from fedjax_sim.problems.supervision import Supervised, as_pair, check_shapes
 
 SupervisedT = TypeVar("SupervisedT", bound=Supervised)
 
@@ -150,7 +151,7 @@ def supervised(
         loss_of=loss,
         metrics=tuple((name, _metric(each)) for name, each in (metrics or {}).items()),
         mask_of=mask,
-        prepare=Preparation(prepare),
+        prepare=Partial(prepare or as_pair),
         augmentation=augment,
         client_ids=names,
     )
@@ -203,7 +204,14 @@ def build(
             allowed = "False, unless test examples are held out or have clients"
             raise ConfigError("per_client", True, allowed)
         return made
-    client_data.check_tests(partitions, tests)
+    if len(tests) not in (1, len(partitions)):
+        allowed = "1, or as many as of the training examples"
+        raise ConfigError("number of partitions in test_partition", len(tests), allowed)
+    tests = list(tests) * (len(partitions) // len(tests))
+    for partition, test in zip(partitions, tests, strict=True):
+        if (found := len(test.counts)) != (wanted := len(partition.counts)):
+            allowed = f"{wanted}, as in the partition of the training examples"
+            raise ConfigError("clients of test_partition", found, allowed)
     poorest = min(tests, key=lambda each: int(each.counts.min())).counts
     if poorest.min() == 0:
         if problem.per_client:
@@ -212,7 +220,7 @@ def build(
             allowed = "at least 1 with per_client; a client with two examples can keep one"
             raise ConfigError(f"number of test examples of client {name!r}", 0, allowed)
         return made
-    own = client_data.pad_partitions(list(tests), num_tests) * (len(made) if len(tests) == 1 else 1)
+    own = client_data.pad_partitions(tests, num_tests)
     return [
         dataclasses.replace(each, test_index=index, test_counts=counts)
         for each, (index, counts) in zip(made, own, strict=True)

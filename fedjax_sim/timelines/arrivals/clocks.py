@@ -700,7 +700,7 @@ def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
 
 
 Finished = tuple[tuple[Array, ...], Array]
-"""What arrives as a task is finished, and whether it was lost instead."""
+"""The arrival of a finished task, and whether it was lost instead."""
 
 
 def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[tuple[Array, ...], Array]:

@@ -152,7 +152,7 @@ class ClientTable:
         columns = {"rate": rate, "up": up, "down": down, "drop_rate": drop_rate}
         columns |= {"energy_step": energy_step, "energy_byte": energy_byte}
         sizes = {name: np.shape(column) for name, column in columns.items() if column is not None}
-        lists = {"client": names or None, "available": available}
+        lists = {"client": names if len(names) else None, "available": available}
         sizes |= {name: (len(each),) for name, each in lists.items() if each is not None}
         if len(set(sizes.values())) != 1 or len(shape := next(iter(sizes.values()))) != 1:
             words = "one value per client in every column, and at least one column"
