@@ -186,11 +186,11 @@ def build(
         `check_shapes`.
     """
     nobody = {"index": trees.as_array([[0]], "int32"), "counts": trees.as_array([1], "int32")}
-    fields: dict[str, Any] = {**shared, **options}
+    fields: dict[str, Any] = {**nobody, **shared, **options}
     start, frozen = fields.pop("start", None), fields.pop("frozen", None)
     if (prior := options.get("prior_precision")) is not None:
         fields["prior_precision"] = trees.as_array(prior, "float32")
-    problem = _with_start(kind(**nobody, **fields), start, frozen)
+    problem = _with_start(kind(**fields), start, frozen)
     check_shapes(problem)
     state = calls.state_of(problem.model, trees.shapes_of_model(problem))
     problem = dataclasses.replace(problem, state=state)

@@ -783,7 +783,7 @@ def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[tuple[Array, ...], 
     # At time 0 all tasks are sent out, by number.
     none, no_task = jnp.full(num_tasks, EMPTY, "int32"), jnp.zeros(num_clients, "int32")
     keys, zero, start = jnp.full((num_tasks, 2), jnp.inf), jnp.int32(0), jnp.zeros(())
-    state = State(Queue.of(keys, 1), keys, *[none] * 4, no_task, no_task, zero, zero)
+    state = State(Queue.of(keys, 1), keys, none, none, none, none, no_task, no_task, zero, zero)
     tasks = jnp.arange(num_tasks, dtype="int32")
     state, _ = jax.lax.scan(lambda s, task: (finish(s, task, start, start)[0], None), state, tasks)
     found = _first(finish_one, state, num, has_losses=work.devices.loss is not None)
