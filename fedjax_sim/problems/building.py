@@ -27,6 +27,11 @@ SupervisedT = TypeVar("SupervisedT", bound=Supervised)
 class Options(TypedDict, total=False):
     """Arguments that every problem of supervised learning takes.
 
+        options: Options = {"prior_precision": 1.0, "test_block": 100}
+        clients = iid(data.train_labels, num_clients=5, seed=0)
+        problem = make_classification(MLP((16,), 10), data, clients, **options)
+        assert problem.prior_precision == 1
+
     Attributes:
       per_client: Whether metrics are also measured on every client's own test examples.
       start: Parameters to start from, or some of them: the others are drawn anew for each seed.
@@ -111,7 +116,7 @@ def supervised(
       augment: From a key and a mini-batch of the data to changed data, in local steps.
       seed: Seed of the choice of test examples.
       **options: `per_client`, `start`, `frozen`, `prior_precision`, `step_loss` and `test_block`,
-        see `Options`.
+        see `fedjax_sim.problems.Options`.
 
     Returns:
       The problem; a list of problems for a list of partitions, which share the data.
