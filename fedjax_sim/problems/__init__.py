@@ -9,6 +9,7 @@ models for expectation maximisation. `client_data` reads examples, checks and pa
 all of them, and measures clients one by one where they have no test examples.
 """
 
+from fedjax_sim.problems.building import Options as Options
 from fedjax_sim.problems.building import supervised as supervised
 from fedjax_sim.problems.classification import AUGMENTATIONS as AUGMENTATIONS
 from fedjax_sim.problems.classification import Augmentation as Augmentation

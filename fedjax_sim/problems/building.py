@@ -9,6 +9,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import numpy as np
+from jax.tree_util import Partial
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Seed, checked
@@ -18,13 +19,18 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data
 from fedjax_sim.problems.client_data import Examples
 from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
-from fedjax_sim.problems.supervision import Preparation, Supervised, check_shapes
+from fedjax_sim.problems.supervision import Supervised, as_pair, check_shapes
 
 SupervisedT = TypeVar("SupervisedT", bound=Supervised)
 
 
 class Options(TypedDict, total=False):
     """Arguments that every problem of supervised learning takes.
+
+        options: Options = {"prior_precision": 1.0, "test_block": 100}
+        clients = iid(data.train_labels, num_clients=5, seed=0)
+        problem = make_classification(MLP((16,), 10), data, clients, **options)
+        assert problem.prior_precision == 1
 
     Attributes:
       per_client: Whether metrics are also measured on every client's own test examples.
@@ -110,7 +116,7 @@ def supervised(
       augment: From a key and a mini-batch of the data to changed data, in local steps.
       seed: Seed of the choice of test examples.
       **options: `per_client`, `start`, `frozen`, `prior_precision`, `step_loss` and `test_block`,
-        see `Options`.
+        see `fedjax_sim.problems.Options`.
 
     Returns:
       The problem; a list of problems for a list of partitions, which share the data.
@@ -150,7 +156,7 @@ def supervised(
         loss_of=loss,
         metrics=tuple((name, _metric(each)) for name, each in (metrics or {}).items()),
         mask_of=mask,
-        prepare=Preparation(prepare),
+        prepare=Partial(prepare or as_pair),
         augmentation=augment,
         client_ids=names,
     )
@@ -185,11 +191,11 @@ def build(
         `check_shapes`.
     """
     nobody = {"index": trees.as_array([[0]], "int32"), "counts": trees.as_array([1], "int32")}
-    fields: dict[str, Any] = {**shared, **options}
+    fields: dict[str, Any] = {**nobody, **shared, **options}
     start, frozen = fields.pop("start", None), fields.pop("frozen", None)
     if (prior := options.get("prior_precision")) is not None:
         fields["prior_precision"] = trees.as_array(prior, "float32")
-    problem = _with_start(kind(**nobody, **fields), start, frozen)
+    problem = _with_start(kind(**fields), start, frozen)
     check_shapes(problem)
     state = calls.state_of(problem.model, trees.shapes_of_model(problem))
     problem = dataclasses.replace(problem, state=state)
@@ -203,7 +209,14 @@ def build(
             allowed = "False, unless test examples are held out or have clients"
             raise ConfigError("per_client", True, allowed)
         return made
-    client_data.check_tests(partitions, tests)
+    if len(tests) not in (1, len(partitions)):
+        allowed = "1, or as many as of the training examples"
+        raise ConfigError("number of partitions in test_partition", len(tests), allowed)
+    tests = list(tests) * (len(partitions) // len(tests))
+    for partition, test in zip(partitions, tests, strict=True):
+        if (found := len(test.counts)) != (wanted := len(partition.counts)):
+            allowed = f"{wanted}, as in the partition of the training examples"
+            raise ConfigError("clients of test_partition", found, allowed)
     poorest = min(tests, key=lambda each: int(each.counts.min())).counts
     if poorest.min() == 0:
         if problem.per_client:
@@ -212,7 +225,7 @@ def build(
             allowed = "at least 1 with per_client; a client with two examples can keep one"
             raise ConfigError(f"number of test examples of client {name!r}", 0, allowed)
         return made
-    own = client_data.pad_partitions(list(tests), num_tests) * (len(made) if len(tests) == 1 else 1)
+    own = client_data.pad_partitions(tests, num_tests)
     return [
         dataclasses.replace(each, test_index=index, test_counts=counts)
         for each, (index, counts) in zip(made, own, strict=True)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.tree_util import Partial
 
 from fedjax_sim.core import streams, trees
 from fedjax_sim.core.settings import (
@@ -38,7 +39,7 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems import building
 from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
-from fedjax_sim.problems.supervision import Preparation, Supervised, check_shapes, inf_for_nan
+from fedjax_sim.problems.supervision import Supervised, check_shapes, inf_for_nan
 
 
 @checked
@@ -106,24 +107,18 @@ CLIENT_TESTS = 200
 """Test examples on which each client's own model is evaluated."""
 
 
-@struct.dataclass
-class Normalisation:
+def normalised(batch: tuple[Array, Array], *, mean: Array, std: Array) -> tuple[Array, Array]:
     """Scale bytes to [0, 1] and normalise: (x / 255 - mean) / std, in one multiplication.
 
-    Attributes:
+    Args:
+      batch: Images `[B, H, W, C]` or `[B, D]`, with their labels.
       mean: `f32[]` or `f32[C]`, subtracted from the scaled images.
       std: `f32[]` or `f32[C]`, by which the result is then divided.
     """
-
-    mean: Array
-    std: Array
-
-    def __call__(self, batch: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Normalise images `[B, H, W, C]` or `[B, D]`, which come with their labels."""
-        images, labels = batch
-        scale = 255.0 if images.dtype == jnp.uint8 else 1.0
-        mean, std = (x.reshape((1,) * (images.ndim - 1) + (-1,)) for x in (self.mean, self.std))
-        return images.astype("float32") * (1 / (scale * std)) - mean / std, labels
+    images, labels = batch
+    scale = 255.0 if images.dtype == jnp.uint8 else 1.0
+    mean, std = (x.reshape((1,) * (images.ndim - 1) + (-1,)) for x in (mean, std))
+    return images.astype("float32") * (1 / (scale * std)) - mean / std, labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +292,9 @@ def make_classifications(
         model=model,
         loss_of=cross_entropy,
         metrics=(("accuracy", Metric(is_right)), *classes),
-        prepare=Normalisation(trees.as_array(mean, "float32"), trees.as_array(std, "float32")),
+        prepare=Partial(
+            normalised, mean=trees.as_array(mean, "float32"), std=trees.as_array(std, "float32")
+        ),
         augmentation=None if augmentation is None else OfImages(augmentation),
     )
     for name in ("train_labels", "test_labels"):
@@ -425,7 +422,7 @@ def make_next_characters(
         loss_of=cross_entropy,
         metrics=(("accuracy", Metric(is_right_character)),),
         mask_of=is_character,
-        prepare=Preparation(inputs_and_targets),
+        prepare=Partial(inputs_and_targets),
         test_block=SEQUENCES_AT_ONCE,
     )
     length = dataset.train_sequences.shape[1] - 1

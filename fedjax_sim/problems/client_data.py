@@ -96,28 +96,6 @@ def _check_positions(prefix: str, partition: Partition, num_examples: int) -> No
             raise ConfigError(f"{prefix}index", int(position), allowed)
 
 
-def check_tests(partitions: Sequence[Partition], tests: Sequence[Partition]) -> None:
-    """Check that test examples are partitioned once or as often, among the same clients.
-
-    Args:
-      partitions: Partitions of the training examples.
-      tests: Partitions of the test examples.
-
-    Raises:
-      ConfigError: If there is another number of partitions, or of clients in one of them.
-    """
-    if len(tests) not in (1, len(partitions)):
-        allowed = "1, or as many as of the training examples"
-        raise ConfigError("number of partitions in test_partition", len(tests), allowed)
-    times = len(partitions) // len(tests)
-    for partition, test in zip(partitions, list(tests) * times, strict=True):
-        num, found = len(partition.counts), len(test.counts)
-        if found != num:
-            allowed = f"{num}, as in the partition of the training examples"
-            raise ConfigError("clients of test_partition", found, allowed)
-
-
-@checked
 def pad_partitions(
     partitions: Sequence[Partition], num_examples: Count
 ) -> list[tuple[Array, Array]]:

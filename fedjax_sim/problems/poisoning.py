@@ -131,24 +131,6 @@ class Backdoor:
         return labels != self.target
 
 
-@struct.dataclass
-class Triggered:
-    """The preparation of mini-batches that carry the trigger.
-
-    Attributes:
-      inner: From a mini-batch of data to inputs and targets.
-      backdoor: The backdoor.
-    """
-
-    inner: Callable[..., tuple[Params, Params]]
-    backdoor: Backdoor = struct.field(pytree_node=False)
-
-    def __call__(self, batch: tuple[Array, Array]) -> tuple[Params, Params]:
-        """Put the trigger on a mini-batch, and prepare it."""
-        inputs, labels = batch
-        return self.inner((self.backdoor.put(inputs), labels))
-
-
 @struct.dataclass(repr=False)
 class Backdoored(Supervised):
     """A problem with a backdoor in the data of some clients, and a measure of its success.
@@ -170,7 +152,11 @@ class Backdoored(Supervised):
           of other classes than the target, the share that the trigger makes the model name the
           target.
         """
-        prepare, metrics = Triggered(self.prepare, self.backdoor), self.backdoor.metrics()
+
+        def prepare(batch: tuple[Array, Array]) -> tuple[Params, Params]:
+            return self.prepare((self.backdoor.put(batch[0]), batch[1]))
+
+        metrics = self.backdoor.metrics()
         triggered = dataclasses.replace(self, prepare=prepare, metrics=metrics, per_client=False)
         success = dict(Supervised.evaluate(triggered, params))
         del success["loss"]  # Of the true labels; no part of it is computed.

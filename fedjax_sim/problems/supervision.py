@@ -35,6 +35,7 @@ from flax import linen as nn
 from flax import struct
 from flax.errors import InvalidRngError
 from jax.extend.core import Var
+from jax.tree_util import Partial
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.settings import ConfigError, Count, Limit, shape
@@ -79,19 +80,9 @@ class Drawn(NamedTuple):
     key: Key
 
 
-@struct.dataclass
-class Preparation:
-    """From a mini-batch of data to inputs and targets.
-
-    Attributes:
-      function: The function; None if the data are pairs of both.
-    """
-
-    function: Prepare | None = struct.field(pytree_node=False, default=None)
-
-    def __call__(self, batch: Params) -> tuple[Params, Params]:
-        """Return inputs and targets, leaves `[B, ...]`, of data with leaves `[B, ...]`."""
-        return batch if self.function is None else self.function(batch)
+def as_pair(batch: tuple[Params, Params]) -> tuple[Params, Params]:
+    """Return inputs and targets of data that are pairs of both."""
+    return batch
 
 
 @struct.dataclass(repr=False)
@@ -138,7 +129,7 @@ class Supervised(client_data.ExampleLosses):
     loss_of: PerExample = struct.field(pytree_node=False)
     metrics: tuple[tuple[str, Metric], ...] = struct.field(pytree_node=False, default=())
     mask_of: Callable[[Params], Array] | None = struct.field(pytree_node=False, default=None)
-    prepare: Prepare = Preparation()
+    prepare: Prepare = Partial(as_pair)
     augmentation: Augment | None = struct.field(pytree_node=False, default=None)
     prior_precision: Annotated[Array, shape(""), Limit(least=0)] | None = None
     start: Params | None = None

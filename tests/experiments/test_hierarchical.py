@@ -266,7 +266,7 @@ def test_inputs_are_standardised_by_number_of_colours() -> None:
             size = setup.DIGITS.replace(standardised=is_standardised)
             (task, _) = setup.split(images, size, "iid", 4)
             expected = std if is_standardised else [1.0]
-            assert np.ravel(task.prepare.std).tolist() == pytest.approx(expected)
+            assert np.ravel(task.prepare.keywords["std"]).tolist() == pytest.approx(expected)
             assert ("standardised" in setup.words_of(size)) == is_standardised
     two = data._replace(train_images=np.repeat(data.train_images, 2, axis=-1))
     with pytest.raises(ConfigError, match="dataset is 'digits', but must be one of grey or RGB"):

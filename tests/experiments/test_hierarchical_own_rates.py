@@ -129,7 +129,7 @@ def test_rates_are_chosen_without_the_test_set(monkeypatch: pytest.MonkeyPatch) 
         assert again.lrs == (0.5,) and again.seeds == len(tasks) == size.seeds
         trained, tested = (int(task[0].counts.sum()) for task in (held, tasks))
         assert trained < tested == len(data.train_labels)
-        scales = [float(task[0].prepare.std) for task in (held, tasks)]
+        scales = [float(task[0].prepare.keywords["std"]) for task in (held, tasks)]
         assert scales == pytest.approx([0.3081, 0.3081])
 
 

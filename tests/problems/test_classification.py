@@ -59,6 +59,25 @@ def test_few_programs_are_compiled(compiled: list[str]) -> None:
     assert len(compiled) == 4, compiled
 
 
+def test_a_classification_takes_the_options_of_all_supervised_problems() -> None:
+    """With another loss of local steps the model goes where that loss is least."""
+    digits = datasets.load("digits")
+    split = iid(digits.train_labels, num_clients=2, seed=0)
+
+    def step_loss(params: Any, aux: Any, batch: Any, extras: Any) -> tuple[jax.Array, Any]:
+        return sum(jnp.square(leaf - 3).sum() for leaf in jax.tree.leaves(params)) / 2, aux
+
+    make = partial(problems.make_classification, LogisticRegression(10), digits, split)
+    hyper = fedavg.Hyper(num_clients=2, num_selected=2, local_steps=2, batch_size=3, lr=1.0)
+    made = make(step_loss=step_loss, test_block=7)
+    assert made.test_block == 7
+    run = fedjax_sim.simulate(fedavg.system, made, hyper, budget=fedjax_sim.Ticks(1))
+    for leaf in jax.tree.leaves(run.models):
+        np.testing.assert_allclose(leaf, 3, rtol=1e-6)
+    with pytest.raises(fedjax_sim.ConfigError, match="test_block is 0, but must be a whole number"):
+        problems.make_classifications(LogisticRegression(10), digits, [split], test_block=0)
+
+
 def test_an_array_of_a_users_may_change_later() -> None:
     """What is put on a device has numbers of its own there."""
     images = np.zeros((64, 4, 4, 1), "float32")

@@ -242,18 +242,16 @@ class Work(NamedTuple):
     devices: Devices
     tie_breakers: Callable[[Array, Array], Array]
 
-    def begin(
-        self, client: Array, update: Array, time: Array, now: Array, last: Array
-    ) -> tuple[Array, Array]:
-        """Let clients begin updates at given times.
+    def begin(self, client: Array, update: Array, now: Array, last: Array) -> tuple[Array, Array]:
+        """Let clients begin updates as others finish.
 
-        An update that takes no time comes after the one at the time `now` with the tie breaker
+        An update that takes no time comes after the one that finished `now` with the tie breaker
         `last`.
 
         Returns:
           When they begin, `f64[...]`; when they finish, with tie breakers, `f64[..., 2]`.
         """
-        start, finish = self.devices.follow(client, update, time)
+        start, finish = self.devices.follow(client, update, now)
         drawn = self.tie_breakers(client, update)
         drawn = jnp.where(finish == now, jnp.maximum(drawn, last), drawn)
         return start, jnp.stack([finish, drawn], axis=-1)
@@ -503,7 +501,7 @@ def _replace_finished(key: Key, hyper: Arrivals, num: int) -> tuple[Array, ...]:
         lost = work.devices.are_lost(client, update)
         order = put_rows(put_rows(state.order, chosen, client), place, other)
         updates = put_rows(state.updates, client, update + 1)
-        start, next_key = work.begin(other, take_rows(updates, other), now, now, last)
+        start, next_key = work.begin(other, take_rows(updates, other), now, last)
         arrived = now, client, begun, jnp.where(other == client, start, jnp.inf)
         queue = state.queue.replaced(place[None], next_key[None])
         starts = put_rows(state.start, place, start)
@@ -512,8 +510,7 @@ def _replace_finished(key: Key, hyper: Arrivals, num: int) -> tuple[Array, ...]:
     # At time 0 the first M of a random order begin.
     order_of_all = first_order(key, num_clients)
     first, updates = order_of_all[:num_tasks], jnp.zeros(num_clients, "int32")
-    begin = jnp.zeros(num_tasks)
-    start, keys = work.begin(first, updates[:num_tasks], begin, begin[0] - 1, begin[0])
+    start, keys = work.begin(first, updates[:num_tasks], jnp.zeros(num_tasks), jnp.zeros(()))
     state = State(Queue.of(keys, 1), order_of_all, updates, start, jnp.int32(0))
     return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
 
@@ -700,7 +697,7 @@ def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
 
 
 Finished = tuple[tuple[Array, ...], Array]
-"""What arrives as a task is finished, and whether it was lost instead."""
+"""The arrival of a finished task, and whether it was lost instead."""
 
 
 def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[tuple[Array, ...], Array]:
@@ -757,7 +754,7 @@ def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[tuple[Array, ...], 
         # It begins at once, or when the one ahead of it at its new client is finished.
         is_free = (ahead_at != other) | (ahead == task)
         begin, tie = jnp.where(is_free, jnp.stack([now, tie]), keys[0])
-        _, key = work.begin(other, sent, begin, begin, tie)
+        _, key = work.begin(other, sent, begin, tie)
         waits = jnp.where(is_free, key, jnp.inf)
         changed = jnp.stack([waits, jnp.where(following == EMPTY, waits, keys[1])])
         behind = put_rows(state.behind, task, jnp.int32(EMPTY))
@@ -783,7 +780,7 @@ def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[tuple[Array, ...], 
     # At time 0 all tasks are sent out, by number.
     none, no_task = jnp.full(num_tasks, EMPTY, "int32"), jnp.zeros(num_clients, "int32")
     keys, zero, start = jnp.full((num_tasks, 2), jnp.inf), jnp.int32(0), jnp.zeros(())
-    state = State(Queue.of(keys, 1), keys, *[none] * 4, no_task, no_task, zero, zero)
+    state = State(Queue.of(keys, 1), keys, none, none, none, none, no_task, no_task, zero, zero)
     tasks = jnp.arange(num_tasks, dtype="int32")
     state, _ = jax.lax.scan(lambda s, task: (finish(s, task, start, start)[0], None), state, tasks)
     found = _first(finish_one, state, num, has_losses=work.devices.loss is not None)

@@ -152,7 +152,7 @@ class ClientTable:
         columns = {"rate": rate, "up": up, "down": down, "drop_rate": drop_rate}
         columns |= {"energy_step": energy_step, "energy_byte": energy_byte}
         sizes = {name: np.shape(column) for name, column in columns.items() if column is not None}
-        lists = {"client": names or None, "available": available}
+        lists = {"client": names if len(names) else None, "available": available}
         sizes |= {name: (len(each),) for name, each in lists.items() if each is not None}
         if len(set(sizes.values())) != 1 or len(shape := next(iter(sizes.values()))) != 1:
             words = "one value per client in every column, and at least one column"
@@ -389,9 +389,9 @@ class Trace:
         if np.any(columns[1] > columns[2]) or np.any(columns[1] < 0):
             found = "a row with finish before start, or start below 0"
             raise ConfigError("trace", found, "rows with 0 <= start <= finish")
-        found = columns[0].astype(float) if columns[0].dtype.kind in "iuf" else np.array([np.nan])
+        who = columns[0].astype(float) if columns[0].dtype.kind in "iuf" else np.array([np.nan])
         least = -np.inf if is_text else 0  # Of texts, rows are named where clients are known.
-        if not np.all((found == np.round(found)) & (found >= least) & (found < 2**31)):
+        if not np.all((who == np.round(who)) & (who >= least) & (who < 2**31)):
             found = "a client that is not a whole number from 0"
             raise ConfigError("trace", found, "whole client numbers from 0")
         order = np.lexsort((columns[0], columns[2]))
@@ -439,7 +439,9 @@ class Trace:
         if wrong:
             least, most = int(self.client.min()), int(self.client.max())
             raise ConfigError("trace client", least if least < 0 else most, allowed)
-        return Trace(found, self.start, self.finish) if self.names and names else self
+        if not (self.names and names):
+            return self
+        return Trace(cast(list[float], found), self.start, self.finish)
 
     def of_names(self, client_names: Sequence[object]) -> "Trace":
         """Return the trace with numbers of clients in place of their names, if it has such names.
