@@ -110,6 +110,13 @@ LABELS = {
     "uplink_bits": "sent to the server",
 }
 """Labels of axes with their units, by name of the metric or coordinate."""
+TITLES = {
+    "client_variance": (
+        "Client variance: squared distances of the clients' (or groups')\nmodels to the server's, "
+        "summed"
+    )
+}
+"""Titles of pictures, for metrics that need more words than their labels."""
 
 
 @contextmanager
@@ -294,7 +301,7 @@ def curves_figure(
         axes.set_xlim(0, 1.02 * end)
     if "accuracy" in metric:
         axes.set_ylim(0, 1)
-    about = name.partition(" (")[0]
+    about = TITLES.get(metric, name.partition(" (")[0])
     spread = f"the {BAND[0]:.0%} to {BAND[1]:.0%} band" if has_band else "each seed (thin)"
     num_seeds = max((len(line.held) for line in lines), default=1)
     seeds = f"\nmedian over {num_seeds} seeds, and {spread}" if num_seeds > 1 else ""
