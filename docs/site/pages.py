@@ -83,6 +83,7 @@ SINGLE_MODULES = (
         for name in ("types", "problem", "options", "streams", "batching", "trees", "targets")
     ),
     *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
+    *("results.diagnostics", "results.plots"),
     *("server.attacks", "server.compression", "server.privacy", "server.rules"),
 )
 """Public modules that are no packages."""

@@ -100,15 +100,9 @@ def from_arrays(
     if train_clients is not None:
         clients = _checked_labels("train_clients", train_clients, len(train_images))
         train_clients = clients.astype(np.int32)
-    return Dataset(
-        train_images,
-        train_labels.astype(np.int32),
-        test_images,
-        test_labels.astype(np.int32),
-        num_classes,
-        name,
-        train_clients,
-    )
+    train_labels, test_labels = train_labels.astype(np.int32), test_labels.astype(np.int32)
+    arrays = train_images, train_labels, test_images, test_labels
+    return Dataset(*arrays, num_classes, name, train_clients)
 
 
 def from_npz(path: Path, name: str | None = None) -> Dataset:

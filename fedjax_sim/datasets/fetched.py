@@ -319,7 +319,7 @@ def _make_builder(asked: _Asked) -> Any:
     features = {"image": image, "label": tfds.features.ClassLabel()}
     features |= {"client": tfds.features.Scalar(np.int32)} if asked.source.has_clients else {}
 
-    class Builder(AdhocBuilder, skip_registration=True):
+    class Builder(AdhocBuilder, skip_registration=True):  # type: ignore[call-arg]
         def _split_generators(self, dl_manager: object) -> dict[str, Iterator]:
             raw: Any = asked.source.read(*_find_raw_files(asked, dl_manager))
             self.info.features["label"].names = raw.class_names

@@ -206,11 +206,11 @@ def thin_samples(samples: Params, *, burn_in: Whole = 1, thin: Count = 1) -> Par
     if len(shapes) != 1 or len(num_lanes_and_evals := shapes.pop()) != 2:
         found = [np.shape(leaf) for leaf in jax.tree.leaves(samples)]
         raise ConfigError("shapes of samples", found, "[L, V, ...] with one L and one V")
-    check_kept(num_lanes_and_evals[1], burn_in, thin)
+    _check_kept(num_lanes_and_evals[1], burn_in, thin)
     return jax.tree.map(lambda leaf: leaf[:, burn_in::thin], samples)
 
 
-def check_kept(num: int, burn_in: int, thin: int) -> None:
+def _check_kept(num: int, burn_in: int, thin: int) -> None:
     """Check that some of so many evaluations are kept."""
     for name, value, least, most in (("burn_in", burn_in, 0, num - 1), ("thin", thin, 1, num)):
         if value > most:
@@ -306,7 +306,7 @@ def to_arviz(
     settings = [str(name) for name in curves["failed"].dims if name != "seed"]
     lanes = [curves.sizes[name] for name in (*settings, "seed")]
     num = curves.sizes["eval"]
-    check_kept(num, burn_in, thin)
+    _check_kept(num, burn_in, thin)
     metrics = {str(name): curves[name] for name in curves if "eval" in curves[name].dims}
     stats = xr.Dataset(metrics).reset_coords(drop=True).assign(ticks=curves["ticks"].variable)
     stats = stats.rename({"log_density": "lp"} if "log_density" in stats else {})
@@ -420,6 +420,9 @@ def named_leaves(
       model: The pytree.
       taken: Names that something else has, such as the dimensions of lanes.
       alone: Name of one array alone.
+
+    Returns:
+      The leaves by name, in the order of the pytree.
     """
     named: dict[str, np.ndarray | Array] = {}
     others = set(map(str, taken))

@@ -164,7 +164,14 @@ def look(
 
 
 def label_of_axis(name: str) -> str:
-    """Write the label of a metric or coordinate, with its unit where it is known."""
+    """Write the label of a metric or coordinate, with its unit where it is known.
+
+    Args:
+      name: The metric's or the coordinate's name in the curves.
+
+    Returns:
+      The label: the name in words if nothing else is known.
+    """
     return LABELS.get(name, name.replace("_", " "))
 
 

@@ -43,7 +43,7 @@ from fedjax_sim.server.attacks import Attack
 from fedjax_sim.server.privacy import Privacy
 from fedjax_sim.server.rules import Rule
 from fedjax_sim.systems import fedavg
-from fedjax_sim.theory import favano, fedem, fedstaleweight, hierarchical
+from fedjax_sim.theory import favano, fedem, fedstaleweight, hierarchical, langevin
 
 NUMBER = ["1", True, math.nan, [1.0, 2.0]]
 KINDS: dict[str, tuple[list[Any], str]] = {
@@ -394,6 +394,10 @@ CALLS: dict[Callable[..., Any], tuple[dict[str, Any], Wrong]] = {
             "labels": [np.zeros(3, int), *(np.full(6, value) for value in (0.5, -1, 2))],
         },
     ),
+    diagnostics.score_predictions: (
+        {"probabilities": PROBABILITIES, "labels": np.zeros(6, int)},
+        {"labels": [np.zeros((6, 1), int)]},
+    ),
     diagnostics.influence: ({"timeline": TIMELINE, "num_clients": 2}, {}),
     diagnostics.fairness_report: (
         {"timeline": TIMELINE, "num_clients": 2, "groups": [0, 1]},
@@ -434,6 +438,21 @@ CALLS: dict[Callable[..., Any], tuple[dict[str, Any], Wrong]] = {
         {"share": 0.5, "buffer_size": 3, "pull": "own_finish"},
         {"pull": ["never"]},
     ),
+    langevin.PrivacySetup: (
+        dict.fromkeys(langevin.PrivacySetup._fields, 0.5)
+        | dict.fromkeys(("num_clients", "num_selected", "local_steps", "num_rounds"), 1)
+        | {"scheme": "full", "adversary": "server", "draw_probability": None},
+        {
+            **dict.fromkeys(("local_steps", "num_rounds"), WRONG["num_clients"]),
+            **{key: [0.0, math.nan] for key in ("step_size", "temperature", "sensitivity")},
+            **dict.fromkeys(("rho", "delta_round", "delta_total"), WRONG["skip"]),
+            **{key: [0.0, 1.5] for key in ("batch_fraction", "least_weight")},
+            "num_selected": WRONG["rank"],
+            "delta_step": [0.0, 1.0],
+            "draw_probability": [1.1, -0.1],
+            **{key: ["some"] for key in ("scheme", "adversary")},
+        },
+    ),
     reports.load: (
         {"path": "no folder"},
         {"path": [Says("no folder", "results folder is 'no folder'")]},
@@ -452,6 +471,7 @@ OTHER_KINDS = {
     (privacy.gaussian_epsilon, "sensitivity"): [],
     (privacy.one_run_bound, "delta"): [],
     (fedem.vr_step_size, "num_clients"): [],
+    (langevin.PrivacySetup, "sensitivity"): [],
 }
 """Arguments that are of another kind than those of their name in other calls."""
 READING = (

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, log_loss
 
-from fedjax_sim import ConfigError
 from fedjax_sim.results import diagnostics as predictions
 from fedjax_sim.results.plots import reliability_figure
 
@@ -76,10 +75,3 @@ def test_the_figure_of_calibration(predicted: tuple[np.ndarray, np.ndarray]) -> 
     axes = reliability_figure({"samples": bins}).axes[0]
     assert len(axes.lines[1].get_xdata()) == int((np.asarray(bins.examples) > 0).sum())
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), axes.lines[0].get_ydata())
-
-
-def test_labels_of_another_shape_are_refused(predicted: tuple[np.ndarray, np.ndarray]) -> None:
-    """Labels `[m, 1]` would be compared with every prediction."""
-    probabilities, labels = map(jnp.asarray, predicted)
-    with pytest.raises(ConfigError, match="labels is an array of shape"):
-        predictions.score_predictions(probabilities, labels[:, None])

@@ -30,6 +30,7 @@ SINGLE_MODULES = (
         for name in ("types", "problem", "options", "streams", "batching", "trees", "targets")
     ),
     *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
+    *("results.diagnostics", "results.plots"),
     *("server.attacks", "server.compression", "server.privacy", "server.rules"),
 )
 CONVENTIONS = ("hyper", "problem", "system", "key", "event", "plan", "state", "run")

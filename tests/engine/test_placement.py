@@ -172,7 +172,6 @@ def test_lanes_take_all_devices() -> None:
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        ({"slots_at_once": 0}, "slots_at_once is 0"),
         ({"lane_devices": 3, "client_devices": 3}, "at most the 8"),
         (
             {"lanes_at_once": False, "lane_batches": 2},

@@ -223,8 +223,6 @@ def test_a_stopped_lane_stays_stopped_when_the_run_is_resumed(
             {"on_evaluation": lambda progress: 1},
             "what on_evaluation returned is 1, but must be",
         ),
-        ({"on_evaluation": "stop"}, "on_evaluation is 'stop', but must be a function"),
-        ({"trackers": ["csv"]}, "must be a list, each a Tracker, with close, log"),
     ],
 )
 def test_what_watchers_may_not_be(sweep: Sweep, options: dict[str, Any], words: str) -> None:

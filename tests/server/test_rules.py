@@ -714,7 +714,6 @@ def test_the_rule_of_buckets_is_written_last() -> None:
     [
         "medain",
         "median:share=0.1",
-        "trimmed_mean:share=0.5",
         "krum:assumed=1.5",
         "bulyan:assumed",
         "bucketing:inner=medain",
@@ -733,7 +732,6 @@ def test_bad_text_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        TrimmedMean(share=0.5),
         Bucketing(inner=Bucketing()),
         Bucketing(inner=TrimmedMean(share=0.7)),
     ],

@@ -42,6 +42,7 @@ class Flat(Schedule):
         return self.size
 
 
+@pytest.mark.of_each_kind(7)
 def test_a_factor_acts_as_another_value(system: System, kind: Kind, chosen: Callable) -> None:
     known = names_of(system.Hyper)
     names = [name for name in known if f"{name}_schedule" in known and "." not in name]

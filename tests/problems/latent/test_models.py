@@ -529,7 +529,6 @@ def test_whole_numbers_and_bools_are_data_like_floats(dtype: type) -> None:
     ("make", "words"),
     [
         (lambda: latent.MissingValues((9, 6), 6), "rank is 6"),
-        (lambda: latent.MissingValues((9, 6), 2, family="gamma"), "family is 'gamma'"),
         (
             lambda: latent.MissingValues((9, 6), 2, family="poisson", method="svd"),
             "method is 'svd'",
@@ -552,7 +551,6 @@ def test_whole_numbers_and_bools_are_data_like_floats(dtype: type) -> None:
             ),
             "partition.index is 119",
         ),
-        (lambda: problem_of("known covariance", weighting="size"), "weighting is 'size'"),
         *(
             (partial(latent.make_estimation, model, np.ones((120, 2)), EVERYTHING), words)
             for model, words in (
