@@ -235,7 +235,7 @@ class Wire:
         self.has_mean = has_mean and not self.has_step
 
     def _check_used(self, stage: stages.Stage) -> None:
-        """Refuse a stage that is switched on, and that was not called."""
+        """Refuse a stage that is switched on but was not called."""
         if stage.is_on and not stage.calls:
             allowed = f"{stage.idle}: this system's step does not ask its wire for that"
             raise ConfigError(stage.name, stage.kind.name, allowed)
