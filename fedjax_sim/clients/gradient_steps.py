@@ -571,7 +571,7 @@ def in_row_major(model: Params, is_transposed: tuple[bool, ...]) -> Params:
 def turned_in_state(
     optimizer: optax.GradientTransformation, model: Params, is_transposed: tuple[bool, ...]
 ) -> tuple[bool, ...]:
-    """Tell which leaves of an optimizer's state belong to leaves of the model that are turned."""
+    """Tell which leaves of an optimizer's state belong to transposed leaves of the model."""
     flags = jax.tree.unflatten(jax.tree.structure(model), is_transposed)
     state = jax.eval_shape(optimizer.init, model)
     if not any(is_transposed):

@@ -253,8 +253,8 @@ def split_over_devices(
       plan: The static plan.
       steps: `i32[S]`, local steps of each slot.
       slots: Pytrees with leading axis S.
-      weights: `f[S]` if the results are pairs, the first of which is a device's weighted sum, as
-        `map_slots` makes it; those are added up.
+      weights: `f[S]` if the results are pairs. The first of each is a device's weighted sum, which
+        `map_slots` makes; these sums are added up.
 
     Returns:
       The results with leading axis S, and the steps run by all devices together, `i32[]`.

@@ -133,7 +133,7 @@ def _pair_of(kind: Any) -> Any:
 
 
 def lane_key(key: Key) -> Key:
-    """Return the lane's key of a pair of `tick_key`, and any other key as it is."""
+    """Return the lane's key out of a pair made by `tick_key`; other keys as they are."""
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
     kind = _kinds.get(jax.random.key_impl(key))

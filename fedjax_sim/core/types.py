@@ -230,7 +230,7 @@ class Fit(NamedTuple):
 
 
 class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
-    """A federated-learning system, as each file in `fedjax_sim.systems` exports one.
+    """A federated-learning system, such as those in `fedjax_sim.systems`.
 
     The first four fields are required; the rest have defaults that suit a system whose clients
     send and receive whole models.

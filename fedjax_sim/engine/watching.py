@@ -243,7 +243,7 @@ class Watcher:
     """Passes on the progress of lanes that run together, after each of their evaluations.
 
     Attributes:
-      display: Shows it; entered while they run.
+      display: Shows the progress; a context that is open while the lanes run.
     """
 
     def __init__(

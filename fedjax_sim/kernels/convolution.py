@@ -382,7 +382,7 @@ def _widen(kernel: Array, geometry: _Geometry) -> tuple[Array, _Geometry]:
     Its window is one stride longer along each axis. Its channels are those of the outputs of a
     block, ordered with the last axis of space fastest. Its geometry is returned too.
 
-    geometry: That of the kernel, with the number of blocks along each axis as outputs.
+    geometry: The kernel's, but with the number of blocks along each axis in place of outputs.
     """
     copies, strides = [], geometry.strides
     for shift in itertools.product((0, 1), repeat=len(strides)):

@@ -94,7 +94,7 @@ class Runner:
     """Runs a job's command until it is done, wherever a launcher calls this object."""
 
     def __init__(self, restarts: int):
-        """Take how often a command runs again that was asked to end and has saved."""
+        """Take how often a command is restarted after it was asked to end and has saved."""
         self.restarts, self.is_stopped = restarts, False
         self.process: subprocess.Popen[bytes] | None = None
 

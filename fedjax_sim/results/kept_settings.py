@@ -92,7 +92,7 @@ def write(hypers: Sequence[Any], without: Collection[str] = ()) -> dict[str, Jso
 
 
 def _others(hyper: Any, owner: str = "") -> Iterator[tuple[str, object]]:
-    """Iterate over full names and values of fields that are no settings, unless at defaults."""
+    """Yield full name and value of fields that are not settings and differ from their defaults."""
     for field in dataclasses.fields(hyper):
         value, name = getattr(hyper, field.name), owner + field.name
         if "group" in field.metadata:
@@ -159,7 +159,7 @@ def read(content: Any, num_lanes: int) -> list[Any]:
 
 
 def _value(kind: type, name: str, entry: Any) -> object:
-    """Read one value; None for the default."""
+    """Read the value of a setting; None stands for its default."""
     if entry is None:
         return None
     if isinstance(entry, str):

@@ -629,7 +629,7 @@ def warn_of_lanes(curves: "xr.Dataset") -> None:
 
 
 def warn_of_late(hypers: Sequence[Any], ticks: Sequence[int]) -> None:
-    """Warn of each setting by which something would begin after the end of a lane.
+    """Warn of each setting that would take effect only after the end of a lane.
 
     Args:
       hypers: The settings of lanes.

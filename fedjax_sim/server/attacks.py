@@ -969,12 +969,12 @@ class Adversary(Checked):
 
     @property
     def is_nobody(self) -> bool:
-        """Whether it is known that nobody is malicious."""
+        """Whether it is known that no client is malicious."""
         return not self.attackers and settings.is_known(self.malicious, 0)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is known that nobody attacks."""
+        """Whether it is known that no client attacks."""
         return isinstance(self.attack, Honest) or self.is_nobody
 
 

@@ -5,9 +5,8 @@ A file defines a system's settings (`Hyper`), what it carries from tick to tick 
 are another one with a part more, or share most of their step with it, are in its file: their
 settings have the paper's name, such as `FedProx`, whose docstring is theirs, and the system has the
 name in the list, such as `fedprox`. To write a new one, start from `fedbuff.py` (asynchronous) or
-`fedavg.py` (synchronous). A system with parts that no other one needs is a folder, with the
-algorithm in the file of its name: `favano`, `langevin`. What systems of several files need lives in
-`fedjax_sim.clients`, `fedjax_sim.server` or `fedjax_sim.timelines`.
+`fedavg.py` (synchronous). What systems of several files need lives in `fedjax_sim.clients`,
+`fedjax_sim.server` or `fedjax_sim.timelines`.
 
 `fedjax_sim.systems.NAME` has `Hyper`, `algorithm`, `paper` and `system` of each. A system is loaded
 when it is first used, and all of them with `SYSTEMS`.

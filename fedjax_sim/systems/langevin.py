@@ -223,7 +223,7 @@ class ControlVariates:
         scale: Array,
         whole: tuple[Params, ...],
     ) -> clients.BatchGradient:
-        """Turn the gradient of a client's mean loss into a corrected one of f^c.
+        """Make the corrected gradient of f^c from that of a client's mean loss.
 
         Args:
           slope_of: The gradient of the client's mean loss on a mini-batch.

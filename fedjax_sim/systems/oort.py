@@ -708,7 +708,7 @@ class DeadlineChoice(Checked):
 
 @struct
 class InTime(live.LiveCohorts):
-    """Settings of rounds of clients that are expected in time."""
+    """Settings of rounds of clients that are expected to report before the round ends."""
 
     clock: CohortClock = group(
         CohortClock(), "how long a round takes", without=("deadline", "num_asked")

@@ -140,7 +140,7 @@ def expected_group_time(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLea
 def group_time_tail(
     time: npt.ArrayLike, sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0
 ) -> Numbers:
-    """Compute P(Sigma_i > time).
+    """Compute P(Sigma_i > time), for the time Sigma_i that group i iterates in a round.
 
     This sums over n the probability that n - 1 iterations end before S and the n-th ends after
     `time`. Because the last iteration has an exponential part, each summand has a closed form.

@@ -455,7 +455,7 @@ def privacy_of(
 
 
 def _paper(setup: PrivacySetup, delta: float) -> float:
-    """Compute epsilon^(3) at a delta^(3) of at most `delta`."""
+    """Compute epsilon^(3) of Theorem 6.1, for a delta^(3) of at most `delta`."""
     if setup.step_size > setup.largest_step_size:
         return np.inf
     found = guarantee(setup)

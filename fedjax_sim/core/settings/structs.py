@@ -227,7 +227,7 @@ class OneOfSeveral(Checked):
         return self.options[int(self.which)]
 
     def __str__(self) -> str:
-        """Write it as `parse_kind` reads it, those to choose from last."""
+        """Write it as `parse_kind` reads it, the alternatives last."""
         which = f":which={int(self.which)}" if self.which else ""
         return f"{self.name}{which}:options={'|'.join(map(str, self.options))}"
 

@@ -246,7 +246,7 @@ def _is_data(leaf: Any) -> bool:
 
 
 def _is_edited(function: FunctionType) -> bool:
-    """Tell whether a function is a user's, and not one that dataclasses make of their fields."""
+    """Tell whether users may edit a function: it is theirs, and no dataclass generated it."""
     code = function.__code__
     if code.co_filename.startswith("<") and _is_fixed(function.__module__ or ""):
         return False

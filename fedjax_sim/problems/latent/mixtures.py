@@ -532,7 +532,7 @@ class BernoulliMixture(OfComponents):
     smoothing: Above0 = 1e-3
 
     def with_data(self, examples: Array, weight: Array) -> Self:
-        """Check the shapes of the examples `f[B, D]` and return the model as it is."""
+        """Check shapes and range of the examples, `f[B, D]`, and return the model as it is."""
         chex.assert_rank(examples, 2)
         chex.assert_shape(weight, examples.shape[:1])
         check_range("data", examples, 0, 1)

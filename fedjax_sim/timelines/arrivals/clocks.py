@@ -703,8 +703,8 @@ Finished = tuple[tuple[Array, ...], Array]
 def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[tuple[Array, ...], Array]:
     """Find the first arrivals of M tasks in the queues of N clients, and their weights.
 
-    An arrival is its time, the client, the number of arrivals before its task was sent out, whose
-    model it carries, and the same of the client's next task, or EMPTY.
+    An arrival has its time, the client, the number of arrivals before its task was sent out (the
+    version of its model), and that number for the client's next task, or EMPTY.
 
     A client works on its tasks in the order in which they came. A finished task is sent at once, to
     a client drawn by its share; so are the first M tasks at time 0. A lost task is sent out again

@@ -185,7 +185,7 @@ def _only_first(search: _Search, num: int) -> _Search:
 
 
 def _least(count: Callable[[Array], Array], low: Array, high: Array, num: int) -> Array:
-    """Find by bisection an x with count(x) = num, or else the smallest x with count(x) >= num."""
+    """Find by bisection an x with count(x) = num, or the smallest x with count(x) > num."""
 
     def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
