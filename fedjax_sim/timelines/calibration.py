@@ -1,15 +1,5 @@
 """Clients and a delay law from a log of a cluster: which device worked, from when to when.
 
-A log is a CSV file, or a mapping of columns such as a DataFrame, with one row for each update:
-
-- `client`: the client's name.
-- `start`, `finish`: when it began and ended, in any unit of time, from 0. An empty finish is work
-  that was not finished at the end of the log, which is the latest time in it.
-- `censored`: 1 if `finish` is when the work was last seen running, 0 or empty if it ended then.
-- `bytes_up`, `bytes_down`: bytes that the client sent and received for the update. If they vary
-  from row to row, times of messages are told from times of work.
-- `device`: class of the device.
-
 Each client has its own rate and spread, and all have one law. Their uncertainty is a sample from
 the posterior law under the prior 1 / scale, for which intervals of laws with a location and a scale
 have exact coverage without censored rows. Normal and log-normal laws are sampled around the maximum
@@ -34,102 +24,15 @@ import numpy.typing as npt
 from scipy import special
 
 from fedjax_sim.core.settings import ConfigError, Count, checked
-from fedjax_sim.timelines.delays.client_table import ClientTable, read_rows, write_rows
+from fedjax_sim.timelines.delays.client_table import ClientTable
 from fedjax_sim.timelines.delays.laws import LAWS, ClientDelays
+from fedjax_sim.timelines.logs import Log, read_log
 
 Numbers = npt.NDArray[np.float64]
-COLUMNS = ("client", "start", "finish", "censored", "bytes_up", "bytes_down", "device")
 LEAST_ROWS = 10
 """Finished rows that a client needs."""
 NUM_DRAWS, NUM_FOLDS, MOST_CLIENTS = 1000, 5, 100
 """Draws from the posterior law; folds of rows, and clients, that choose the law."""
-
-
-class Log(NamedTuple):
-    """Rows of a log that can be used, in order of client and start.
-
-    Attributes:
-      clients: Names of the clients.
-      devices: Class of each client's device; () if the log has none.
-      client: `i64[R]`, number of the client.
-      start: `f64[R]`, when the work began.
-      time: `f64[R]`, how long it took, or has taken so far.
-      done: `bool[R]`, whether it was finished.
-      bits: `f64[R, 2]`, bits sent and received; 0 if the log has none.
-      bad: By kind of a row that was left out: their number, and the first one, from 1.
-    """
-
-    clients: tuple[str, ...]
-    devices: tuple[str, ...]
-    client: npt.NDArray[np.int64]
-    start: Numbers
-    time: Numbers
-    done: npt.NDArray[np.bool_]
-    bits: Numbers
-    bad: dict[str, tuple[int, int]]
-
-
-@checked
-def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
-    """Read a log, and leave out its bad rows.
-
-        rows = {"client": ["a", "a"], "start": [0.0, 2.0], "finish": [2.0, 1.0]}
-        assert read_log(rows).bad == {"finish before start": (1, 2)}
-
-    Args:
-      log: Name of a CSV file, or its columns, as this module describes them.
-
-    Raises:
-      ConfigError: If columns are missing, or no row can be used.
-    """
-    if not isinstance(log, str | Path):
-        lists = [list(log[name]) for name in log]
-        log = write_rows(log, zip(*lists, strict=True))
-    rows, header = read_rows("log", log, dict.fromkeys(COLUMNS))
-    for name in COLUMNS[:3]:
-        if name not in header:
-            raise ConfigError("log", f"without a column {name}", "of columns " + ", ".join(COLUMNS))
-    names, _, ends, *_, device = (np.array([row.get(name, "") for row in rows]) for name in COLUMNS)
-    start, finish, censored, up, down = (
-        np.array([_number(row.get(name) or "0") for row in rows]) for name in COLUMNS[1:6]
-    )
-    ended = ends != ""
-    times = np.concatenate([start, finish])
-    finish[~ended] = np.max(times, where=np.isfinite(times), initial=0)
-    seen = [tuple(row.get(name) for name in COLUMNS) for row in rows]
-    first_place = dict(reversed([(each, i) for i, each in enumerate(seen)]))
-    kinds = {
-        "no client": names == "",
-        "start or finish that is no number": ~np.isfinite(start + finish),
-        "censored that is neither 0 nor 1": ~np.isin(censored, (0, 1)),
-        "bytes that are no number from 0": ~(np.isfinite(up + down) & (up >= 0) & (down >= 0)),
-        "start before 0": start < 0,
-        "finish before start": finish < start,
-        "no time between start and finish": (finish == start) & ended & (censored == 0),
-        "the same row as before": np.array([first_place[x] < i for i, x in enumerate(seen)]),
-    }
-    good, bad = np.ones(len(rows), bool), {}
-    for kind, found in kinds.items():
-        if len(places := np.flatnonzero(found & good)):
-            bad[kind] = len(places), int(places[0]) + 1
-            good[places] = False
-    good &= finish > start  # Work that had just begun when the log ended.
-    if not good.any():
-        words = "; ".join(f"{kind} (first in row {bad[kind][1]})" for kind in bad)
-        raise ConfigError("log", words, "of at least one row that can be used")
-    clients, first, client = np.unique(names[good], return_index=True, return_inverse=True)
-    columns = client, start[good], (finish - start)[good], (ended & (censored == 0))[good]
-    order = np.lexsort(columns[1::-1])
-    bits = 8 * np.stack([up, down], axis=-1)[good][order]
-    devices = tuple(device[good][first].tolist()) if "device" in header else ()
-    return Log(tuple(clients.tolist()), devices, *(x[order] for x in columns), bits, bad)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan
 
 
 Rng = np.random.Generator
@@ -137,8 +40,6 @@ Rows = npt.NDArray[np.bool_]
 Standard = Callable[[Numbers], Numbers]
 Draws = tuple[Numbers, Numbers, Numbers | None]
 """Draws of a location and a scale, `f64[D]` each, with log densities; None for exact draws."""
-
-
 Proposal = Callable[[Numbers, Rows, Rng, int], Draws]
 
 
@@ -256,6 +157,8 @@ SHAPES = {
 
 def _fit(law: str, time: Numbers, done: Rows, rng: Rng, num: int) -> tuple[Numbers, Numbers] | None:
     """Draw locations and scales of one client; None if the law's settings do not allow them."""
+    if len(np.unique(time[done])) < 2:
+        return None
     shape, most = SHAPES[law], {"at most 1": 1.0, "below 1": 1 - 1e-6}
     loc, scale, density = shape.propose(np.log(time) if shape.of_log else time, done, rng, num)
     rate, spread = shape.speeds(loc, scale)
@@ -285,23 +188,6 @@ class Score(NamedTuple):
     error: float
 
 
-class ProbabilityPlot(NamedTuple):
-    """Probabilities of one client's finished times.
-
-    Attributes:
-      fitted: `f64[...]`, by the fitted law.
-      measured: `f64[...]`, by Kaplan and Meier's estimate.
-    """
-
-    fitted: Numbers
-    measured: Numbers
-
-    @property
-    def distance(self) -> float:
-        """Largest distance of the two."""
-        return float(np.abs(self.fitted - self.measured).max())
-
-
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """Clients and a delay law that were fitted to a log.
@@ -315,7 +201,8 @@ class Calibration:
       seconds_error: `f64[N, 2]`, their standard errors.
       correlation: Correlation of consecutive times of a client, and its standard error. The laws
         draw independent times.
-      plots: Probability plot of each client, for goodness of fit.
+      plots: `f64[2, ...]` of each client: probabilities of its finished times by the law, and by
+        Kaplan and Meier's estimate, which are close if the law fits.
     """
 
     log: Log
@@ -325,7 +212,7 @@ class Calibration:
     seconds_per_bit: Numbers
     seconds_error: Numbers
     correlation: tuple[float, float]
-    plots: tuple[ProbabilityPlot, ...]
+    plots: tuple[Numbers, ...]
 
     @property
     def error(self) -> Numbers:
@@ -353,8 +240,10 @@ class Calibration:
 
         The limit is that of a law without fitted parameters: the test finds too few.
         """
-        pairs = zip(self.log.clients, self.plots, strict=True)
-        return [name for name, each in pairs if each.distance > 1.36 / len(each.fitted) ** 0.5]
+        limits = [1.36 / each.shape[1] ** 0.5 for each in self.plots]
+        distances = [np.abs(each[0] - each[1]).max() for each in self.plots]
+        cases = zip(self.log.clients, distances, limits, strict=True)
+        return [name for name, distance, limit in cases if distance > limit]
 
     def draw_tables(self, num: Count) -> list[ClientTable]:
         """Draw tables of clients from what the log leaves open, for intervals of results.
@@ -402,7 +291,7 @@ def calibrate(
         hyper = fedbuff.Hyper(num_clients=1, buffer_size=1, delays=fitted.delays)
 
     Args:
-      log: Name of a CSV file, or its columns, as this module describes them.
+      log: Name of a CSV file, or its columns, see `fedjax_sim.timelines.logs`.
       law: Name of a law; None for the best one.
       by: Whether each client has its own rate and spread, or all of a class of devices the same.
 
@@ -420,9 +309,7 @@ def calibrate(
         if (num := int(found.done[own].sum())) < LEAST_ROWS:
             allowed = f"at least {LEAST_ROWS}" + ', or fit by="device"' * (by == "client")
             raise ConfigError(f"finished rows of {by} {name}", num, allowed)
-    transfer = np.array(
-        [_transfer(found.time[own], found.done[own], found.bits[own]) for own in rows]
-    )
+    transfer = np.array([_transfer(found.time[x], found.done[x], found.bits[x]) for x in rows])
     seconds, errors = transfer[of_client, 0], transfer[of_client, 1]
     left = found.time - np.sum(found.bits * seconds[found.client], axis=1)
     found = found._replace(time=np.maximum(left, 1e-3 * found.time))
@@ -444,14 +331,14 @@ def calibrate(
         x, ended = time[own], done[own]
         if is_constant[i] or law == "runtime_constant":
             draws[0, i] = 1 / x[ended].mean()
-            plots.append(ProbabilityPlot(np.ones(1), np.ones(1)))
+            plots.append(np.ones((2, 1)))
             continue
         if (fit := _fit(law, x, ended, rng, NUM_DRAWS)) is None:
             raise ConfigError("law", law, f"another one: its settings exclude times of {names[i]}")
         draws[:, i] = SHAPES[law].speeds(*fit)
         longer = SHAPES[law].chance(x, np.zeros(len(x), bool), *fit)
         order = np.argsort(x[ended])
-        plots.append(ProbabilityPlot(1 - longer[ended][order], _kaplan_meier(x, ended, 0.5)[1]))
+        plots.append(np.stack([1 - longer[ended][order], kaplan_meier(x, ended, 0.5)[1]]))
         normal = special.ndtri(np.clip(1 - longer, 1e-9, 1 - 1e-9))
         follows = ended[1:] & ended[:-1] & (found.client[own][1:] == found.client[own][:-1])
         pairs.append(np.stack([normal[:-1], normal[1:]])[:, follows])
@@ -462,7 +349,7 @@ def calibrate(
     return Calibration(found, law, scores, draws[:, of_client], seconds, errors, correlation, every)
 
 
-def _kaplan_meier(time: Numbers, done: Rows, part: float) -> tuple[Numbers, Numbers]:
+def kaplan_meier(time: Numbers, done: Rows, part: float) -> tuple[Numbers, Numbers]:
     """Estimate the chances of at most each finished time, in order.
 
     Args:
@@ -526,7 +413,7 @@ def _transfer(time: Numbers, done: Rows, bits: Numbers) -> Numbers:
             slope = np.linalg.lstsq(x / scale, filled, rcond=None)[0]
             fitted = x / scale @ slope
             rest = time - fitted
-            ends, chance = _kaplan_meier(rest, done, 0.0)
+            ends, chance = kaplan_meier(rest, done, 0.0)
             mass = np.diff(chance, prepend=0)
             mass[-1] += 1 - chance[-1]  # The largest time counts as finished.
             above = ends > rest[~done][:, None]
