@@ -48,12 +48,14 @@ def cover(law: str, block: int, rows: int, censored: float) -> dict[str, float]:
     speeds = timelines.Speeds(jax.numpy.asarray(rates), jax.numpy.asarray(spreads))
     key = jax.random.fold_in(jax.random.key(rows), block)
     drawn = np.asarray(timelines.draw_runtimes(key, speeds, rows, law))
-    for rate, spread, time in zip(rates, spreads, drawn, strict=True):
+    # Limits follow from the law, not from the log's own times: censoring has to be independent.
+    others = np.asarray(timelines.draw_runtimes(jax.random.fold_in(key, 1), speeds, 2000, law))
+    for rate, spread, time, other in zip(rates, spreads, drawn, others, strict=True):
         limits, least, most = rng.exponential(size=rows) / rate, 0.0, 100.0
         for _ in range(40 * (censored > 0)):  # Scale the limits to the share of censored rows.
             middle = (least + most) / 2
-            expected = np.mean(np.exp(-time * rate / middle))
-            least, most = (middle, most) if 1 - expected > censored else (least, middle)
+            is_short = 1 - np.mean(np.exp(-other * rate / middle)) > censored
+            least, most = (middle, most) if is_short else (least, middle)
         limits = limits * most if censored > 0 else np.inf * limits
         start = np.arange(rows) * 2.0**20
         seen = np.minimum(time, limits)

@@ -174,8 +174,9 @@ def _predict(
 
     def mean_tasks(total: int | Array) -> Array:
         # P(X_i >= k) = load_i^k G(total - k) / G(total).
-        logs = k * log_load[:, None] + log_sums[jnp.maximum(total - k, 0)] - log_sums[total]
-        return jnp.sum(jnp.where(k <= total, jnp.exp(jnp.where(k <= total, logs, 0.0)), 0), axis=1)
+        ratio = log_sums[jnp.maximum(total - k, 0)] - log_sums[total]
+        logs = jnp.outer(log_load, k) + ratio[None]
+        return jnp.sum(jnp.exp(jnp.where((k <= total)[None], logs, -jnp.inf)), axis=1)
 
     throughput = jnp.exp(log_sums[concurrency - 1] - log_sums[concurrency])
     delay = mean_tasks(concurrency - 1) / share
@@ -243,8 +244,8 @@ def optimise(
         return jnp.stack([steps / found.throughput, steps * found.energy])
 
     def loss(share: Array, concurrency: Array) -> Array:
-        logs = jnp.log(costs(share, concurrency))
-        return sum(power * log for power, log in zip(powers, logs, strict=True) if power)
+        wanted = zip(powers, costs(share, concurrency), strict=True)
+        return sum((jnp.log(cost) for power, cost in wanted if power), jnp.zeros(()))
 
     def search(concurrency: Array) -> tuple[Array, Array]:
         def improve(_: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
