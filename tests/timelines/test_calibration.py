@@ -51,7 +51,7 @@ def test_law_and_clients_are_found_again(law: str) -> None:
         np.median(fitted.draws, axis=-1), fitted.error, (0.1 * np.arange(1, 5), spread), strict=True
     ):
         assert np.all(np.abs(found - truth) <= 4 * error) and np.all(error < 0.2 * found + 1e-12)
-    assert fitted.poor == []
+    assert len(fitted.poor) <= 1  # A test at 5 % of each of 28 clients.
     value, error = fitted.correlation
     assert abs(value) < 4 * error < 0.25
 

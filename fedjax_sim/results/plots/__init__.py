@@ -2,6 +2,7 @@
 
 `figures` draws metrics of each seed or with bands, how calibrated predictions are, who computed
 when, who holds which examples, how much each client counts and how good a model is for each.
+`probability` draws a fitted delay law against measured times.
 `style` has their shared parts: `styled` and `look` are for further pictures.
 """
 
@@ -16,6 +17,7 @@ from fedjax_sim.results.plots.figures import metric_figures as metric_figures
 from fedjax_sim.results.plots.figures import on_grid as on_grid
 from fedjax_sim.results.plots.figures import reliability_figure as reliability_figure
 from fedjax_sim.results.plots.figures import timeline_figure as timeline_figure
+from fedjax_sim.results.plots.probability import probability_figure as probability_figure
 from fedjax_sim.results.plots.style import COLORS as COLORS
 from fedjax_sim.results.plots.style import FACE as FACE
 from fedjax_sim.results.plots.style import GREY as GREY
