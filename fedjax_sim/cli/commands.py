@@ -52,6 +52,10 @@ FLAGS = {
         "--time-budget T": "virtual time to simulate",
         "--trace FILE": "CSV file with columns client, start, finish that replaces the delay law",
     },
+    "timeline": {
+        "--log FILE": "CSV file with columns client, start, finish of a real cluster, to which "
+        "clients and a delay law are fitted",
+    },
     "run": {
         "--data-dir DIR": "folder with the raw files of the data set",
         "--model NAME": "model, see list",

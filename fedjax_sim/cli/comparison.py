@@ -91,8 +91,15 @@ class Asked(NamedTuple):
         return {"systems": systems, "seeds": self.seeds, "time_budget": self.time_budget}
 
 
-def read_asked(arguments: argparse.Namespace) -> Asked:
+def read_asked(
+    arguments: argparse.Namespace, usual_time: float | None = None, **more: list[str]
+) -> Asked:
     """Read systems, settings, seeds and time budget from the words of `run` or `timeline`.
+
+    Args:
+      arguments: The parsed words.
+      usual_time: Time budget if the words give none; None for the data set's.
+      **more: Texts of further settings.
 
     Raises:
       ConfigError: For input that is not allowed.
@@ -100,12 +107,15 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
     defaults = defaults_of(arguments.dataset or "digits", arguments.preset)
     seeds = texts.read_seeds(arguments.seeds)
     given = texts.read_settings(arguments)
+    for name in given.keys() & more:
+        raise ConfigError(name, ",".join(given[name]), "left out: the log decides it")
+    given |= more
     contenders = resolve_contenders(arguments.systems, given, defaults)
     is_latent = contenders[0].system.fit.learns is LatentProblem
-    usual = defaults.em_time_budget if is_latent else defaults.time_budget
+    usual = usual_time or (defaults.em_time_budget if is_latent else defaults.time_budget)
     for contender in contenders:
         source = getattr(contender.hyper, "source_of_times", "")
-        if source and arguments.time_budget is None:
+        if source and arguments.time_budget is None and not usual_time:
             allowed = f"given in the unit of time of {source}: the default is in another unit"
             raise ConfigError("time_budget", usual, allowed)
     time_budget = texts.read_value("time_budget", arguments.time_budget, usual, Above0)

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import xarray as xr
 
-from fedjax_sim import datasets
+from fedjax_sim import datasets, timelines
 from fedjax_sim.cli import arguments as texts
-from fedjax_sim.cli import comparison, tables
+from fedjax_sim.cli import calibrated, comparison, tables
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.types import EMPTY, Time, Timeline
@@ -22,7 +22,13 @@ from fedjax_sim.engine.machine import compiling
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.results import diagnostics
-from fedjax_sim.results.plots import ClientShares, Row, influence_figure, timeline_figure
+from fedjax_sim.results.plots import (
+    ClientShares,
+    Row,
+    influence_figure,
+    probability_figure,
+    timeline_figure,
+)
 from fedjax_sim.results.records import environment
 from fedjax_sim.timelines import Clients, Groups, draw_client_rates
 
@@ -54,7 +60,13 @@ def run(arguments: argparse.Namespace) -> None:
     name = arguments.dataset
     if name and not (name.endswith((".npz", ".txt")) or name.startswith("synthetic_")):
         texts.check_name("dataset", name, datasets.names())
-    asked = comparison.read_asked(arguments)
+    fitted = None
+    if arguments.log is None:
+        asked = comparison.read_asked(arguments)
+    else:
+        fitted = timelines.calibrate(arguments.log)
+        length = float(np.max(fitted.log.start + fitted.log.time))
+        asked = comparison.read_asked(arguments, length, **calibrated.settings_of(fitted))
     for contender in asked.contenders:
         if getattr(contender.hyper, "needs_message_bits", False):
             allowed = "set, with bits_down, as nothing else tells how long messages take"
@@ -73,9 +85,16 @@ def run(arguments: argparse.Namespace) -> None:
     shares = {k: ClientShares(x.update_share.values, x.influence.values) for k, x in firsts.items()}
     folder.write_figure("timeline.png", timeline_figure([rows[0] for rows in schedules.values()]))
     folder.write_figure("influence.png", influence_figure(shares))
+    if fitted is not None:
+        plots = dict(zip(fitted.log.clients, fitted.plots, strict=True))
+        figure = probability_figure(plots, calibrated.compare(fitted))
+        folder.write_figure("calibration.png", figure)
+        folder.write_text("clients.csv", fitted.table.as_csv())
     facts = {label: _facts(rows) for label, rows in schedules.items()}
     lanes = sum(map(len, schedules.values()))
-    content = {"lanes": lanes, "failed_lanes": 0, "systems": facts}
+    content: dict[str, Any] = {"lanes": lanes, "failed_lanes": 0, "systems": facts}
+    if fitted is not None:
+        content["calibration"] = {"law": fitted.law, "words": str(fitted).splitlines()}
     folder.finish({**config, **environment()}, content)
     if arguments.json:
         tables.print_json({"folder": str(folder.path), **content})
@@ -90,6 +109,8 @@ def run(arguments: argparse.Namespace) -> None:
         {"system": label} | {title: cell(name, own[name]) for name, title in COLUMNS.items()}
         for label, own in facts.items()
     ]
+    for line in str(fitted).splitlines() if fitted is not None else ():
+        tables.print_sentence(line)
     tables.print_table(rows)
     seeds = f"{len(asked.seeds)} seed{'s' * (len(asked.seeds) > 1)}"
     tables.print_sentence(f"Means over {seeds}. Written to {folder.path}")

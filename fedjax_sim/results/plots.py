@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -657,3 +658,56 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
     axes.set_ylabel("share of reports")
     axes.set_title(f"staleness: mean {staleness.mean():.1f}, largest {staleness.max()}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+Numbers = npt.NDArray[np.float64]
+MOST_LINES = 8
+"""Clients in the picture."""
+
+
+@styled()
+def probability_figure(plots: Mapping[str, Numbers], compared: Mapping[str, Numbers]) -> Figure:
+    """Draw a probability plot of each client, and measured times over simulated ones.
+
+    Args:
+      plots: By client, `f64[2+, ...]`: probabilities of its times by the law, and measured ones.
+        Of many clients, some are drawn, evenly spaced.
+      compared: `time`; the share of work that took at most that time, `measured`; and `low` and
+        `high`, the band of simulated shares.
+    """
+    figure = Figure(figsize=(9.6, 4.4))
+    left, right = figure.subplots(1, 2)
+    left.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
+    names = list(plots)
+    for i, place in enumerate(np.unique(np.linspace(0, len(names) - 1, MOST_LINES).astype(int))):
+        fitted, measured = plots[names[place]][:2]
+        own = look(i, points=len(fitted), linewidth=1)
+        left.plot(fitted, measured, **own, label=names[place])
+    left.set(
+        xlim=(0, 1),
+        ylim=(0, 1),
+        xlabel="probability by the fitted law",
+        ylabel="measured probability",
+        title="Clients on the diagonal have the law",
+    )
+    left.legend(loc="upper left")
+    time = compared["time"]
+    right.fill_between(
+        time,
+        compared["low"],
+        compared["high"],
+        color=GREY,
+        alpha=0.4,
+        linewidth=0,
+        label="simulated (95 % of logs)",
+    )
+    right.plot(time, compared["measured"], color=FACE, label="measured")
+    right.set(
+        xscale="log",
+        ylim=(0, 1),
+        xlabel="time of an update without its messages",
+        ylabel="share of updates that took at most this",
+        title="All clients",
+    )
+    right.legend(loc="upper left")
+    return figure

@@ -266,6 +266,15 @@ class Folder:
             text = lifecycle.seal_json(content, to_json)
         self._put(name, lambda path: path.write_bytes(text))
 
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file.
+
+        Args:
+          name: Name of the file.
+          text: The content.
+        """
+        self._put(name, lambda path: path.write_bytes(text.encode()))
+
     def write_arrays(self, name: str, groups: Mapping[str, xr.Dataset]) -> None:
         """Write a netCDF file.
 
