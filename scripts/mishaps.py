@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,10 @@ RUNS = {
 CACHE = "FEDJAX_SIM_CACHE"
 SIGNALS = {"SIGKILL": 60, "SIGTERM": 20}
 """How often runs are killed in all."""
+
+
+ON_THE_WAY = re.compile(r" compiles a program of | goes on after \d+ of \d+ ticks ")
+"""Lines that say how a run goes on."""
 
 
 class MishapError(Exception):
@@ -106,10 +111,10 @@ class Fork:
 def ending(process: subprocess.Popen, code: int, *named: str) -> str:
     """Wait for a command; check its exit code, and that it said a sentence unless that is 0.
 
-    The line that a group of lanes compiles its own program is no ending.
+    Lines of a run on its way are no endings.
     """
     said = process.communicate()[1]
-    lines = [line for line in said.splitlines() if " compiles a program of " not in line]
+    lines = [line for line in said.splitlines() if not ON_THE_WAY.search(line)]
     is_right = process.returncode == code and len(lines) == (code != 0)
     if not is_right or not all(name in said for name in named):
         raise MishapError(

@@ -27,8 +27,7 @@ from fedjax_sim.engine.machine.compiling import COMPILE_EVENT
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
-from fedjax_sim.results import reports
-from fedjax_sim.results.plots import style
+from fedjax_sim.results import plots, reports
 from fedjax_sim.server.compression import BlockQuantization
 
 # Collecting makes many objects that stay; see `pytest_collection_finish`.
@@ -67,7 +66,7 @@ threadpool_limits(1, user_api="blas")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Coarse pictures of results folders take less time, and so do pictures that are not laid out.
 reports.DPI = 60
-style.SHEET["figure.constrained_layout.use"] = False
+plots.SHEET["figure.constrained_layout.use"] = False
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")
@@ -199,6 +198,16 @@ class SplitRegression(Regression):
         return super().evaluate(_whole(params))
 
 
+@struct.dataclass
+class WholeRegression(Regression):
+    """The same with losses of all of a client's examples, which have no noise."""
+
+    def client_loss(self, params: jax.Array, client: jax.Array, key: jax.Array) -> jax.Array:
+        is_there = jnp.arange(self.targets.shape[1]) < self.counts[client]
+        residual = jnp.where(is_there, self.inputs[client] @ params - self.targets[client], 0)
+        return jnp.sum(jnp.square(residual)) / 2 / self.counts[client]
+
+
 def _whole(params: dict[str, jax.Array]) -> jax.Array:
     return jnp.concatenate([params["body"], params["head"]])
 
@@ -250,6 +259,7 @@ def regression() -> Callable[..., Regression]:
         dtype: str = "float32",
         seed: int = 0,
         is_split: bool = False,
+        is_whole: bool = False,
     ) -> Regression:
         random = np.random.default_rng(seed)
         inputs = random.normal(size=(num_clients, examples, dim)).astype(dtype)
@@ -259,7 +269,8 @@ def regression() -> Callable[..., Regression]:
         counts = random.integers(2, examples + 1, num_clients)
         # Padding beyond a client's count must never be used.
         inputs[np.arange(examples)[None, :] >= counts[:, None]] = 1e6
-        return (SplitRegression if is_split else Regression)(
+        kind = SplitRegression if is_split else WholeRegression if is_whole else Regression
+        return kind(
             jnp.asarray(inputs),
             jnp.asarray(targets),
             jnp.asarray(counts, "int32"),
@@ -314,11 +325,12 @@ def small() -> Callable[..., Any]:
 
     There are seven clients, four slots and at most five local steps. FedAsync, AsyncFedED and
     Generalized AsyncSGD have one slot, FA-LD and the systems of EM have slots for all clients.
-    FedEM and VR-FedEM compress messages, and clients take part at random. `lr` sets the step size
-    of FA-LD.
+    FedEM, DIANA and their variants compress messages, and clients take part at random. `lr` sets
+    the step size of FA-LD.
     """
     buffered = {"buffer_size": 4, "local_steps": 5}
-    compressed = {"participation": 0.6, "compression": BlockQuantization(), "gamma": 0.1}
+    differences = {"participation": 0.6, "compression": BlockQuantization()}
+    compressed = differences | {"gamma": 0.1}
     # Three groups of two clients and one of one; an iteration takes 1.1 units of time on average.
     grouped = {"num_groups": 4, "sync_time": 5.0, "mean": 0.2}
     sizes = {
@@ -343,6 +355,8 @@ def small() -> Callable[..., Any]:
         "em": {},
         "fedem": compressed,
         "vr_fedem": compressed | {"inner_steps": 2.0},
+        "diana": differences,
+        "vr_diana": differences | {"refresh": 0.4},
     }
 
     def make(system: Any, **changes: Any) -> Any:

@@ -14,7 +14,7 @@ from fedjax_sim.timelines import ClientDelays, Contacts, Trace
 from fedjax_sim.timelines.delays.laws import as_law
 from fedjax_sim.timelines.presets import FAVANO, preset
 
-EM = ("em", "fedem", "vr_fedem")
+COINS = ("em", "fedem", "vr_fedem", "diana", "vr_diana")
 FIELD = {"lr": 0.1, "batch_size": 32, "num_clients": 100, "local_steps": 10, "num_selected": 10}
 FIELD |= dict.fromkeys(("server_interact", "exchange_shift", "exchange_shift_per_group"), 0.0)
 FIELD |= dict.fromkeys(("exchange_mean", "exchange_mean_per_group"), 0.0)
@@ -45,6 +45,8 @@ PAPERS: dict[str, dict[str, Any]] = {
     "em": {"batch_size": 200},
     "fedem": {"batch_size": 20},
     "vr_fedem": {"batch_size": 5},
+    "diana": {"lr": 0.1, "batch_size": 1},
+    "vr_diana": {"lr": 0.1, "batch_size": 1},
 }
 """The values of version 0.1, which were its defaults, where they differ from those of FedAvg."""
 
@@ -56,7 +58,7 @@ def test_defaults_are_the_fields(name: str) -> None:
     known = names_of(type(hyper))
     found = {key: value_of(hyper, known[key]) for key in FIELD if key in known}
     assert found == {key: OWN.get((name, key), FIELD[key]) for key in found}
-    if name not in EM:
+    if name not in COINS:
         assert hyper.delays == ClientDelays()
 
 

@@ -595,10 +595,11 @@ def test_short_and_full_names_on_the_command_line_are_the_same_setting() -> None
     def rates(**texts: str) -> list[Any]:
         given = {name: text.split(",") for name, text in texts.items()}
         found = comparison.resolve_contenders(["fedavg", "quafl"], given, defaults_of("digits"))
-        return [each.resolved()["delays.rate_fast"] for each in found]
+        return [[hyper.delays.rate_fast for _, hyper in each.points()] for each in found]
 
-    assert rates(rate_fast="0.25") == rates(**{"delays.rate_fast": "0.25"}) == [0.25, 0.25]
+    assert rates(rate_fast="0.25") == rates(**{"delays.rate_fast": "0.25"}) == [[0.25], [0.25]]
     assert rates(rate_fast="0.25,0.5") == rates(**{"delays.rate_fast": "0.25,0.5"})
+    assert rates(rate_fast="0.25,0.5") == [[0.25, 0.5], [0.25, 0.5]]
     for text in ("0.25", "0.25,0.5"):
         with pytest.raises(ConfigError, match="which is the same setting"):
             rates(**{"rate_fast": "0.125", "delays.rate_fast": text})

@@ -98,7 +98,8 @@ def loops(platform: str) -> dict[str, Callable[[Any], Any]]:
         return body(carry), {"trip": carry[1], "sum": given + carry[0]["floats"].sum()}
 
     def scanned(tree: Any) -> Any:
-        return targets.scan(step, (tree, jnp.int32(1)), jnp.arange(7.0))
+        scan = jax.lax.scan if platform == "cpu" else targets.packed_scan
+        return scan(step, (tree, jnp.int32(1)), jnp.arange(7.0))
 
     def within(loop: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def call(tree: Any) -> Any:

@@ -33,7 +33,7 @@ from fedjax_sim.core.types import Array, Params, Problem
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.kernels.convolution import auto, max_pool
 from fedjax_sim.results import plots
-from fedjax_sim.results.diagnostics.fairness import worst_decile
+from fedjax_sim.results.diagnostics import worst_decile
 
 RATES = (0.01, 0.03, 0.1, 0.3)
 """The grid of every method's learning rate, which is widened where the best is at its edge."""

@@ -22,7 +22,7 @@ from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, verdict_table
-from fedjax_sim.results.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
 from fedjax_sim.results.plots import look, styled
 
 RHOS = (0.0, 0.5, 1.0)

@@ -29,7 +29,7 @@ from experiments.fald.gaussian import Repeated, kept, largest, spread
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results import plots
-from fedjax_sim.results.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
 
 STEP_SIZE, ACCURACY = 1e-7, 1e-3
 MIXED_STEPS, MOST_STEPS = 100, 100_000

@@ -33,7 +33,7 @@ from experiments.harness import (
     verdict_table,
 )
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.results.plots import look, styled
 
 LOCAL_STEPS = 100

@@ -39,8 +39,7 @@ from fedjax_sim import datasets, partition, problems
 from fedjax_sim.core.types import Array, Key, Problem
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.models.calls import Model
-from fedjax_sim.results import plots
-from fedjax_sim.results.diagnostics import posterior
+from fedjax_sim.results import diagnostics, plots
 from fedjax_sim.systems import langevin
 
 METRICS = {"accuracy": 1, "brier": -1, "ece": -1}
@@ -288,7 +287,7 @@ def _run(
 
 
 def _predictive(task: Problem, samples: Any, burn_in: int) -> dict[str, np.ndarray]:
-    return posterior.average_predictions(task, samples, burn_in=burn_in).curves  # type: ignore[arg-type]
+    return diagnostics.average_predictions(task, samples, burn_in=burn_in).curves  # type: ignore[arg-type]
 
 
 # What was found ----------------------------------------------------------------------------------

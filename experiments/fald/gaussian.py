@@ -22,7 +22,7 @@ import fedjax_sim
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget
 from fedjax_sim.problems import GaussianClients, make_gaussian_clients
-from fedjax_sim.results.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
+from fedjax_sim.results.diagnostics import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.results.plots import look
 from fedjax_sim.systems import langevin
 

@@ -25,7 +25,7 @@ from experiments.fald.gaussian import Chains, chains, largest, line
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.systems import langevin
 
 STEP_SIZE, ROUNDS = 0.05, 8

@@ -36,8 +36,7 @@ from fedjax_sim import datasets
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.partition import dirichlet
 from fedjax_sim.problems import Logistic, make_logistic
-from fedjax_sim.results import plots
-from fedjax_sim.results.diagnostics import posterior
+from fedjax_sim.results import diagnostics, plots
 from fedjax_sim.systems import langevin
 
 STEP_SIZE, PRIOR_PRECISION, NUM_CLIENTS = 1e-3, 10.0, 5
@@ -270,7 +269,7 @@ def chains(
         layout=LAYOUT,
         **options,
     )
-    models = posterior.thin_samples(run.samples, burn_in=sizes.burn_in)
+    models = diagnostics.thin_samples(run.samples, burn_in=sizes.burn_in)
     return models.reshape(len(RHOS), sizes.seeds, sizes.samples, -1), run.curves.isel(eval=[-1])
 
 

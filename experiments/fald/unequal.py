@@ -23,7 +23,7 @@ from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.formulas.rounds import rounds_to, sufficient_steps, tuned_rounds
 from experiments.fald.gaussian import Repeated, kept, largest
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule, statistics
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.results.plots import OPEN, look, styled
 
 STEP_SIZE, ACCURACY = 1e-7, 5e-4

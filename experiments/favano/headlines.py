@@ -20,7 +20,7 @@ from experiments.favano.formulas.orders import favano_orders, favano_orders_prin
 from experiments.favano.theory import LAYOUT, RANGE, with_gradient_at_mean
 from experiments.harness import Arguments, Interval, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.core.types import Array, Key
-from fedjax_sim.kernels.low_bit import straight_through, uniform
+from fedjax_sim.kernels.rounding import straight_through, uniform
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import favano, fedbuff
 from fedjax_sim.theory import favano as theory

@@ -31,7 +31,7 @@ from fedjax_sim.core.types import Problem, System
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.problems.classification import Augmentation
 from fedjax_sim.results import plots
-from fedjax_sim.results.plots.style import label_of_axis
+from fedjax_sim.results.plots import label_of_axis
 from fedjax_sim.results.reports import load as load_results
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 

@@ -21,7 +21,7 @@ from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.formulas import bounds as formulas
 from experiments.harness import Arguments, Interval, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Plan
-from fedjax_sim.kernels.low_bit import straight_through, uniform
+from fedjax_sim.kernels.rounding import straight_through, uniform
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results import plots
 from fedjax_sim.server.compression import luq

@@ -26,7 +26,7 @@ from fedjax_sim.core.settings import check
 from fedjax_sim.core.types import Array, Params, Timeline
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results import plots
-from fedjax_sim.results.diagnostics.fairness import fairness_report, influence
+from fedjax_sim.results.diagnostics import fairness_report, influence
 from fedjax_sim.results.plots import ClientShares, influence_figure
 from fedjax_sim.server.staleness import staleness_weights
 from fedjax_sim.systems import fedstaleweight

@@ -17,7 +17,7 @@ from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.parts import CHECKPOINTS, ExperimentPart, WaitsError, read_identity
 from fedjax_sim.cli.arguments import read_value
 from fedjax_sim.cli.commands import Parser
-from fedjax_sim.cli.launching import read_launcher
+from fedjax_sim.cli.training import read_launcher
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import exit_code_of
 from fedjax_sim.core.settings import ConfigError, Count

@@ -27,6 +27,7 @@ from experiments.hierarchical.formulas import bounds as formulas
 from experiments.hierarchical.setup import fixed_clock
 from fedjax_sim.core.types import Algorithm, Array, Key, Plan
 from fedjax_sim.results.plots import look, styled
+from fedjax_sim.server import RoundState
 from fedjax_sim.systems import fedavg, hierarchical
 from fedjax_sim.theory.hierarchical import Delays
 from fedjax_sim.timelines import list_members
@@ -133,10 +134,10 @@ def watched(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
     algorithm = hierarchical.algorithm(problem, hyper, plan)
     everyone = list_members(hyper)
 
-    def metrics(state: hierarchical.State) -> dict[str, Array]:
+    def metrics(state: RoundState) -> dict[str, Array]:
         found = {}
         for i, size in enumerate(everyone.size):
-            model = state.groups[i]
+            model = state.clients[i]
             found[f"deviation_{i}"] = jnp.sum(jnp.square(state.server - model))
             if isinstance(problem, Logistic):
                 measured = problem.measure(model, jnp.asarray(everyone.clients[i, :size]))

@@ -598,6 +598,25 @@ CLAIMS = Claims(
             changed="no row.",
             since="2026-11-29",
         ),
+        38: Claim(
+            "statement",
+            "Remark 3",
+            (
+                "Claim 32 on runs: at the rates alpha_i = (2 (t_i^2 + |N_g|) G^2)^(-1/2), by "
+                '`lr_schedule` with the clock "work", E||x^(u+1) - x_i^(u, t_i)||^2 is at most 1 '
+                "in all groups, and about the same."
+            ),
+            Criterion(
+                "Of two groups with 6 and 12 iterations in every round of logistic regression, the "
+                "squared deviations, means over seeds, are at most 1 in all rounds; as the "
+                "deciding part, their means over rounds are less than a factor of {alike:g} apart, "
+                "and at one rate for both more than {apart:g}.",
+                alike=1.5,
+                apart=3.0,
+            ),
+            changed="no row; a pilot of 60 seeds is older than the criterion.",
+            since="2026-11-29",
+        ),
     },
     since="2026-11-27",
     pictures={

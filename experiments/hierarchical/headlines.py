@@ -1,21 +1,30 @@
-"""Hierarchical FL's Remark 6: similar performances at different numbers of rounds (claim 37)."""
+"""Hierarchical FL's Remark 6, similar performances at different numbers of rounds, and Remark 3.
+
+Remark 3 gives each group a learning rate by its number of iterations (claims 37 and 38).
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from experiments import harness
-from experiments.harness import Arguments, Judges, Outcome, Verdict
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
+from experiments.hierarchical.bounds import Logistic, play
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas import bounds
 from experiments.hierarchical.formulas import quadratics as formulas
 from experiments.hierarchical.quadratics import DELAYS, NOISE, law
+from fedjax_sim.core.schedules import Function
+from fedjax_sim.core.types import Array
 from fedjax_sim.theory import hierarchical as theory
 
 END = 1000.0
 RATES = (0.1, 0.3, 1.0)
 SYNC_TIMES = tuple(np.linspace(0, 30, 121))
+STUDY = Study(full=Sizes(seeds=400), smoke=Sizes(seeds=20))
+GROUPS, ITERATIONS, ROUNDS = 2, (6, 12), 20
 
 
 def measure() -> dict[str, Any]:
@@ -67,10 +76,51 @@ def judge(measured: Mapping[str, Any]) -> Verdict:
     return verdict(37, measured, harness.rule(parts, deciding=harness.begins("similar")), why)
 
 
-JUDGES: Judges = {37: judge}
+def rate_of(iterations: Array) -> Array:
+    """Learning rate of Remark 3, with G = 1: inputs have length 1 at most."""
+    return (2 * (jnp.maximum(iterations, 1) ** 2 + GROUPS)) ** -0.5
+
+
+def measure_group_rates(seeds: int) -> dict[str, Any]:
+    """Measure the groups' deviations at rates of their own and at the first one's, for claim 38."""
+    runs: dict[str, dict[str, Any]] = {
+        "own rates": {"lr": 1.0, "lr_schedule": Function(function=rate_of, by="work")},
+        "one rate": {"lr": float(rate_of(jnp.float32(ITERATIONS[0])))},
+    }
+    apart, largest = {}, {}
+    for name, changes in runs.items():
+        data = play(Logistic.make(2), seeds, {}, {"sync_time": 6.0, **changes}, ROUNDS)
+        deviations = [
+            data[f"deviation_{i}"].transpose("seed", "eval").values.astype(float).mean(axis=0)[1:]
+            for i in range(GROUPS)
+        ]
+        first, second = (float(each.mean()) for each in deviations)
+        apart[name] = second / first
+        largest[name] = [float(each.max()) for each in deviations]
+    return {"apart": apart, "largest": largest["own rates"]}
+
+
+def judge_group_rates(measured: Mapping[str, Any]) -> Verdict:
+    """Judge claim 38 from numbers of `measure_group_rates`."""
+    marks, apart, largest = CLAIMS[38].criterion, measured["apart"], measured["largest"]
+    own, one = apart["own rates"], apart["one rate"]
+    are_alike = 1 / marks.alike < own < marks.alike and one > marks.apart
+    parts = {
+        "alike in all groups": harness.unless_unknown(are_alike, apart),
+        "at most 1": harness.unless_unknown(max(largest) <= 1, largest),
+    }
+    why = (
+        f"squared deviations of the groups are {largest[0]:.3f} and {largest[1]:.3f} at most; "
+        f"their means differ by a factor of {own:.2f}, and at one rate of {one:.2f}"
+    )
+    return verdict(38, measured, harness.rule(parts, deciding=harness.begins("alike")), why)
+
+
+JUDGES: Judges = {37: judge, 38: judge_group_rates}
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Measure and judge the claim."""
-    verdicts = [judge(measure())]
-    return Outcome({}, {}, verdicts, {}, harness.verdict_table(verdicts))
+    """Measure and judge the claims."""
+    seeds = STUDY.choose(arguments, least_seeds=2).seeds
+    verdicts = [judge(measure()), judge_group_rates(measure_group_rates(seeds))]
+    return Outcome({}, {}, verdicts, {"seeds": seeds}, harness.verdict_table(verdicts))

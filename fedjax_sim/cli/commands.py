@@ -71,6 +71,7 @@ FLAGS = {
         "--any-jax": "with --resume, go on although the version of JAX is another one",
         "--per-client": "also evaluate for each client, on test examples like its own",
         "--client-variance": "draw how far clients' models are from the server's (takes memory)",
+        "--mean-model": "evaluate the mean of the server's and all clients' models (takes memory)",
         "--measures NAME,...": "draw numbers of every local step: gradient_norm, drift",
         "--precision TYPE": "of matrix products: float32 (default), tensorfloat32 or bfloat16",
         "--layout NAME=VALUE,...": "fields of fedjax_sim.Layout, such as lane_devices=2",

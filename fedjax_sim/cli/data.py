@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from fedjax_sim import clients, datasets, models, partition, problems
+from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.comparison import Asked, Contender
 from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.core import settings
 from fedjax_sim.core.settings import ConfigError, Count
-from fedjax_sim.core.types import AnyProblem, LatentProblem, Plan
+from fedjax_sim.core.types import AnyProblem, LatentProblem
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.partition import Partition, parts
@@ -27,7 +26,14 @@ Kind = tuple[str, dict[str, object], Callable[..., Sequence[AnyProblem]]]
 """Name of a model, further choices for config.json, and from data and partitions to problems."""
 PARTITION_FLAGS = ("classes", "alpha", "shards_per_client", "min_examples", "group_sizes")
 """Flags that are options of partitions."""
-GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance", "measures")
+GRADIENT_FLAGS = (
+    "convolution",
+    "augmentation",
+    "low_bit",
+    "client_variance",
+    "mean_model",
+    "measures",
+)
 """Flags of `run` that only systems of gradient steps use."""
 MIXTURE_FLAGS = ("components", "dimensions")
 """Flags of `run` that only systems of expectation maximisation use."""
@@ -214,44 +220,3 @@ def _mixtures(arguments: argparse.Namespace, defaults: Defaults) -> Kind:
 
     facts = {"components": components, "dimensions": dimensions, "per_client": per_client}
     return model, facts, make
-
-
-def read_measures(arguments: argparse.Namespace) -> list[str]:
-    """Read the names of measures of local steps."""
-    text = arguments.measures
-    return [] if text is None else texts.read_names("measure", text, clients.MEASURES)
-
-
-def read_metrics(
-    arguments: argparse.Namespace, contenders: Sequence[Contender], data: Data
-) -> list[str] | None:
-    """Read which metrics are to be drawn, and check that some contender will have each of them.
-
-    Args:
-      arguments: The parsed words of `run`.
-      contenders: Systems with their settings.
-      data: What they learn from.
-
-    Returns:
-      The names; None, which stands for all metrics, if the user names none.
-
-    Raises:
-      ConfigError: If there will be no metric of a name.
-    """
-    if arguments.plot is None:
-        return None
-    known: dict[str, object] = dict.fromkeys(read_measures(arguments))
-    known |= {"client_variance": None} if arguments.client_variance else {}
-    for contender in contenders:
-        system = contender.system
-        problem = data.make(data.partitions[contender.hyper.num_clients][:1])[0]
-
-        def observe(problem: Any, hyper: Any, system: Any = system) -> dict[str, Any]:
-            made = system.algorithm(problem, hyper, Plan())
-            state = made.init(jax.random.key(0))
-            return {**problem.evaluate(made.model(state)), **made.metrics(state)}
-
-        for _, point in contender.points():
-            known |= jax.eval_shape(observe, problem, system.fit.complete(point, problem))
-            known |= {} if getattr(point, "privacy", None) is None else {"epsilon": None}
-    return texts.read_names("metric", arguments.plot, list(known))

@@ -21,7 +21,7 @@ from fedjax_sim.core.types import EMPTY, Time, Timeline
 from fedjax_sim.engine.machine import compiling
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.results.diagnostics import fairness
+from fedjax_sim.results import diagnostics
 from fedjax_sim.results.plots import ClientShares, Row, influence_figure, timeline_figure
 from fedjax_sim.results.records import environment
 from fedjax_sim.timelines import Clients, Groups, draw_client_rates
@@ -159,7 +159,7 @@ def _influence(row: Row) -> np.ndarray:
       sum of all clients; 0 if nothing was received.
     """
     weighted = row.timeline._replace(weight=np.asarray(row.timeline.weight) * row.timeline.steps)
-    by_client = fairness.influence(weighted, row.num_clients)
+    by_client = diagnostics.influence(weighted, row.num_clients)
     return by_client / max(by_client.sum(), np.finfo(float).tiny)
 
 
@@ -172,7 +172,7 @@ def _facts(rows: Sequence[Row]) -> dict[str, float | None]:
     """
     by_seed = []
     for row in rows:
-        updates, num_ticks = fairness.received(row.timeline), len(row.timeline.time)
+        updates, num_ticks = diagnostics.received(row.timeline), len(row.timeline.time)
         clients, steps, staleness = updates.client, updates.steps, updates.staleness
         shares, is_fast, end = _influence(row), row.is_fast, float(row.timeline.time[-1])
         fast = dict.fromkeys(("fast_clients", "fast_reports", "fast_steps", "fast_influence"))
@@ -183,7 +183,7 @@ def _facts(rows: Sequence[Row]) -> dict[str, float | None]:
                 "fast_steps": steps[is_fast[clients]].sum() / max(steps.sum(), 1),
                 "fast_influence": shares[is_fast].sum(),
             }
-        first = fairness.time_to_first(row.timeline, row.num_clients)
+        first = diagnostics.time_to_first(row.timeline, row.num_clients)
         facts = {
             "virtual_time": end,
             "ticks": num_ticks,
@@ -194,8 +194,8 @@ def _facts(rows: Sequence[Row]) -> dict[str, float | None]:
             "staleness_mean": staleness.mean() if len(clients) else np.nan,
             "staleness_max": int(staleness.max(initial=0)),
             **fast,
-            "jain_index": fairness.jain_index(shares),
-            "entropy": fairness.entropy(shares),
+            "jain_index": diagnostics.jain_index(shares),
+            "entropy": diagnostics.entropy(shares),
             "largest_time_to_first": first.max(),
         }
         by_seed.append(facts)
@@ -220,7 +220,7 @@ def _arrays(rows: Sequence[Row], seeds: Sequence[int]) -> xr.Dataset:
         for place, leaf in zip(padded, leaves, strict=True):
             place[: len(leaf)] = leaf
         data[name] = (("seed", "tick", "slot")[: padded.ndim], padded)
-    for of_clients in (fairness.update_share, fairness.time_to_first):
+    for of_clients in (diagnostics.update_share, diagnostics.time_to_first):
         found = [of_clients(row.timeline, row.num_clients) for row in rows]
         data[of_clients.__name__] = (("seed", "client"), np.stack(found))
     data["influence"] = (("seed", "client"), np.stack(list(map(_influence, rows))))

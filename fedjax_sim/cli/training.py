@@ -2,30 +2,41 @@
 
 import argparse
 import contextlib
+import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from fedjax_sim import clients, launch
 from fedjax_sim.cli import arguments as texts
-from fedjax_sim.cli import comparison, launching, tables
-from fedjax_sim.cli.data import Data, load_data, read_measures, read_metrics
+from fedjax_sim.cli import comparison, tables
+from fedjax_sim.cli.data import Data, load_data
 from fedjax_sim.core.lifecycle import InputError
-from fedjax_sim.core.settings import Above0, ConfigError, Count, Whole
-from fedjax_sim.core.types import Keep, Layout, Time
+from fedjax_sim.core.settings import Above0, ConfigError, Count, Named, Whole
+from fedjax_sim.core.types import Keep, Layout, Plan, Time
 from fedjax_sim.engine import request, shares
 from fedjax_sim.engine.machine import compiling, processes
 from fedjax_sim.engine.planning import placement
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.engine.watching import Watch
-from fedjax_sim.launch import parts
+from fedjax_sim.launch import jobs, parts
 from fedjax_sim.results import reports, trackers
 from fedjax_sim.results.runs import LaneWarning, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+LAUNCHERS = Named[type](
+    "launcher", {kind.__name__.lower(): kind for kind in (launch.Local, launch.Slurm, launch.Ray)}
+)
+OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress", "tracker"}
+OWN_FLAGS |= {"part", "parts", "launcher", "resources", "json", "plot", "against"}
+"""Flags that are not handed on to parts as they are."""
 
 
 class Study(NamedTuple):
@@ -37,6 +48,7 @@ class Study(NamedTuple):
       data: What the systems learn from.
       folder: The results folder; None in processes that write none.
       part: The part of the study to run; None for the whole.
+      trackers: Names of trackers.
       options: Arguments that the sweeps of all systems have in common.
       checkpoints: How often checkpoints are written, and whether they are resumed.
     """
@@ -46,6 +58,7 @@ class Study(NamedTuple):
     data: Data
     folder: reports.Folder | None
     part: shares.Part | None
+    trackers: list[str]
     options: dict[str, Any]
     checkpoints: dict[str, Any]
 
@@ -60,6 +73,7 @@ class Study(NamedTuple):
             "evals": self.options["num_evals"],
             "layout": self.options["layout"].deciding(),
             "client_variance": keep.client_variance,
+            **({"output": keep.output} if keep.output != "server" else {}),
             **({"measures": keep.measures} if keep.measures else {}),
             "keep_samples": keep.models,
             "precision": self.options["precision"],
@@ -85,6 +99,31 @@ class Study(NamedTuple):
             for system, hyper, swept in self.asked.contenders
         }
 
+    def metrics(self) -> list[str] | None:
+        """Read which metrics are to be drawn: None, which stands for all, if none is named.
+
+        Raises:
+          ConfigError: If no contender will have a metric of a name.
+        """
+        if self.arguments.plot is None:
+            return None
+        keep = self.options["keep"]
+        known: dict[str, object] = dict.fromkeys(keep.measures)
+        known |= {"client_variance": None} if keep.of_clients else {}
+        for contender in self.asked.contenders:
+            system, hyper, _ = contender
+            problem = self.data.make(self.data.partitions[hyper.num_clients][:1])[0]
+
+            def observe(problem: Any, hyper: Any, system: Any = system) -> dict[str, Any]:
+                made = system.algorithm(problem, hyper, Plan())
+                state = made.init(jax.random.key(0))
+                return {**problem.evaluate(made.model(state)), **made.metrics(state)}
+
+            for _, point in contender.points():
+                known |= jax.eval_shape(observe, problem, system.fit.complete(point, problem))
+                known |= {} if getattr(point, "privacy", None) is None else {"epsilon": None}
+        return texts.read_names("metric", self.arguments.plot, list(known))
+
 
 def run(arguments: argparse.Namespace) -> None:
     """Train the systems named, print a table, and write curves, summary and pictures.
@@ -96,21 +135,27 @@ def run(arguments: argparse.Namespace) -> None:
 
     Raises:
       ConfigError: For input that is not allowed.
+      PartError: If a part failed that was launched.
     """
     _join(arguments)
     axes = texts.read_names("against", arguments.against or "time", reports.AXES)
-    launcher = launching.read_launcher(arguments)
-    study = _read(arguments)
-    folder, config = study.folder, study.config()
-    metrics = read_metrics(arguments, study.asked.contenders, study.data)
-    num_parts = None  # Unless they are launched.
+    launcher, study = read_launcher(arguments), _read(arguments)
+    folder, config, started = study.folder, study.config(), list[jobs.Job]()
+    metrics = study.metrics()
     if launcher is not None and folder is not None:
-        num_parts = launching.count_parts(launcher, arguments, folder, study.asked.num_lanes)
+        within = (folder.checkpoints / parts.FOLDER).absolute()
+        number = texts.read_value("parts", arguments.parts, None, Count)
+        num_lanes, resume = study.asked.num_lanes, arguments.resume
+        number = launcher.count_parts(number, within, num_lanes, resume=resume)
+        started = jobs.jobs_of(number, within, partial(_command, arguments))
     # Versions and programs are compared for every system.
-    identity = config | {"part": arguments.part, "parts": num_parts}
+    identity = config | {"part": arguments.part, "parts": str(len(started)) if started else None}
     is_known = arguments.resume and folder is not None and folder.check_resumable(identity)
     if launcher is not None and folder is not None:
-        runs, config = launching.launch_parts(launcher, arguments, folder, identity)
+        # Parts that ended well in an earlier attempt only check that nothing has changed.
+        folder.open(identity)
+        jobs.finish_jobs(launcher, started, within)
+        runs, config = parts.read_parts([job.folder for job in started])
     else:
         runs = _train(study, identity, is_known=is_known)
     if folder is None:
@@ -140,6 +185,40 @@ def run(arguments: argparse.Namespace) -> None:
         tables.print_sentence(f"{where}: {chosen}.")
 
 
+def read_launcher(arguments: argparse.Namespace) -> jobs.Launcher | None:
+    """Read which launcher is to start parts; None if the command is to run here.
+
+    Raises:
+      ConfigError: For an unknown launcher or field, a value of the wrong kind, or flags that do not
+        fit together.
+      PartError: If the launcher cannot start parts here.
+    """
+    if arguments.part is not None or (arguments.parts is None and arguments.launcher is None):
+        where = "without a launcher" if arguments.part is None else "with --part"
+        for name in ("parts", "launcher", "resources"):
+            if (value := getattr(arguments, name)) is not None:
+                raise ConfigError(name, value, f"left out {where}")
+        return None
+    kind = LAUNCHERS[arguments.launcher or "local"]
+    fields = [field.name for field in dataclasses.fields(kind) if field.name != "options"]
+    launcher: jobs.Launcher = texts.read_fields("--resources", kind, fields, arguments.resources)
+    launcher.check()
+    return launcher
+
+
+def _command(arguments: argparse.Namespace, part: str, folder: Path) -> Sequence[str]:
+    """Return the command of one part: the command itself, with --part."""
+    flags = {name: value for name, value in vars(arguments).items() if name not in OWN_FLAGS}
+    flags |= {"part": part, "out": folder, "progress": folder.with_suffix(".progress")}
+    words = ["-m", "fedjax_sim", "run", *arguments.systems]
+    words += (f"--set={text}" for text in arguments.set)
+    for name, value in flags.items():
+        if value not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
+            words.append(flag if value is True else f"{flag}={value}")
+    return words
+
+
 def _read(arguments: argparse.Namespace) -> Study:
     """Read and check the words, and load the data."""
     part, precision = parts.read_part(arguments.part), arguments.precision or "float32"
@@ -149,18 +228,30 @@ def _read(arguments: argparse.Namespace) -> Study:
         raise ConfigError("any_jax", True, "given together with --resume")
     # --max-lanes has the other field.
     layout = texts.read_fields("--layout", Layout, [*Layout().deciding()], arguments.layout)
-    measures, is_kept = read_measures(arguments), arguments.keep_samples
+    measures, named, is_kept = list[str](), list[str](), arguments.keep_samples
+    if arguments.measures is not None:
+        measures = texts.read_names("measure", arguments.measures, clients.MEASURES)
     options = {
         "num_evals": texts.read_value("evals", arguments.evals, 25, Count),
         "layout": layout._replace(max_lanes=max_lanes),
         "precision": precision,
-        "keep": Keep(models=is_kept, client_variance=arguments.client_variance, measures=measures),
+        "keep": Keep(
+            models=is_kept,
+            client_variance=arguments.client_variance,
+            measures=measures,
+            output="mean" if arguments.mean_model else "server",
+        ),
     }
     saved = {
         "every": texts.read_value("checkpoint_every", arguments.checkpoint_every, 20.0, Above0),
         "resume": request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume,
     }
-    for name in _trackers(arguments):
+    if arguments.tracker is not None:
+        if arguments.parts is not None or arguments.launcher is not None:
+            allowed = "left out with --parts and --launcher; run --part takes it"
+            raise ConfigError("tracker", arguments.tracker, allowed)
+        named = [*dict.fromkeys(texts.read_names("tracker", arguments.tracker, trackers.TRACKERS))]
+    for name in named:
         trackers.check_tracker(name)
     asked = comparison.read_asked(arguments)
     # Other processes must not see that the first one has made it.
@@ -169,21 +260,7 @@ def _read(arguments: argparse.Namespace) -> Study:
     )
     data = load_data(arguments, asked)
     asked = asked._replace(contenders=[data.with_names(each) for each in asked.contenders])
-    return Study(arguments, asked, data, folder, part, options, saved)
-
-
-def _trackers(arguments: argparse.Namespace) -> list[str]:
-    """Read the names of the trackers.
-
-    Raises:
-      ConfigError: For an unknown one, and where parts are launched.
-    """
-    if arguments.tracker is None:
-        return []
-    if arguments.parts is not None or arguments.launcher is not None:
-        allowed = "left out with --parts and --launcher; run --part takes it"
-        raise ConfigError("tracker", arguments.tracker, allowed)
-    return [*dict.fromkeys(texts.read_names("tracker", arguments.tracker, trackers.TRACKERS))]
+    return Study(arguments, asked, data, folder, part, named, options, saved)
 
 
 def _train(study: Study, identity: Mapping[str, object], *, is_known: bool) -> dict[str, Run]:
@@ -217,8 +294,7 @@ def _train(study: Study, identity: Mapping[str, object], *, is_known: bool) -> d
         with contextlib.ExitStack() as at_end:
             # The table names these lanes.
             at_end.enter_context(warnings.catch_warnings(action="ignore", category=LaneWarning))
-            names = [] if folder is None else _trackers(arguments)
-            tracking = [trackers.make_tracker(name, folder.path) for name in names if folder]
+            tracking = [trackers.make_tracker(n, folder.path) for n in study.trackers if folder]
             for tracker in tracking:
                 at_end.callback(tracker.close)
             watch = Watch(progress=arguments.progress, trackers=tracking)

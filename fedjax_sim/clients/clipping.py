@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.settings import ConfigError, Limit, shape
+from fedjax_sim.core.settings import ConfigError, Limit, checked, shape
 from fedjax_sim.core.types import Array, Params
 
 
+@checked
 def clip_updates(
     updates: Params, bound: Annotated[Array | float, shape(""), Limit(above=0)]
 ) -> tuple[Params, Array]:
@@ -44,6 +45,7 @@ def clip_updates(
     return _shortened(updates, jnp.where(jnp.isfinite(plain), plain, scaled), bound)
 
 
+@checked
 def clip_sums(
     updates: Params, bound: Annotated[Array | float, shape(""), Limit(above=0)]
 ) -> Params:

@@ -95,6 +95,9 @@ class Expect:
         if not event.facts.keeps("steps"):
             allowed = "left as they are: E-steps have batches, and no local steps"
             raise ConfigError("steps of the event", "replaced", allowed)
+        if is_full is not False and getattr(self.problem, "is_endless", False):
+            allowed = "one with data here, because a stream of fresh examples has no whole pass"
+            raise ConfigError("problem", type(self.problem).__name__, allowed)
         chex.assert_rank(natural, 1)
         chex.assert_equal_shape((works, event.clients))
         clients, size = jnp.maximum(event.clients, 0), self.hyper.batch_size

@@ -128,22 +128,37 @@ def map_slots(
 
         return split_over_devices(share, plan, steps, *slots, weights=weights)
 
-    def run(inputs: Any, *, at_once: bool) -> tuple[Any, Array]:
-        steps, weights, slots = inputs
-        taken = _common_trips(steps.max(), plan) if trips is None else trips
-        one = partial(work, taken)
-        results = (jax.vmap(one) if at_once else one)(*slots)
-        if weights is not None:
-            total = weighted_sum if at_once else _times
-            results = total(weights, results[0]), results[1]
-        return results, jnp.asarray(taken * steps.size)
+    if plan.slots_at_once < steps.shape[0]:
+        return _map_blocks(work, plan, (steps, weights, slots), trips)
+    taken = _common_trips(steps.max(), plan) if trips is None else trips
+    results = jax.vmap(partial(work, taken))(*slots)
+    if weights is not None:
+        results = weighted_sum(weights, results[0]), results[1]
+    return results, jnp.asarray(taken * steps.size)
 
-    # All slots together, one after another, or block by block.
-    num, size = steps.shape[0], plan.slots_at_once
-    if size >= num:
-        return run((steps, weights, slots), at_once=True)
+
+def _map_blocks(
+    work: Callable[..., Any],
+    plan: Plan,
+    inputs: tuple[Array, Array | None, tuple],
+    trips: int | None,
+) -> tuple[Any, Array]:
+    """Apply a function to one slot after another, or block by block; see `map_slots`."""
+    (steps, weights, slots), size = inputs, plan.slots_at_once
+    num = steps.shape[0]
+
+    def run(inputs: Any) -> tuple[Any, Array]:
+        steps, weights, slots = inputs
+        if size > 1:
+            return map_slots(work, plan, steps, *slots, trips=trips, weights=weights)
+        taken = _common_trips(steps, plan) if trips is None else trips
+        results = work(taken, *slots)
+        if weights is not None:
+            results = _times(weights, results[0]), results[1]
+        return results, jnp.asarray(taken)
+
     if size == 1:
-        results, taken = _in_turn(partial(run, at_once=False), (steps, weights, slots))
+        results, taken = _in_turn(run, inputs)
         return results, taken.sum()
     # Blocks are sorted by steps, so that few steps are padded.
     order = jnp.argsort(-steps)
@@ -152,7 +167,7 @@ def map_slots(
     if weights is not None:
         weights = jnp.where(jnp.arange(order.size) < num, weights, 0)
     blocks = _split((steps, weights, slots), -(-num // size))
-    results, taken = _in_turn(partial(run, at_once=True), blocks)
+    results, taken = _in_turn(run, blocks)
     back = jnp.argsort(order[:num])
 
     def in_order(results: TreeT) -> TreeT:

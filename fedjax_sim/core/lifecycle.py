@@ -773,6 +773,14 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files of a control group with its limit and its use, and the entry of what is only cached, in the
+second and in the first version of control groups."""
+
+
 def free_on_host() -> float:
     """Measure the bytes that this process may still take on the host.
 
@@ -808,33 +816,22 @@ def free_in_group(membership: Path, mount: Path) -> float:
         lines = membership.read_text().splitlines()
     except OSError:
         return float("inf")
-    free = float("inf")
+    free = [float("inf")]
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            names = ("memory.max", "memory.current", "inactive_file")
-            free = min([free, *_free_upwards(mount, path, names)])
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            free = min([free, *_free_upwards(mount / "memory", path, names)])
-    return free
-
-
-def _free_upwards(mount: Path, path: str, names: tuple[str, str, str]) -> Iterator[float]:
-    """Read the bytes left by a group and those above it; a container has only some mounted."""
-    limit, usage, cached = names
-    folder = mount / path.strip("/")
-    for group in (folder, *folder.parents):
-        with contextlib.suppress(OSError, ValueError):
-            # Without a limit the first version has a huge number, and the second "max".
-            most = int((group / limit).read_text())
-            used = int((group / usage).read_text())
-            for line in (group / "memory.stat").read_text().splitlines():
-                if line.split()[0] == cached:
-                    used -= int(line.split()[1])
-            yield float(max(0, most - used))
-        if group == mount:
-            return
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        limit, usage, cached = GROUP_FILES[bool(controllers)]
+        root = mount / "memory" if controllers else mount
+        folder = root / path.strip("/")
+        # Groups above it count too; a container has only some mounted.
+        for group in (folder, *folder.parents[: len(folder.parents) - len(root.parents)]):
+            with contextlib.suppress(OSError, ValueError):
+                # Without a limit the first version has a huge number, and the second "max".
+                left = int((group / limit).read_text()) - int((group / usage).read_text())
+                stats = dict(map(str.split, (group / "memory.stat").read_text().splitlines()))
+                free.append(float(max(0, left + int(stats.get(cached, 0)))))
+    return min(free)
 
 
 def free_addresses() -> float:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedjax_sim.core.settings import Above0, Count, checked
 
@@ -83,11 +83,22 @@ class Keep:
         later evaluation then stays in memory, see `fedjax_sim.engine.planning.schedule`.
       measures: Numbers of each local step that become curves, such as `("drift", "gradient_norm")`:
         names, or functions by name, see `fedjax_sim.clients.with_measures`.
+      output: The model that is evaluated, kept and returned: the server's, or "mean", the mean
+        mu_t of the server's and all clients' models, which FAVANO's Theorem 1 bounds
+        (arXiv 2305.16099). The mean measures `client_variance` too and takes the same memory.
     """
 
     models: bool = False
     client_variance: bool = False
     measures: Mapping[str, Callable[..., Any]] | Sequence[str] = ()
+    output: Literal["server", "mean"] = "server"
+
+    @property
+    def of_clients(self) -> tuple[str, object] | None:
+        """Name and value of a field for which the models that clients hold must be known."""
+        if self.output == "mean":
+            return "output", self.output
+        return ("client_variance", True) if self.client_variance else None
 
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")

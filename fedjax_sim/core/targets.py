@@ -180,12 +180,12 @@ def repeat_while(
     return unpack(jax.lax.while_loop(lambda packed: goes_on(unpack(packed)), again, vectors))
 
 
-def scan(
+def packed_scan(
     step: Callable[[TreeT, InputT], tuple[TreeT, OutputT]], carry: TreeT, inputs: InputT
 ) -> tuple[TreeT, OutputT]:
-    """Do `jax.lax.scan`, where each step returns small arrays in addition to its carry.
+    """Do `jax.lax.scan` on an accelerator, where steps return small arrays besides their carry.
 
-    On an accelerator what it returns has no derivatives.
+    The returned arrays have no derivatives.
 
     Args:
       step: From what is carried and an input to what is carried then and what is returned.
@@ -195,8 +195,6 @@ def scan(
     Returns:
       What is carried at last, and what the steps returned, leaves `[number of steps, ...]`.
     """
-    if is_for_cpu():
-        return jax.lax.scan(step, carry, inputs)
     unpack: list[Callable[[list[jax.Array]], OutputT]] = []
 
     def packed(carry: TreeT, given: InputT) -> tuple[TreeT, list[jax.Array]]:

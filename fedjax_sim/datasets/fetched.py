@@ -12,7 +12,6 @@ import shutil
 import sys
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,8 +42,7 @@ class Source(NamedTuple):
       sha256: SHA-256 of each raw file, in hexadecimal digits.
       read: Reader that takes the paths of the raw files, in that order. It returns `Raw`, or the
         arrays of a text: those of a text by clients, or the bytes of a play as `text`.
-      image_shape: Shape `(H, W, C)` of an image if tensorflow-datasets does not know the set; None
-        if it does.
+      image_shape: Shape `(H, W, C)` of an image; None for a text.
       has_clients: Whether each training example belongs to a client.
     """
 
@@ -80,6 +78,7 @@ SOURCES: dict[str, Source] = {
             "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         ),
         raw_files.read_idx,
+        image_shape=(28, 28, 1),
     ),
     "fashion_mnist": Source(
         "pieces of clothing, 60000 + 10000 images of 28x28, 10 classes, fetched or from raw files",
@@ -95,6 +94,7 @@ SOURCES: dict[str, Source] = {
             "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         ),
         raw_files.read_idx,
+        image_shape=(28, 28, 1),
     ),
     "cifar10": Source(
         "animals and vehicles, 50000 + 10000 colour images of 32x32, 10 classes, "
@@ -105,6 +105,7 @@ SOURCES: dict[str, Source] = {
         ("cifar-10-binary.tar.gz",),
         ("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
         raw_files.read_cifar10,
+        image_shape=(32, 32, 3),
     ),
     "tiny_imagenet": Source(
         "things of all kinds, 100000 + 10000 colour images of 64x64 (its validation set as test "
@@ -308,63 +309,42 @@ def _other_checksum(asked: _Asked, file: str) -> ConfigError:
     return ConfigError("data_dir", asked.data_dir and str(asked.data_dir), allowed)
 
 
-def _make_builder_class(asked: _Asked) -> Any:
-    """Make a builder class of tensorflow-datasets that does not need TensorFlow.
-
-    It is the stock builder of the set with its readers and encoders replaced or, if
-    tensorflow-datasets does not know the set, a new builder.
-    """
+def _make_builder(asked: _Asked) -> Any:
+    """Make a builder of tensorflow-datasets that does not need TensorFlow."""
     import tensorflow_datasets as tfds
     from PIL import Image
+    from tensorflow_datasets.core.dataset_builders.adhoc_builder import AdhocBuilder
 
-    source, is_known = asked.source, asked.source.image_shape is None
-    base: Any = tfds.builder_cls(asked.name) if is_known else tfds.core.GeneratorBasedBuilder
+    image = tfds.features.Image(shape=asked.source.image_shape)
+    features = {"image": image, "label": tfds.features.ClassLabel()}
+    features |= {"client": tfds.features.Scalar(np.int32)} if asked.source.has_clients else {}
 
-    class Builder(base, skip_registration=True):  # type: ignore[call-arg]
-        VERSION = base.VERSION if is_known else tfds.core.Version("1.0.0")
-
-        def _info(self) -> object:
-            if is_known:
-                return super()._info()
-            features = {
-                "image": tfds.features.Image(shape=source.image_shape),
-                "label": tfds.features.ClassLabel(),
-            }
-            features |= {"client": tfds.features.Scalar(np.int32)} if source.has_clients else {}
-            table = tfds.features.FeaturesDict(features)
-            return tfds.core.DatasetInfo(builder=self, description=source.summary, features=table)
-
+    class Builder(AdhocBuilder, skip_registration=True):
         def _split_generators(self, dl_manager: object) -> dict[str, Iterator]:
-            raw: Any = source.read(*_find_raw_files(asked, dl_manager))
-            if raw.class_names is not None:
-                self.info.features["label"].names = raw.class_names
-            return {
-                split: self._generate_examples(split, examples)
-                for split, examples in raw.splits.items()
-            }
+            raw: Any = asked.source.read(*_find_raw_files(asked, dl_manager))
+            self.info.features["label"].names = raw.class_names
+            return {split: self._generate_examples(each) for split, each in raw.splits.items()}
 
-        def _generate_examples(
-            self, split: str, examples: Iterable[tuple]
-        ) -> Iterator[tuple[int, dict[str, object]]]:
-            for i, (image, label, *client) in enumerate(examples):
-                example = {
-                    "id": f"{split}_{i:05d}",
-                    "image": Image.fromarray(image),
-                    "label": int(label),
-                    "client": sum(client),
-                }
-                yield i, {feature: example[feature] for feature in self.info.features}
+        def _generate_examples(self, examples: Iterable[tuple]) -> Iterator[tuple[int, dict]]:
+            for i, (image, *numbers) in enumerate(examples):
+                values = Image.fromarray(image), *map(int, numbers)
+                yield i, dict(zip(features, values, strict=True))
 
-    Builder.name = asked.name  # By default tensorflow-datasets names the set after the class.
-    return Builder
+    return Builder(
+        name=asked.name,
+        version="1.0.0",
+        features=tfds.features.FeaturesDict(features),
+        split_datasets={},  # These are read when they are asked for.
+        data_dir=asked.cache / "tensorflow_datasets",
+        description=asked.source.summary,
+    )
 
 
 def _run_builder(asked: _Asked) -> Any:
     """Let tensorflow-datasets prepare a set, and return its builder."""
     import tensorflow_datasets as tfds
 
-    make_builder = partial(_make_builder_class(asked), data_dir=asked.cache / "tensorflow_datasets")
-    builder = make_builder()
+    builder = _make_builder(asked)
     if builder.data_path.exists():
         return builder
     config = tfds.download.DownloadConfig(try_download_gcs=False)
@@ -375,7 +355,7 @@ def _run_builder(asked: _Asked) -> Any:
             if not builder.data_path.exists():
                 raise
             # Another process has prepared the set in the meantime.
-            return make_builder()
+            return _make_builder(asked)
     return builder
 
 

@@ -37,11 +37,11 @@ class Raw(NamedTuple):
     Attributes:
       splits: Examples of "train" and of "test". An example is an image, `u8[H, W]` or
         `u8[H, W, 3]`, its label and, if the set has clients, its client.
-      class_names: Names in the order of the labels, or None if the files have none.
+      class_names: Names in the order of the labels.
     """
 
     splits: dict[str, Iterable[tuple]]
-    class_names: list[str] | None = None
+    class_names: list[str]
 
 
 def read_idx(train_images: Path, train_labels: Path, test_images: Path, test_labels: Path) -> Raw:
@@ -57,7 +57,7 @@ def read_idx(train_images: Path, train_labels: Path, test_images: Path, test_lab
       test_labels: File of test labels.
 
     Returns:
-      The examples, without class names.
+      The examples, and the digits, which stand for the ten classes.
 
     Raises:
       ConfigError: If a file is damaged.
@@ -71,7 +71,7 @@ def read_idx(train_images: Path, train_labels: Path, test_images: Path, test_lab
 
     train = list(zip(read(train_images), read(train_labels), strict=True))
     test = list(zip(read(test_images), read(test_labels), strict=True))
-    return Raw({"train": train, "test": test})
+    return Raw({"train": train, "test": test}, list(string.digits))
 
 
 def read_cifar10(archive: Path) -> Raw:

@@ -24,21 +24,3 @@ of JAX adds up in another order: results then agree up to rounding, which a long
 Random numbers are those of JAX's implementation `jax_default_prng_impl`, which `config.json`
 records.
 """
-
-from fedjax_sim.core.types import Keep as Keep
-from fedjax_sim.core.types import Layout as Layout
-from fedjax_sim.core.types import Ticks as Ticks
-from fedjax_sim.core.types import Time as Time
-from fedjax_sim.engine.machine.compiling import keep_compiled as keep_compiled
-from fedjax_sim.engine.machine.compiling import use_cores as use_cores
-from fedjax_sim.engine.request import Checkpoints as Checkpoints
-from fedjax_sim.engine.shares import Part as Part
-from fedjax_sim.engine.sweeps import simulate as simulate
-from fedjax_sim.engine.sweeps import sweep as sweep
-from fedjax_sim.engine.watching import Progress as Progress
-from fedjax_sim.engine.watching import Watch as Watch
-from fedjax_sim.results.runs import CollapsedWarning as CollapsedWarning
-from fedjax_sim.results.runs import DivergedWarning as DivergedWarning
-from fedjax_sim.results.runs import LaneWarning as LaneWarning
-from fedjax_sim.results.runs import Run as Run
-from fedjax_sim.results.runs import load as load

@@ -12,22 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import trees, types
-from fedjax_sim.core.settings import ConfigError, LaneSeed, checked
+from fedjax_sim.core.settings import ConfigError, LaneSeed
 from fedjax_sim.core.types import HyperT, InfoT, StateT
-from fedjax_sim.engine import Run, contract, request
+from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.planning.drawing import read_timeline
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
 from fedjax_sim.engine.program.bound import Static, named_leaves
 from fedjax_sim.engine.program.opened import learning_key
-from fedjax_sim.engine.program.prepare import Planned, plan_group
+from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.request import Options, Precision
+from fedjax_sim.results.runs import Run
 from fedjax_sim.timelines.checks import check_own
 
 ProblemT = TypeVar("ProblemT", bound=types.AnyProblem)
 
 
-@checked
 @contract.with_known_inputs
 def bind(
     system: types.System[HyperT, StateT, InfoT],
@@ -86,7 +86,6 @@ def bind(
     )[0]
 
 
-@checked
 @contract.with_known_inputs
 def bind_together(
     system: types.System[HyperT, StateT, InfoT],
@@ -162,7 +161,7 @@ def bind_together(
     if timelines is not None:
         num_clients = system.messages.num_senders(lanes[0].hyper) or lanes[0].hyper.num_clients
         drawn, row = _joined(system, lists["timelines"], num, num_clients), np.arange(num)
-    planned = plan_group(system, lanes, options, drawn=drawn, row=row)
+    planned = Planned(system, lanes, options, drawn=drawn, row=row)
     return _bounds_of(
         system, planned, completed_from, is_drawn=timelines is None, differentiable=differentiable
     )

@@ -7,9 +7,8 @@ Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 """
 
 import contextlib
-import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
@@ -17,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import trees, types
-from fedjax_sim.core.settings import ConfigError, fields, is_known, value_of
+from fedjax_sim.core.settings import ConfigError, checks, fields, is_known, value_of
+from fedjax_sim.core.settings.declared import members_of
 from fedjax_sim.engine.machine.user_code import in_one_call
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -46,28 +46,27 @@ def check_known(name: str, tree: object) -> None:
         raise ConfigError(name, "a traced value", allowed)
 
 
+@contextlib.contextmanager
+def _known(given: Mapping[str, Any]) -> Iterator[None]:
+    """Refuse traced arguments; computations in the block are known, also within a trace."""
+    for name, value in given.items():
+        is_record = isinstance(value, types.Ticks | types.Time | types.Energy)
+        check_known(name, vars(value) if is_record else value)
+    known = jax.ensure_compile_time_eval() if trees.is_traced(()) else contextlib.nullcontext()
+    with known, in_one_call():
+        yield
+
+
 def with_known_inputs(function: FunctionT) -> FunctionT:
-    """Refuse traced inputs of a function that plans, before it looks at any.
+    """Check the arguments of a function that plans, as `settings.checked`, and refuse traced ones.
 
     Args:
       function: The function.
 
     Returns:
-      The function. What it computes from its inputs is known, also while a program is traced.
+      The function.
     """
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
-        for name, value in (signature.bind_partial(*args).arguments | named).items():
-            is_record = isinstance(value, types.Ticks | types.Time | types.Energy)
-            check_known(name, vars(value) if is_record else value)
-        # Within a trace, what is known stays so.
-        known = jax.ensure_compile_time_eval() if trees.is_traced(()) else contextlib.nullcontext()
-        with known, in_one_call():
-            return function(*args, **named)
-
-    return cast(FunctionT, call)
+    return cast(FunctionT, checks.guard(function, function, within=_known))
 
 
 def check_problem(system: types.System, problem: Any) -> None:
@@ -83,18 +82,14 @@ def check_problem(system: types.System, problem: Any) -> None:
     check_known("problem", problem)
     kind = system.fit.learns
     name = (problem if isinstance(problem, type) else type(problem)).__name__
-    bases = [base for base in reversed(kind.__mro__) if base is not object]
-    named = dict.fromkeys(member for base in bases for member in vars(base))
-    members = [member for member in named if not member.startswith("_")]
+    members = members_of(kind)
     # Looked up in the class where possible, as a property may take long to compute.
     owner = type(problem)
     lacking = [each for each in members if not (hasattr(owner, each) or trees.has(problem, each))]
     if lacking or isinstance(problem, type):
-        allowed = f"a {kind.__name__} (see fedjax_sim/core/types.py) for {system.name}"
-        if isinstance(problem, type):
-            allowed += ", not a class"
-        elif len(lacking) < len(members):
-            allowed += f"; it lacks {' and '.join(lacking)}"
+        further = f"; it lacks {' and '.join(lacking)}" if len(lacking) < len(members) else ""
+        further = ", not a class" if isinstance(problem, type) else further
+        allowed = f"a {kind.__name__} (see fedjax_sim/core/types.py) for {system.name}{further}"
         raise ConfigError("problem", name, allowed)
     for member in members:
         if callable(asked := getattr(kind, member)):
@@ -284,18 +279,21 @@ def check_algorithm(found: object, system: types.System, hyper: types.HyperT) ->
         raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
     known = fields(type(hyper))
     for name, idle in system.messages.relies_on:
-        if name not in known or name in found.supports:
-            continue
-        value = value_of(hyper, name)
-        is_plain = isinstance(idle, (str, int, float))
-        if not (is_known(value, idle) if is_plain else type(value) is type(idle)):
-            allowed = (
-                f"{idle}, because the algorithm of {system.name} does not name it in `supports`, "
-                "but the messages of the system would be counted with it"
-            )
-            # Numbers are traced here, those of a kind too, and cannot be shown.
-            is_shown = is_plain and not isinstance(value, jax.core.Tracer)
-            raise ConfigError(name, value if is_shown else type(value).__name__, allowed)
+        if name in known and name not in found.supports:
+            _check_idle(name, value_of(hyper, name), idle, system)
+
+
+def _check_idle(name: str, value: object, idle: Any, system: types.System) -> None:
+    """Check that a setting has no effect, see `check_algorithm`. idle: Its value without one."""
+    is_plain = isinstance(idle, (str, int, float))
+    if not (is_known(value, idle) if is_plain else type(value) is type(idle)):
+        allowed = (
+            f"{idle}, because the algorithm of {system.name} does not name it in `supports`, "
+            "but the messages of the system would be counted with it"
+        )
+        # Numbers are traced here, those of a kind too, and cannot be shown.
+        is_shown = is_plain and not isinstance(value, jax.core.Tracer)
+        raise ConfigError(name, value if is_shown else type(value).__name__, allowed)
 
 
 def check_step(
@@ -320,17 +318,9 @@ def check_step(
     if not hasattr(info, "_asdict"):
         allowed = "a NamedTuple of numbers, such as fedjax_sim.core.types.Work"
         raise ConfigError("info that step returns", type(info).__name__, allowed)
-    changed, slots = getattr(info, "event", None), event.clients.shape
-    if changes and not isinstance(changed, types.Event):
-        allowed = (
-            "the changed event, as in the Work of local training, because the step replaced "
-            f"{' and '.join(sorted(changes))} of its event (event.within describes other work "
-            "within a tick, which changes nothing that is counted)"
-        )
-        raise ConfigError("field event of the info that step returns", changed, allowed)
-    if isinstance(changed, types.Event) and changed.clients.shape != slots:
-        allowed = f"{list(slots)}, the slots of the tick"
-        raise ConfigError("shape of the event in the info", list(changed.clients.shape), allowed)
+    changed = getattr(info, "event", None)
+    if changes or isinstance(changed, types.Event):
+        _check_changed(changed, event, changes)
     had, has = trees.typed_structure(state), trees.typed_structure(after)
     if had != has:
         allowed = f"of the structure that init returns, {had.structure}"
@@ -343,6 +333,20 @@ def check_step(
         if was.shape != now.shape or not is_alike:
             name = f"state{jax.tree_util.keystr(path)} that step returns"
             raise ConfigError(name, now.str_short(), f"{was.str_short()}, as init returns it")
+
+
+def _check_changed(changed: object, event: types.Event, changes: Collection[str]) -> None:
+    """Check the event of a step's info against the given one, see `check_step`."""
+    if not isinstance(changed, types.Event):
+        allowed = (
+            "the changed event, as in the Work of local training, because the step replaced "
+            f"{' and '.join(sorted(changes))} of its event (event.within describes other work "
+            "within a tick, which changes nothing that is counted)"
+        )
+        raise ConfigError("field event of the info that step returns", changed, allowed)
+    if changed.clients.shape != (slots := event.clients.shape):
+        allowed = f"{list(slots)}, the slots of the tick"
+        raise ConfigError("shape of the event in the info", list(changed.clients.shape), allowed)
 
 
 def keep_narrow(before: types.StateT, after: types.StateT) -> types.StateT:

@@ -69,6 +69,10 @@ class Checkpoints:
     resume: Resume = False
 
 
+PLAIN = types.Layout(), types.Keep(), Watch(), None
+"""Defaults of the options that depend on the system or the machine."""
+
+
 class RunOptions(TypedDict, total=False):
     """The arguments of `sweep` that other calls pass on; see there."""
 
@@ -100,11 +104,12 @@ class Options:
     def __post_init__(self) -> None:
         """Turn numbers of NumPy into those of Python, which files can hold."""
         for name, value in vars(self).items():
-            if isinstance(value, types.Layout):
+            if isinstance(value, types.Layout) and value != types.Layout():
                 value = types.Layout(*map(settings.plain, value))
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-                numbers = {field: settings.plain(each) for field, each in vars(value).items()}
-                value = dataclasses.replace(value, **numbers)
+                for field, each in vars(value).items():
+                    if (number := settings.plain(each)) is not each:
+                        value = dataclasses.replace(value, **{field: number})
             object.__setattr__(self, name, settings.plain(value))
         object.__setattr__(self, "devices", tuple(self.devices))
 
@@ -141,17 +146,13 @@ def list_lanes(
     points, hypers = check_call(system, hyper, grid, options)
     problems = problems or _problems_of(system, problem, seeds)
     distinct, number = distinct_objects(problems)
-    for each, one in itertools.product(hypers, distinct):
-        if each.num_clients != (num_clients := one.counts.shape[0]):
-            raise ConfigError("num_clients", each.num_clients, f"{num_clients}, as in the problem")
+    whole: list[Lane] = []
+    for point, hyper in zip(points, hypers, strict=True):
+        completed = [_completed(system, hyper, one) for one in distinct]
+        for seed, one, i in zip(seeds, problems, number, strict=True):
+            whole.append(Lane(len(whole), completed[i], one, seed, point))
     if len(distinct) > 1:
         _check_models(distinct)
-    completed = [[whole[i] for i in number] for whole in _completed(system, hypers, distinct)]
-    whole = [
-        Lane(p * len(seeds) + s, completed[p][s], problems[s], seed, points[p])
-        for p in range(len(points))
-        for s, seed in enumerate(seeds)
-    ]
     whole = whole if start is None else give_starts(whole, start)
     return _with_lengths(system, whole, options.budget)
 
@@ -159,8 +160,12 @@ def list_lanes(
 def _with_lengths(system: types.System, whole: list[Lane], budget: types.Budget) -> list[Lane]:
     """Give schedules of rates without a length the number of their lane's ticks, as planned."""
     hypers = {id(lane.hyper): lane.hyper for lane in whole}  # Thousands of lanes may share one.
-    longer = {key: schedules.with_length(each, np.inf) for key, each in hypers.items()}
-    lacking = [lane for lane in whole if longer[id(lane.hyper)] is not lane.hyper]
+    for key, hyper in list(hypers.items()):
+        if schedules.with_length(hyper, np.inf) is hyper:
+            del hypers[key]
+    lacking = [lane for lane in whole if id(lane.hyper) in hypers]
+    if not lacking:
+        return whole
     if isinstance(budget, types.Ticks) or system.live is not None:
         lengths = [(lane, getattr(budget, "num_ticks", None)) for lane in lacking]
     else:
@@ -196,18 +201,14 @@ def _problems_of(system: types.System, problem: Any, seeds: list[int]) -> list[t
             raise ConfigError("problem", f"a list of {len(problem)}", f"one per seed, {len(seeds)}")
         problems = list(problem)
     distinct, number = distinct_objects(problems)
-    for each in distinct:
+    for i, each in enumerate(distinct):
         contract.check_problem(system, each)
-
-    def as_typed(leaf: Any) -> Any:
-        """Make an array of a number of Python; it has no definite type either."""
-        return leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-
-    whole = []
-    for each in distinct:
-        has_arrays = all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(each))
-        whole.append(each if has_arrays else jax.tree.map(as_typed, each))
-    return [whole[i] for i in number]
+        leaves, structure = jax.tree.flatten(each)
+        if not all(hasattr(leaf, "dtype") for leaf in leaves):
+            # Python's numbers become arrays, which have no definite type either.
+            typed = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in leaves]
+            distinct[i] = jax.tree.unflatten(structure, typed)
+    return [distinct[i] for i in number]
 
 
 def _check_models(problems: list[types.AnyProblem]) -> None:
@@ -233,24 +234,20 @@ def _shapes_of(tree: object) -> dict[str, tuple[int, ...]]:
 
 
 def _completed(
-    system: types.System[types.HyperT, Any, Any],
-    hypers: list[types.HyperT],
-    problems: list[types.AnyProblem],
-) -> list[list[types.HyperT]]:
-    """Complete each point's settings from each problem."""
-
-    def completed(hyper: types.Settings, problem: Any) -> types.HyperT:
-        # Names in a table of clients, or a trace, are matched with those of the problem's clients.
-        names = problem.client_ids if trees.has(problem, "client_ids") else None
-        if names is not None and hasattr(hyper, "delays"):
-            hyper = hyper.with_client_names(names)
-        whole: Any = system.fit.complete(hyper, problem)
-        if getattr(whole, "needs_message_bits", False):  # The clock asks how long messages are.
-            bits = system.messages.bits(trees.shapes_of_model(problem), whole)
-            whole = whole.with_message_bits(*bits)
-        return whole
-
-    return [[completed(hyper, problem) for problem in problems] for hyper in hypers]
+    system: types.System[types.HyperT, Any, Any], hyper: types.Settings, problem: Any
+) -> types.HyperT:
+    """Complete settings from a problem."""
+    if hyper.num_clients != (num_clients := problem.counts.shape[0]):
+        raise ConfigError("num_clients", hyper.num_clients, f"{num_clients}, as in the problem")
+    # Names in a table of clients, or a trace, are matched with those of the problem's clients.
+    names = problem.client_ids if trees.has(problem, "client_ids") else None
+    if names is not None and hasattr(hyper, "delays"):
+        hyper = hyper.with_client_names(names)
+    whole: Any = system.fit.complete(hyper, problem)
+    if getattr(whole, "needs_message_bits", False):  # The clock asks how long messages are.
+        bits = system.messages.bits(trees.shapes_of_model(problem), whole)
+        whole = whole.with_message_bits(*bits)
+    return whole
 
 
 def settings_completed_from(
@@ -264,14 +261,14 @@ def settings_completed_from(
     Args:
       hyper: Settings that are not completed yet.
     """
-    whole = trees.typed_structure(_completed(system, [hyper], [problem])[0][0])
+    whole = trees.typed_structure(_completed(system, hyper, problem))
     pairs, structure = jax.tree_util.tree_flatten_with_path(hyper)
     leaves, found = [leaf for _, leaf in pairs], set()
 
     def note(place: int, name: str, value: Any) -> None:
         given = jax.tree.unflatten(structure, [*leaves[:place], value, *leaves[place + 1 :]])
         try:
-            completed = _completed(system, [given], [problem])[0][0]
+            completed = _completed(system, given, problem)
         except (TypeError, ValueError):  # Its value was asked for, or refused.
             found.add(name)
             return
@@ -303,6 +300,33 @@ def check_call(
     """
     if not grid.seeds or len(set(grid.seeds)) < len(grid.seeds):
         raise ConfigError("seeds", grid.seeds, "different whole numbers, at least one")
+    if (options.layout, options.keep, options.watch, options.checkpoints) != PLAIN:
+        _check_options(system, options)
+    contract.check_known("hyper", hyper)
+    names = [field.name for field in dataclasses.fields(system.Hyper) if field.compare]
+    hyper = system.Hyper() if hyper is None else hyper
+    if isinstance(hyper, type) or not all(map(partial(hasattr, hyper), names)):
+        kind = hyper if isinstance(hyper, type) else type(hyper)
+        allowed = f"settings of {system.name}, an instance of its Hyper"
+        raise ConfigError("hyper", f"{kind.__module__}.{kind.__name__}", allowed)
+    if "num_clients" not in names:
+        allowed = "those of a system, with num_clients among them"
+        raise ConfigError(f"settings of {system.name}", ", ".join(names), allowed)
+    points, hypers = [{}], [hyper]
+    if grid.settings:
+        _check_swept(system, grid.settings)
+        values = itertools.product(*grid.settings.values())
+        points = [dict(zip(grid.settings, each, strict=True)) for each in values]
+        hypers = [dataclasses.replace(hyper, **point) for point in points]
+    settings.check_all(hypers)
+    if system.live is not None:
+        for each in hypers:
+            _check_without_privacy(system, each)
+    return points, hypers
+
+
+def _check_options(system: types.System, options: Options) -> None:
+    """Check options that are not the defaults, as in `check_call`."""
     if isinstance(options.watch.shown, Path):
         check_file(options.watch.shown)
     if options.folder is not None and jax.process_count() > 1:
@@ -312,40 +336,26 @@ def check_call(
         allowed = "None with several processes, which could decide differently"
         raise ConfigError("on_evaluation", options.watch.on_evaluation, allowed)
     check_layout(options.layout)
-    if options.keep.client_variance and system.fit.learns is types.LatentProblem:
-        allowed = f"False for {system.name}, whose clients hold statistics and no models"
-        raise ConfigError("client_variance", True, allowed)
-    if options.keep.client_variance and system.live is not None:
-        allowed = f"False for {system.name}: what clients hold is known from planned schedules only"
-        raise ConfigError("client_variance", True, allowed)
+    if (asked := options.keep.of_clients) is not None:
+        usual = f"{getattr(type(options.keep)(), asked[0])} for {system.name}"
+        if system.fit.learns is types.LatentProblem:
+            raise ConfigError(*asked, f"{usual}, whose clients hold statistics and no models")
+        if system.live is not None:
+            allowed = f"{usual}: what clients hold is known from planned schedules only"
+            raise ConfigError(*asked, allowed)
+
+
+def _check_swept(system: types.System, swept: Mapping[str, Sequence[Any]]) -> None:
+    """Check names and values of swept settings, as in `check_call`."""
     owners = [field.name for field in settings.groups(system.Hyper)]
-    for name, values in grid.settings.items():
+    for name, values in swept.items():
         inside = "" if name in owners else settings.full_name(system.Hyper, name).rpartition(".")[0]
-        if inside in grid.settings:
+        if inside in swept:
             # The group's label would have another value of the setting.
             raise ConfigError("setting name", name, f"left out with `{inside}`, its group")
         # Long arrays have a shortened repr, and functions of one name have the same text.
         if not values or len({(repr(value), text_of(value)) for value in values}) < len(values):
             raise ConfigError(f"values of {name}", values, "at least one, all different")
-    contract.check_known("hyper", hyper)
-    names = [field.name for field in dataclasses.fields(system.Hyper) if field.compare]
-    hyper = system.Hyper() if hyper is None else hyper
-    if isinstance(hyper, type) or not all(hasattr(hyper, name) for name in names):
-        kind = hyper if isinstance(hyper, type) else type(hyper)
-        allowed = f"settings of {system.name}, an instance of its Hyper"
-        raise ConfigError("hyper", f"{kind.__module__}.{kind.__name__}", allowed)
-    if "num_clients" not in names:
-        allowed = "those of a system, with num_clients among them"
-        raise ConfigError(f"settings of {system.name}", ", ".join(names), allowed)
-    points = [
-        dict(zip(grid.settings, values, strict=True))
-        for values in itertools.product(*grid.settings.values())
-    ]
-    hypers = [dataclasses.replace(hyper, **point) for point in points]
-    settings.check_all(hypers)
-    for hyper in hypers if system.live is not None else ():
-        _check_without_privacy(system, hyper)
-    return points, hypers
 
 
 def _check_without_privacy(system: types.System, hyper: types.Settings) -> None:

@@ -17,7 +17,7 @@ from fedjax_sim.core.settings import ConfigError, Count, Whole, checked
 from fedjax_sim.core.types import EMPTY, AnyProblem, HyperT, Layout, System, Ticks
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.engine.program.prepare import plan_group
+from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.request import Options, grid_of, list_lanes
 from fedjax_sim.engine.resuming.checkpoint import asked_of
 from fedjax_sim.results.curves import Grid
@@ -172,14 +172,14 @@ class Listed(NamedTuple):
             devices=tuple(jax.local_devices(backend="cpu")[:1]),
         )
         groups = groups_of(self.lanes)
-        planned = [plan_group(self.system, group[:1], short) for group in groups]
+        planned = [Planned(self.system, group[:1], short) for group in groups]
         programs = [each.on_devices().program_digest() for each in planned]
         return {**asked_of(self.system, self.lanes, self.options), "program": programs}
 
     def lower(self) -> list[jax.stages.Lowered]:
         """Lower the program of each group, of one chunk, for `devices`, which need not exist."""
-        planned = [plan_group(self.system, group, self.options) for group in groups_of(self.lanes)]
-        return [each.on_devices().lowered for each in planned]
+        planned = [Planned(self.system, group, self.options) for group in groups_of(self.lanes)]
+        return [each.on_devices().lowered() for each in planned]
 
     def check_schedules(self) -> None:
         """Draw the schedules, a few at a time, and keep none.

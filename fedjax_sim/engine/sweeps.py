@@ -6,6 +6,7 @@ Dimension letters: those of `fedjax_sim.core.types`; `V` evaluations.
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Unpack
 
@@ -15,21 +16,20 @@ import numpy as np
 from fedjax_sim import clients
 from fedjax_sim.core import types
 from fedjax_sim.core.lifecycle import say
-from fedjax_sim.core.settings import ConfigError, checked, fields, is_traced, names_of, value_of
+from fedjax_sim.core.settings import ConfigError, fields, is_traced, names_of, value_of
 from fedjax_sim.core.settings.declared import Count, LaneSeed, Whole
 from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
-from fedjax_sim.engine.planning.lanes import groups_of
+from fedjax_sim.engine.planning.lanes import column, groups_of
 from fedjax_sim.engine.request import Checkpoints, Options, Precision, ProblemT, RunOptions
 from fedjax_sim.engine.running.pieces import Pieces, locked
 from fedjax_sim.engine.shares import Listed, Part, Sharing, check_num_parts
 from fedjax_sim.engine.watching import Watch
-from fedjax_sim.results import metric_names, records
-from fedjax_sim.results.curves import Grid, Returned, label_curves, label_lanes
+from fedjax_sim.results import records
+from fedjax_sim.results.curves import Grid, Returned, describe_metrics, label_curves, label_lanes
 from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 
 
-@checked
 @contract.with_known_inputs
 def simulate(
     system: types.System[types.HyperT, types.StateT, types.InfoT],
@@ -69,7 +69,6 @@ def simulate(
     return dataclasses.replace(run, curves=run.curves.isel(seed=0), models=models, samples=samples)
 
 
-@checked
 @contract.with_known_inputs
 def sweep(
     system: types.System[types.HyperT, types.StateT, types.InfoT],
@@ -179,26 +178,28 @@ def _run(asked: Listed, numbers: Collection[int] | None = None) -> Run:
     groups = groups_of(whole)
     if len(groups) > 1:
         _say_what_compiles(system, grid, hypers)
-    with CompileMeter() as meter, locked(options.checkpoints):
-        parts: list[Returned] = []
+    saved = options.checkpoints
+    parts: list[Returned] = []
+    with CompileMeter() as meter, nullcontext() if saved is None else locked(saved):
         for lanes in groups:
             if group := [lane for lane in lanes if lane.place in chosen]:
                 parts += Pieces(system, group, lanes, options).run(len(parts))
     named = parts, grid, system.name
     curves = label_curves(*named) if places is None else label_lanes(*named, places)
-    curves = metric_names.describe_metrics(curves, [lane.problem for lane in whole])
+    curves = describe_metrics(curves, column(whole, "problem"))
     curves.attrs |= {
         "seconds_compile": meter.seconds,
         "seconds_run": time.perf_counter() - began - meter.seconds,
         "programs_compiled": meter.count,
     }
-    order = np.argsort([place for part in parts for place in part.places])
-    models, samples = join_lanes_of_trees(
-        [(part.curves.models, part.curves.samples) for part in parts], order, curves.sizes["eval"]
-    )
-    timelines = [timeline for part in parts for timeline in part.timelines]
+    run: list[int] = []
+    timelines: list[types.Timeline] = []
+    for part in parts:
+        run, timelines = run + part.places, timelines + part.timelines
+    order, trees = np.argsort(run), [(part.curves.models, part.curves.samples) for part in parts]
+    models, samples = join_lanes_of_trees(trees, order, curves.sizes["eval"])
     warn_of_lanes(curves)
-    return Run(curves, models, [timelines[i] for i in order], hypers, samples)
+    return Run(curves, models, list(map(timelines.__getitem__, order)), hypers, samples)
 
 
 def _say_what_compiles(system: types.System, grid: Grid, hypers: Sequence[types.Settings]) -> None:

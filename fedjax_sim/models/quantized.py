@@ -9,9 +9,9 @@ training loses by few bits, not what hardware gains.
 
 Readings. Section 3 of the paper quantizes the stochastic gradient before the update, App. C.3 the
 neural gradients; the latter is implemented. The paper names LUQ but gives none of its constants.
-The constants and the levels are those of LUQ's public code (see `low_bit.LEVELS`); SAWB's range for
-3 bits comes from another public port, because no source states which one the paper used. The paper
-does not say whether the first and the last layer are quantized; here they are, unless
+The constants and the levels are those of LUQ's public code (see `rounding.LEVELS`); SAWB's range
+for 3 bits comes from another public port, because no source states which one the paper used. The
+paper does not say whether the first and the last layer are quantized; here they are, unless
 `LowBit.full_precision` names them. Straight-through gradients pass clipped values too, as in LUQ's
 code. Models are evaluated with weights and activations rounded as in training, because that is the
 network that was trained; `evaluate_quantized=False` evaluates them as they are sent. (FAVANO on
@@ -35,7 +35,7 @@ from flax.linen.module import InterceptorContext
 
 from fedjax_sim.core.settings import ConfigError, Limit, OneOf, checked
 from fedjax_sim.core.types import Array, Key, Params
-from fedjax_sim.kernels import low_bit
+from fedjax_sim.kernels import rounding
 from fedjax_sim.models.calls import draw_params, outputs_of
 from fedjax_sim.server.compression import luq
 
@@ -63,20 +63,20 @@ class LowBit:
       activations: Bits of the layers' inputs, from 2 to 24, or None for full precision.
       gradients: Bits of the gradients at the layers' outputs, from 2 to 8, or None for full
         precision.
-      scale: What sets the range of the uniform grids, a name in `low_bit.SCALES`.
+      scale: What sets the range of the uniform grids, a name in `rounding.SCALES`.
       evaluate_quantized: Whether weights and activations are rounded in evaluation too.
       full_precision: Paths of layers to leave alone, such as "Dense_0" or "Block_0/Conv_1".
-      levels: Which levels a number of bits stands for, one of `low_bit.LEVELS`.
+      levels: Which levels a number of bits stands for, one of `rounding.LEVELS`.
     """
 
     model: nn.Module
     weights: Bits | None = 3
     activations: Bits | None = 3
     gradients: Annotated[int, Limit(least=2, most=8)] | None = 4
-    scale: Annotated[str, OneOf(tuple(low_bit.SCALES))] = "sawb"
+    scale: Annotated[str, OneOf(tuple(rounding.SCALES))] = "sawb"
     evaluate_quantized: bool = True
     full_precision: tuple[str, ...] = ()
-    levels: Annotated[str, OneOf(tuple(low_bit.LEVELS))] = "reference"
+    levels: Annotated[str, OneOf(tuple(rounding.LEVELS))] = "reference"
 
     def __post_init__(self) -> None:
         if not isinstance(self.full_precision, tuple):  # A list could not be hashed.
@@ -139,7 +139,7 @@ class LowBit:
             top = 2 ** (self.gradients - 1) - (2 if self.levels == "strict" else 1)
             quantize = partial(luq, bits=self.gradients, top=top)
             key_of_layer = jax.random.fold_in(key, next(call_numbers))
-            return low_bit.quantized_gradient(outputs, key_of_layer, quantize)
+            return rounding.quantized_gradient(outputs, key_of_layer, quantize)
 
         def rounded(path: tuple[jax.tree_util.DictKey, ...], leaf: Array) -> Array:
             return self._round(leaf, self.weights, signed=True) if self.rounds(path) else leaf
@@ -161,6 +161,6 @@ class LowBit:
         """Round values with a straight-through gradient, or not at all if bits is None."""
         if bits is None:
             return x
-        return low_bit.straight_through(
-            partial(low_bit.SCALES[self.scale], bits=bits, signed=signed, levels=self.levels), x
+        return rounding.straight_through(
+            partial(rounding.SCALES[self.scale], bits=bits, signed=signed, levels=self.levels), x
         )

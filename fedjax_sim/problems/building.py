@@ -5,8 +5,7 @@ Dimension letters: those of `supervision`.
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import numpy as np
@@ -19,9 +18,32 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data
 from fedjax_sim.problems.client_data import Examples
 from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
-from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supervised, check_shapes
+from fedjax_sim.problems.supervision import Preparation, Supervised, check_shapes
 
 SupervisedT = TypeVar("SupervisedT", bound=Supervised)
+
+
+class Options(TypedDict, total=False):
+    """Arguments that every problem of supervised learning takes.
+
+    Attributes:
+      per_client: Whether metrics are also measured on every client's own test examples.
+      start: Parameters to start from, or some of them: the others are drawn anew for each seed.
+      frozen: Which parameters are not trained, nor averaged or sent: a function of a path such as
+        "params/Dense_0/kernel", or a regular expression found in it. They must be in `start`.
+      prior_precision: Precision of a Gaussian prior on the trained parameters; None for none.
+      step_loss: The loss of local steps in place of the mean of `loss`: a function (params, aux,
+        batch, extras) -> (loss, aux), where the batch has `inputs`, `targets` and a `key`, and
+        extras are `fedjax_sim.core.types.Extras`. The aux is () unless the network has state.
+      test_block: Test examples that a CPU evaluates together; fewer need less memory.
+    """
+
+    per_client: bool
+    start: Params | None
+    frozen: str | Callable[[str], bool] | None
+    prior_precision: AtLeast0 | None
+    step_loss: LocalLoss | None
+    test_block: Count
 
 
 @overload
@@ -50,13 +72,8 @@ def supervised(
     mask: Callable[[Any], Array] | None = None,
     prepare: Callable[[Any], tuple[Any, Any]] | None = None,
     augment: Callable[[Key, Any], Any] | None = None,
-    per_client: bool = False,
-    start: Params | None = None,
-    frozen: str | Callable[[str], bool] | None = None,
-    prior_precision: AtLeast0 | None = None,
-    step_loss: LocalLoss | None = None,
-    test_block: Count = EVALUATED_AT_ONCE,
     seed: Seed = 0,
+    **options: Unpack[Options],
 ) -> Supervised | list[Supervised]:
     """Build a problem from a network, a loss and data.
 
@@ -91,16 +108,9 @@ def supervised(
         metrics are taken over these entries, so that long sequences weigh more.
       prepare: From a mini-batch of the data to inputs and targets, such as a change of scale.
       augment: From a key and a mini-batch of the data to changed data, in local steps.
-      per_client: Whether metrics are also measured on every client's own test examples.
-      start: Parameters to start from, or some of them: the others are drawn anew for each seed.
-      frozen: Which parameters are not trained, nor averaged or sent: a function of a path such as
-        "params/Dense_0/kernel", or a regular expression found in it. They must be in `start`.
-      prior_precision: Precision of a Gaussian prior on the trained parameters; None for none.
-      step_loss: The loss of local steps in place of the mean of `loss`: a function (params, aux,
-        batch, extras) -> (loss, aux), where the batch has `inputs`, `targets` and a `key`, and
-        extras are `fedjax_sim.core.types.Extras`. The aux is () unless the network has state.
-      test_block: Test examples that a CPU evaluates together; fewer need less memory.
       seed: Seed of the choice of test examples.
+      **options: `per_client`, `start`, `frozen`, `prior_precision`, `step_loss` and `test_block`,
+        see `Options`.
 
     Returns:
       The problem; a list of problems for a list of partitions, which share the data.
@@ -129,9 +139,11 @@ def supervised(
         test_data, num_tests = client_data.read_arrays("test", test)
         if test_clients is not None:
             owned = [client_data.owners_of_tests(names, test_clients, num_tests)]
-    prior = None if prior_precision is None else trees.as_array(prior_precision, "float32")
-    make = partial(
+    made = build(
         Supervised,
+        partitions,
+        owned,
+        options,
         data=data,
         test_data=test_data,
         model=model,
@@ -140,13 +152,8 @@ def supervised(
         mask_of=mask,
         prepare=Preparation(prepare),
         augmentation=augment,
-        prior_precision=prior,
-        per_client=per_client,
         client_ids=names,
-        test_block=test_block,
-        step_loss=step_loss,
     )
-    made = build(make, partitions, owned, start, frozen)
     _check_targets(made[0])
     if isinstance(test, float | int):
         made = _test_on_held_out(made, owned or [])
@@ -154,20 +161,20 @@ def supervised(
 
 
 def build(
-    make: Callable[..., SupervisedT],
+    kind: type[SupervisedT],
     partitions: Sequence[Partition],
     tests: Sequence[Partition] | None,
-    start: Params | None = None,
-    frozen: str | Callable[[str], bool] | None = None,
+    options: Options,
+    **shared: Any,
 ) -> list[SupervisedT]:
     """Build one problem per partition, all with the same data, and check them.
 
     Args:
-      make: The class of the problems with the fields that all share.
+      kind: The class of the problems.
       partitions: Partitions of the training examples.
       tests: Partitions of the test examples, one or as many; None if these are nobody's own.
-      start: As in `supervised`.
-      frozen: As in `supervised`.
+      options: Further arguments of the caller's.
+      **shared: Fields that all problems share, which options take the place of.
 
     Returns:
       One problem per partition, in the same order.
@@ -178,7 +185,11 @@ def build(
         `check_shapes`.
     """
     nobody = {"index": trees.as_array([[0]], "int32"), "counts": trees.as_array([1], "int32")}
-    problem = _with_start(make(**nobody), start, frozen)
+    fields: dict[str, Any] = {**shared, **options}
+    start, frozen = fields.pop("start", None), fields.pop("frozen", None)
+    if (prior := options.get("prior_precision")) is not None:
+        fields["prior_precision"] = trees.as_array(prior, "float32")
+    problem = _with_start(kind(**nobody, **fields), start, frozen)
     check_shapes(problem)
     state = calls.state_of(problem.model, trees.shapes_of_model(problem))
     problem = dataclasses.replace(problem, state=state)

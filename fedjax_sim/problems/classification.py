@@ -11,8 +11,7 @@ that are predicted in a sequence, `P` coefficients.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import chex
 import jax
@@ -227,8 +226,8 @@ def make_classification(
       model: A network whose logits are `[B, K]` for images `[B, H, W, C]`.
       dataset: Training and test set, as `fedjax_sim.datasets.load` returns them.
       partition: Who holds which training example, from a function of `fedjax_sim.partition`.
-      **options: `mean`, `std`, `augmentation`, `per_class`, `per_client`, `test_partition`,
-        `start`, `frozen` and `prior_precision`, as in `make_classifications`.
+      **options: `mean`, `std`, `augmentation`, `per_class`, `test_partition`, and those of
+        `fedjax_sim.problems.supervised`, as in `make_classifications`.
 
     Returns:
       The problem.
@@ -249,11 +248,8 @@ def make_classifications(
     std: Above0 | Sequence[Above0] = 1.0,
     augmentation: Augmentation | None = None,
     per_class: bool = False,
-    per_client: bool = False,
     test_partition: Partition | None = None,
-    start: Params | None = None,
-    frozen: str | Callable[[str], bool] | None = None,
-    prior_precision: AtLeast0 | None = None,
+    **options: Unpack[building.Options],
 ) -> list[Classification]:
     """Build one classification problem per partition, for a sweep with a partition per seed.
 
@@ -272,13 +268,10 @@ def make_classifications(
       std: Divisor of the result, above 0: one number, or one per channel.
       augmentation: Random changes of the images in local steps; None for none.
       per_class: Whether the accuracy on each class is evaluated too, "class_accuracy".
-      per_client: Whether accuracy and loss are evaluated for each client too, "client_accuracy"
-        and "client_loss", on test examples as in `Classification.evaluate_clients`.
       test_partition: The clients' own test examples; None if these belong to nobody.
-      start: Parameters to start from, or some of them, as in `fedjax_sim.problems.supervised`.
-      frozen: Which parameters are not trained, as in `fedjax_sim.problems.supervised`.
-      prior_precision: Precision of a Gaussian prior on the parameters, at least 0; None for a flat
-        prior.
+      **options: As in `fedjax_sim.problems.supervised`. With `per_client` accuracy and loss are
+        evaluated for each client too, "client_accuracy" and "client_loss", on test examples as in
+        `Classification.evaluate_clients`.
 
     Returns:
       One problem per partition, in the same order.
@@ -291,12 +284,14 @@ def make_classifications(
         if np.shape(value) not in ((), (channels,)):
             raise ConfigError(name, value, f"one number, or {channels}: one per channel")
     check_data(dataset)
-    prior = None if prior_precision is None else trees.as_array(prior_precision, "float32")
     classes = [("class_accuracy", accuracy_of_classes(dataset.num_classes))] if per_class else []
     # Every problem below holds the same arrays, so the images lie on the device once.
     tests = None if test_partition is None else [test_partition]
-    make = partial(
+    made = building.build(
         Classification,
+        partitions,
+        tests,
+        options,
         data=(on_device("train_images", dataset.train_images), _labels(dataset.train_labels)),
         test_data=(on_device("test_images", dataset.test_images), _labels(dataset.test_labels)),
         model=model,
@@ -304,10 +299,7 @@ def make_classifications(
         metrics=(("accuracy", Metric(is_right)), *classes),
         prepare=Normalisation(trees.as_array(mean, "float32"), trees.as_array(std, "float32")),
         augmentation=None if augmentation is None else OfImages(augmentation),
-        prior_precision=prior,
-        per_client=per_client,
     )
-    made = building.build(make, partitions, tests, start, frozen)
     for name in ("train_labels", "test_labels"):
         building.check_classes(made[0], name, np.asarray(getattr(dataset, name)))
     return made
@@ -388,10 +380,8 @@ def make_next_characters(
     dataset: Text,
     partitions: Sequence[Partition],
     *,
-    per_client: bool = False,
     test_partition: Partition | list[Partition] | None = None,
-    start: Params | None = None,
-    frozen: str | Callable[[str], bool] | None = None,
+    **options: Unpack[building.Options],
 ) -> list[NextCharacter]:
     """Build one problem per partition, for a sweep with a partition per seed.
 
@@ -410,11 +400,9 @@ def make_next_characters(
       dataset: Training and test sequences, as `fedjax_sim.datasets.load_text` returns them.
       partitions: Partitions of `dataset.train_sequences`, for example from
         `fedjax_sim.partition.natural` with `dataset.train_speakers` as clients.
-      per_client: Whether accuracy and loss are evaluated for each client too.
       test_partition: The clients' own test sequences, for example those of the speakers in
         `dataset.test_speakers`, once or for each of the partitions; None if these belong to nobody.
-      start: Parameters to start from, or some of them, as in `fedjax_sim.problems.supervised`.
-      frozen: Which parameters are not trained, as in `fedjax_sim.problems.supervised`.
+      **options: As in `fedjax_sim.problems.supervised`.
 
     Returns:
       One problem per partition, in the same order. "accuracy" is a share of characters, and "loss"
@@ -426,8 +414,11 @@ def make_next_characters(
         shape.
     """
     tests = [test_partition] if isinstance(test_partition, Partition) else test_partition
-    make = partial(
+    made = building.build(
         NextCharacter,
+        partitions,
+        tests,
+        options,
         data=on_device("train_sequences", dataset.train_sequences),
         test_data=on_device("test_sequences", dataset.test_sequences),
         model=model,
@@ -435,10 +426,8 @@ def make_next_characters(
         metrics=(("accuracy", Metric(is_right_character)),),
         mask_of=is_character,
         prepare=Preparation(inputs_and_targets),
-        per_client=per_client,
         test_block=SEQUENCES_AT_ONCE,
     )
-    made = building.build(make, partitions, tests, start, frozen)
     length = dataset.train_sequences.shape[1] - 1
     if check_shapes(made[0])[1:] != (length, dataset.num_classes):
         allowed = f"one with {dataset.num_classes} logits for each character, as many as codes"
@@ -552,8 +541,11 @@ def make_logistic(
 
     data = examples(dataset.train_images, dataset.train_labels)
     tests = None if test_partition is None else [test_partition]
-    make = partial(
+    [problem] = building.build(
         Logistic,
+        [partition],
+        tests,
+        {"per_client": test_partition is not None},
         data=data,
         test_data=examples(dataset.test_images, dataset.test_labels),
         model=_LINEAR,
@@ -561,8 +553,6 @@ def make_logistic(
         metrics=(("accuracy", Metric(_is_right)),),
         prior_precision=trees.as_array(prior_precision, dtype),
         start=jnp.zeros(data[0].shape[1], dtype),
-        per_client=test_partition is not None,
         test_block=len(dataset.test_labels),
     )
-    [problem] = building.build(make, [partition], tests)
     return problem

@@ -32,7 +32,8 @@ from jax.tree_util import PyTreeDef
 from fedjax_sim.core import trees
 from fedjax_sim.core.lifecycle import free_on_host, write_bytes
 from fedjax_sim.core.settings import ConfigError, Count, Seed, checked, hints_of, kind_of, shape
-from fedjax_sim.core.types import Array, Leaf, Params
+from fedjax_sim.core.targets import TreeT
+from fedjax_sim.core.types import Array, Key, Leaf, Params
 from fedjax_sim.partition import Partition, parts
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def check_range(name: str, values: Leaf, least: float, most: float = math.inf) -
         raise ConfigError(f"largest number in {name}", largest, f"at most {most}")
 
 
+@checked
 def check_partition(partition: Partition, num_examples: Count) -> None:
     """Check that every client has an example and that every position exists.
 
@@ -115,6 +117,7 @@ def check_tests(partitions: Sequence[Partition], tests: Sequence[Partition]) -> 
             raise ConfigError("clients of test_partition", found, allowed)
 
 
+@checked
 def pad_partitions(
     partitions: Sequence[Partition], num_examples: Count
 ) -> list[tuple[Array, Array]]:
@@ -627,6 +630,99 @@ class ClientExamples(Checked):
         places = jnp.arange(self.index.shape[1])
         rows = self.index[client, jnp.minimum(places, self.counts[client] - 1)]
         return rows, places < self.counts[client]
+
+
+class ExampleLosses(ClientExamples):
+    """Base of problems with a loss for each example: their mean, and a part of a prior.
+
+    Attributes:
+      state: Names of what is averaged but not trained; () if there is nothing.
+    """
+
+    state: tuple[str, ...] = ()
+
+    def _losses(
+        self, params: Params, rows: Array, key: Key, *, train: bool = True
+    ) -> tuple[Array, Array | None, Params]:
+        """Compute losses of examples `i32[B]`, the mask of their entries, and the next state."""
+        raise NotImplementedError
+
+    def _penalty(self, params: Params) -> Array | float:
+        """Compute the prior's part of one example's loss; 0 without a prior."""
+        raise NotImplementedError
+
+    def _mean(self, params: Params, losses: Array, mask: Array | None) -> Array:
+        """Average losses over the entries that count, and add the prior's part of one example."""
+        mean = losses.mean() if mask is None else _mean_among(losses, mask)
+        return mean + self._penalty(params)
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """Compute the mean loss of some of a client's examples.
+
+        Args:
+          params: The model.
+          client: `i32[]`, the client's number.
+          examples: `i32[B]`, positions below `counts[client]`.
+          key: For random changes of examples, and for a network's random streams.
+
+        Returns:
+          `f[]`, the mean over the entries that count, plus the prior's part of one example.
+        """
+        chex.assert_rank([client, examples], [0, 1])
+        losses, mask, _ = self._losses(params, self.index[client, examples], key)
+        return self._mean(params, losses, mask)
+
+    def client_loss(self, params: Params, client: Array, key: Key) -> Array:
+        """Compute the mean loss of all of a client's examples.
+
+        Args:
+          params: The model.
+          client: `i32[]`, the client's number.
+          key: As in `loss`.
+
+        Returns:
+          `f[]`, as `loss` gives it for all examples of the client; a network with state is in
+          evaluation mode.
+        """
+        rows, is_there = self.all_of(client)
+        # Statistics of a mini-batch would count the padding.
+        losses, mask, _ = self._losses(params, rows, key, train=not self.state)
+        if mask is not None:
+            return self._mean(params, losses, mask & along(is_there, mask))
+        total = jnp.where(is_there, losses, 0).sum()
+        return total / self.counts[client] + self._penalty(params)
+
+
+def _mean_among(losses: Array, mask: Array) -> Array:
+    """Average losses over the entries that count."""
+    return jnp.where(mask, losses, 0).sum() / mask.sum().astype(losses.dtype)
+
+
+def along(flags: Array, like: Array) -> Array:
+    """Give flags `[B, ...]` further axes of length 1, as many as `like` has more."""
+    return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim))
+
+
+def rows_of(data: TreeT, rows: Array) -> TreeT:
+    """Look up examples `i32[...]` of a pytree with leaves `[n, ...]`.
+
+    A CPU reads rows of numbers faster than rows of matrices.
+    """
+
+    def look_up(leaf: Array) -> Array:
+        flat = leaf.reshape(leaf.shape[0], -1) if leaf.ndim > 1 else leaf
+        found = flat.at[rows].get(mode="promise_in_bounds")
+        return found.reshape(*rows.shape, *leaf.shape[1:])
+
+    return jax.tree.map(look_up, data)
+
+
+def described(problem: Any) -> tuple[trees.TypedStructure, tuple[jax.ShapeDtypeStruct, ...]]:
+    """Describe a problem without its values, by its structure and the forms of its leaves."""
+    forms = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf)), problem
+    )
+    return trees.typed_structure(forms), tuple(jax.tree.leaves(forms))
 
 
 def check_fields(struct: Any) -> None:

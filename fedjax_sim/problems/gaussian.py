@@ -24,7 +24,7 @@ from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, FloatType
 from fedjax_sim.core.trees import as_array, in_32_bits
 from fedjax_sim.core.types import Array, Key
 from fedjax_sim.problems.client_data import ClientLosses
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.diagnostics import Gaussian
 
 MOST = 2**31 - 1
 COUNTS = Limit(least=1, most=MOST, is_whole=True)

@@ -23,7 +23,6 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -44,7 +43,7 @@ LogPrior = Callable[[Params], Array]
 
 
 @struct.dataclass
-class LogDensity(client_data.ClientExamples, client_data.ClientLosses):
+class LogDensity(client_data.ExampleLosses, client_data.ClientLosses):
     """A posterior of examples that clients hold; see the module for its conventions.
 
     Attributes:
@@ -98,34 +97,6 @@ class LogDensity(client_data.ClientExamples, client_data.ClientLosses):
         """Return the initial parameters, or draw them."""
         return self.start if self.draws_start is None else self.draws_start(key)
 
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Compute the mean loss of some of a client's examples, in nats.
-
-        Args:
-          params: The parameters.
-          client: `i32[]`, the client's number.
-          examples: `i32[B]`, positions below `counts[client]`.
-          key: Ignored.
-
-        Returns:
-          `f[]`, the mean of -log-likelihood, plus -log prior / n.
-        """
-        chex.assert_rank([client, examples], [0, 1])
-        found = self._likelihoods(params, self.index[client, examples])
-        return -found.mean() + self._penalty(params)
-
-    def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
-        """Compute the mean loss of all of a client's examples, in nats: `f[]`.
-
-        Args:
-          params: The parameters.
-          client: `i32[]`, the client's number.
-          key: Ignored.
-        """
-        rows, is_there = self.all_of(client)
-        found = jnp.where(is_there, self._likelihoods(params, rows), 0)
-        return -found.sum() / self.counts[client] + self._penalty(params)
-
     def log_likelihoods(self, params: Params, examples: Params = None) -> Array:
         """Compute the log-likelihood of each example.
 
@@ -164,9 +135,11 @@ class LogDensity(client_data.ClientExamples, client_data.ClientLosses):
         holders = jnp.zeros(found.shape, "int32").at[self.index].add(is_there)
         return jnp.where(holders > 0, holders * found, 0).sum()
 
-    def _likelihoods(self, params: Params, rows: Array) -> Array:
-        """Compute the log-likelihoods of examples `i32[B]`: `f[B]`."""
-        return self.log_likelihoods(params, jax.tree.map(lambda leaf: leaf[rows], self.data))
+    def _losses(
+        self, params: Params, rows: Array, key: Key, *, train: bool = True
+    ) -> tuple[Array, None, Params]:
+        """Compute -log-likelihoods, in nats, of examples `i32[B]`."""
+        return -self.log_likelihoods(params, client_data.rows_of(self.data, rows)), None, ()
 
     def _penalty(self, params: Params) -> Array:
         """Compute the prior's part of one example's loss."""

@@ -93,6 +93,7 @@ def is_right(logits: Array, labels: Array) -> Array:
 
 
 @functools.cache
+@checked
 def accuracy_of_classes(num_classes: Count) -> Metric:
     """Make a metric of the accuracy on the examples of each class.
 

@@ -52,6 +52,7 @@ class LabelFlip:
         if self.source is not None and self.source == self.target:
             raise ConfigError("target", self.target, "another class than source")
 
+    @checked
     def labels(self, labels: np.ndarray, num_classes: Count) -> np.ndarray:
         """Flip labels.
 

@@ -39,11 +39,11 @@ from jax.extend.core import Var
 from fedjax_sim.core import trees
 from fedjax_sim.core.settings import ConfigError, Count, Limit, shape
 from fedjax_sim.core.streams import stream
-from fedjax_sim.core.targets import TreeT, is_for_cpu, lanes_together
+from fedjax_sim.core.targets import is_for_cpu, lanes_together
 from fedjax_sim.core.types import Array, Batch, Extras, Key, LocalLoss, Params
 from fedjax_sim.models import calls
 from fedjax_sim.problems import client_data
-from fedjax_sim.problems.client_data import first_line, form_of
+from fedjax_sim.problems.client_data import along, first_line, form_of, rows_of
 from fedjax_sim.problems.losses import Metric, PerExample
 
 Prepare = Callable[[Params], tuple[Params, Params]]
@@ -95,7 +95,7 @@ class Preparation:
 
 
 @struct.dataclass(repr=False)
-class Supervised(client_data.ClientExamples):
+class Supervised(client_data.ExampleLosses):
     """The mean loss of a network's outputs.
 
     Models are the network's parameters without the frozen leaves, in whose places they have None.
@@ -220,22 +220,6 @@ class Supervised(client_data.ClientExamples):
         """
         return params if self.frozen is None else trees.join(params, self.frozen)
 
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Compute the mean loss of some of a client's examples.
-
-        Args:
-          params: The model.
-          client: `i32[]`, the client's number.
-          examples: `i32[B]`, positions below `counts[client]`.
-          key: For augmentation and for the network's random streams.
-
-        Returns:
-          `f[]`, the mean over the entries that count, plus the prior's part of one example.
-        """
-        chex.assert_rank([client, examples], [0, 1])
-        losses, mask, _ = self._losses(params, self.index[client, examples], key)
-        return self._mean(params, losses, mask)
-
     @property
     def local_loss(self) -> LocalLoss:
         """The loss of local steps, a `LocalLoss`; there is none if `loss` serves them."""
@@ -271,26 +255,6 @@ class Supervised(client_data.ClientExamples):
         These are averaged, but not trained.
         """
         return trees.leaves_that(lambda path: path.split("/")[0] in self.state, params)
-
-    def client_loss(self, params: Params, client: Array, key: Key) -> Array:
-        """Compute the mean loss of all of a client's examples.
-
-        Args:
-          params: The model.
-          client: `i32[]`, the client's number.
-          key: For augmentation and for the network's random streams.
-
-        Returns:
-          `f[]`, as `loss` gives it for all examples of the client; a network with state is in
-          evaluation mode.
-        """
-        rows, is_there = self.all_of(client)
-        # Statistics of a mini-batch would count the padding.
-        losses, mask, _ = self._losses(params, rows, key, train=not self.state)
-        if mask is not None:
-            return _mean_among(losses, mask & along(is_there, mask)) + self._penalty(params)
-        total = jnp.where(is_there, losses, 0).sum()
-        return total / self.counts[client] + self._penalty(params)
 
     def outputs(self, params: Params) -> Array:
         """Compute the network's outputs for all of `test_data`: `f[m, ...]`.
@@ -416,11 +380,6 @@ class Supervised(client_data.ClientExamples):
             batch = self.augmentation(stream(key, "augmentation"), batch)
         return self.prepare(batch)
 
-    def _mean(self, params: Params, losses: Array, mask: Array | None) -> Array:
-        """Average losses over the entries that count, and add the prior's part of one example."""
-        mean = losses.mean() if mask is None else _mean_among(losses, mask)
-        return mean if self.prior_precision is None else mean + self._penalty(params)
-
     def _sums(self, whole: Params, rows: Array, is_there: Array) -> Sums:
         """Sum losses and metrics over test examples.
 
@@ -453,28 +412,9 @@ _OF_CLIENTS = ("client_", "personal_", "personal_client_")
 """Beginnings of the names of metrics of single clients' examples, or models."""
 
 
-def rows_of(data: TreeT, rows: Array) -> TreeT:
-    """Look up examples `i32[B]` of a pytree with leaves `[n, ...]`.
-
-    A CPU reads rows of numbers faster than rows of matrices.
-    """
-
-    def look_up(leaf: Array) -> Array:
-        flat = leaf.reshape(leaf.shape[0], -1) if leaf.ndim > 1 else leaf
-        found = flat.at[rows].get(mode="promise_in_bounds")
-        return found.reshape(*rows.shape, *leaf.shape[1:])
-
-    return jax.tree.map(look_up, data)
-
-
 def inf_for_nan(losses: Array) -> Array:
     """Replace nan by inf in losses `f[...]`, so that means that leave nan out do not hide it."""
     return jnp.where(jnp.isnan(losses), jnp.inf, losses)
-
-
-def _mean_among(losses: Array, mask: Array) -> Array:
-    """Average losses over the entries that count."""
-    return jnp.where(mask, losses, 0).sum() / mask.sum().astype(losses.dtype)
 
 
 def evaluated_at_once(
@@ -590,11 +530,6 @@ def means_over_examples(sums: Sums, num: Array | int) -> dict[str, Array]:
     }
 
 
-def along(flags: Array, like: Array) -> Array:
-    """Give flags `[B, ...]` further axes of length 1, as many as `like` has more."""
-    return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim))
-
-
 CHECKED = 2
 """Examples of the mini-batch with which shapes are checked."""
 
@@ -611,10 +546,7 @@ def check_shapes(problem: Supervised) -> tuple[int, ...]:
     Raises:
       ConfigError: If they do not fit, naming what has which shape.
     """
-    described = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf)), problem
-    )
-    return _shape_of_outputs(trees.typed_structure(described), tuple(jax.tree.leaves(described)))
+    return _shape_of_outputs(*client_data.described(problem))
 
 
 @functools.lru_cache(maxsize=256)
@@ -758,5 +690,5 @@ def _traced(name: str, function: PerExample, outputs: Params, targets: Params) -
 def _prepared(
     prepare: Callable[..., tuple[Params, Params]], data: Params, rows: Array
 ) -> tuple[Params, Params]:
-    inputs, targets = prepare(jax.tree.map(lambda leaf: leaf[rows], data))
+    inputs, targets = prepare(rows_of(data, rows))
     return inputs, targets

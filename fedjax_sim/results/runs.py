@@ -38,7 +38,7 @@ from fedjax_sim.core.settings import ConfigError, checked
 from fedjax_sim.core.types import HyperT, Params, Timeline
 from fedjax_sim.results import kept_settings
 from fedjax_sim.results.curves import join_lanes, label_of_value, lengthen
-from fedjax_sim.results.diagnostics.posterior import named_leaves
+from fedjax_sim.results.diagnostics import named_leaves
 from fedjax_sim.results.records import environment, to_json
 from fedjax_sim.results.store import storable
 from fedjax_sim.results.summaries import is_part, summary

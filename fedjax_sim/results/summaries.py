@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_sim.core.settings import checked
-from fedjax_sim.results.diagnostics.fairness import summarise_clients
+from fedjax_sim.results.diagnostics import summarise_clients
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -26,7 +26,7 @@ def summary(curves: Mapping[str, "xr.Dataset"]) -> dict[str, Any]:
     time, ticks, local steps and bits, the last three rounded to whole numbers. Failed lanes are
     counted, and left out of the metrics, which are null if no other lane is left. Of a metric of
     single clients the mean, the worst decile and the spread over clients are given, as means over
-    seeds, see `results.diagnostics.fairness.summarise_clients`. Lanes that collapsed to chance
+    seeds, see `results.diagnostics.summarise_clients`. Lanes that collapsed to chance
     while finite are counted too, and stay in the metrics.
 
     Args:

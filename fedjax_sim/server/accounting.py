@@ -365,6 +365,7 @@ class Participations(NamedTuple):
         return int(self.counts.max(initial=0))
 
 
+@checked
 def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
     """Count participations, and find the smallest separations, in O(T S log(T S)).
 
@@ -392,6 +393,7 @@ def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
     return Participations(counts, separation)
 
 
+@checked
 def most_participations(
     timeline: Timeline, num_clients: Count, ticks: Numbers
 ) -> npt.NDArray[np.int64]:
@@ -436,6 +438,7 @@ def largest_sums(
     return found
 
 
+@checked
 def most_sent(timeline: Timeline, num_clients: Count, ticks: Numbers) -> npt.NDArray[np.int64]:
     """Count the messages that one client may have sent at most, those on their way among them.
 
@@ -487,6 +490,7 @@ def reports_of(timeline: Timeline, num_clients: int) -> tuple[np.ndarray, np.nda
     return ticks, slots, clients[ticks, slots].astype(np.int64)
 
 
+@checked
 def square_root_bands(bands: Count) -> Floats:
     """Compute the first coefficients of (1 - x)^(-1/2): b_j = b_{j-1} (2 j - 1) / (2 j), b_0 = 1.
 
@@ -502,6 +506,7 @@ def square_root_bands(bands: Count) -> Floats:
     return np.concatenate([[1.0], np.cumprod((2 * place - 1) / (2 * place))])
 
 
+@checked
 def sensitivities(
     timeline: Timeline, num_clients: Count, coefficients: Floats, ticks: Numbers
 ) -> Floats:
@@ -568,6 +573,7 @@ def gaussian_epsilon(
     return once_each(lambda x: get_epsilon_gaussian(float(deviation) / x, float(delta)), changes)
 
 
+@checked
 def separated_sensitivity(
     coefficients: Floats, num_ticks: Count, *, separation: Count, most: Count
 ) -> float:

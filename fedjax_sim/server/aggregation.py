@@ -173,6 +173,10 @@ class ServerRate(Checked):
         rate = self.server_lr_schedule.of(self.server_lr, event.tick)
         return self if rate is self.server_lr else self.replace(server_lr=rate)  # type: ignore[attr-defined]
 
+    def server_transformation(self) -> optax.GradientTransformation | None:
+        """Make the server's optimizer, if it has one."""
+        return optax.sgd(self.server_lr)
+
 
 @struct
 class ServerMomentum(ServerRate):

@@ -55,7 +55,6 @@ from fedjax_sim.server.privacy import NoLocalPrivacy
 from fedjax_sim.server.report_settings import ClientMessages, ReportMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
-from fedjax_sim.server.stages import combination_of
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
 
 
@@ -155,7 +154,8 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     def has_one_batch(self) -> bool:
         """Whether an iteration is one large batch of the group, with no model for each client."""
         is_whole = isinstance(self.messages.compression, Identity) and loss_shares(self) is None
-        return self.has_one_step and is_whole and combination_of(self).is_plain
+        is_plain = self.adversary.is_idle and isinstance(self.aggregator, Mean)
+        return self.has_one_step and is_whole and is_plain
 
 
 def edge_training(
@@ -298,8 +298,8 @@ def _iterations(
             rule_key = jax.random.fold_in(of_group, offset + iteration)
             is_there = jnp.where(weight > 0, clients, types.EMPTY)
             members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
-            draws, senders = lane_stream(rule_key, "attack"), wire.senders
-            reached = senders.claimed(key, members, from_edge, reached, draws=draws)
+            draws, seen = lane_stream(rule_key, "attack"), (from_edge, reached)
+            reached, _ = wire.attack.client(key, members, (), *seen, draws=draws)
             sent, estimates = wire.code.decode(
                 lane_stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )
@@ -307,7 +307,7 @@ def _iterations(
             # know of a message that is lost or not finite, and keep their estimate.
             is_kept = jnp.zeros(clients.shape, bool)
             if wire.code.has_estimates:
-                is_kept = senders.finite_clients(members, estimates) == types.EMPTY
+                is_kept = wire.senders.finite_clients(members, estimates) == types.EMPTY
             if lost_shares is not None:
                 is_lost = draw_losses(lane_stream(key, "members"), lost_shares, clients, turns)
                 heard, is_kept = jnp.where(is_lost, 0, weight), is_kept | is_lost
@@ -445,8 +445,7 @@ class GroupMessages(ReportMessages):
 
     def check(self, hyper: EdgeTraining, timeline: Timeline) -> None:
         """Check the rules of local servers and of the global one."""
-        report_settings.check_numbers(hyper, timeline, name="edge_aggregator")
-        report_settings.check_weights(hyper, "edge_aggregator", timeline)
+        hyper.edge_aggregator.chosen.check_ticks(hyper, "edge_aggregator", timeline)
         rule, active = hyper.aggregator.chosen, hyper.grouping.active_per_group
         sizes = np.asarray(list_members(hyper).size)
         rule.check_heard("aggregator", np.minimum(sizes, active) if active else sizes)

@@ -45,8 +45,8 @@ class Memories(Compression):
     )
     memory_start: Literal["mean_field", "zero"] = setting(
         "mean_field",
-        "First memory V_{0,i}: h_i(S_0), for which every client evaluates all its examples once "
-        "and sends one uncompressed message; or 0.",
+        "First memory V_{0,i}: h_i(S_0), or DIANA's gradient, for which every client evaluates all "
+        "its examples once and sends one uncompressed message; or 0.",
         only_with={"field_rule": WITH_MEMORIES},
     )
     field_rule: Annotated[str, OneOf((*WITH_MEMORIES, "naive"))] = setting(
@@ -96,7 +96,7 @@ def exchange(
 ) -> tuple[Array, Memory]:
     """Send Q(target - V_i) from the active slots, make H of the messages and update the memories.
 
-    Both results use the old memories and the same messages; only H is divided by p.
+    Both results use the old memories and the same messages; only in H are these divided by p_i.
 
         hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(num_clients=2)  # nothing is compressed
         memory = first_memory(hyper.memories, jnp.array([[1.0], [3.0]]))
@@ -106,7 +106,7 @@ def exchange(
         assert field == (5 + 7) / 2 and memory.clients.ravel().tolist() == [5.0, 7.0]
 
     Args:
-      hyper: Settings with the group `memories`, and `participation` p.
+      hyper: Settings with the group `memories`, and clients' `chances` p_i to take part.
       memory: The memories before.
       target: `f[S, q]`, what V_i should become, S_{k+1,i} - S_k.
       active: `bool[S]`, slots whose client takes part.
@@ -124,12 +124,17 @@ def exchange(
 
     messages = jnp.where(active[:, None], jax.vmap(compress)(clients, target - known), 0)
     mean = aggregation.weighted_sum(jnp.full(clients.shape, 1 / num_clients), messages)
-    field = memory.server + mean / hyper.participation
+    chances = hyper.chances(clients)
+    if np.ndim(chances) == 0:
+        heard = mean / chances
+    else:  # (1/n) sum_i B_i Q_i / p_i
+        heard = aggregation.weighted_sum(1 / (num_clients * chances), messages)
+    field = memory.server + heard
     if memories.field_rule == "naive":
         return field, memory
     if memories.field_rule == "local_memory":
-        senders = jnp.where(active, 1 / (num_clients * hyper.participation), 0)
-        field = aggregation.weighted_sum(senders, known) + mean / hyper.participation
+        senders = jnp.where(active, 1 / (num_clients * chances), 0)
+        field = aggregation.weighted_sum(senders, known) + heard
     of_theory = 1 / (1 + memories.compression.omega(size))
     alpha = jnp.where(memories.alpha > 0, memories.alpha, of_theory)
     clients_after = write_clients(memory.clients, event.clients, known + alpha * messages)
@@ -146,7 +151,7 @@ class MemoryMessages(Messages):
     )
 
     def per_tick(
-        self, problem: types.LatentProblem, hyper: types.Settings, timeline: Timeline
+        self, problem: Any, hyper: types.Settings, timeline: Timeline
     ) -> tuple[Leaf, Leaf]:
         """Count the bits sent up and down at each tick: `i64[T]` each.
 
@@ -161,7 +166,11 @@ class MemoryMessages(Messages):
         up = senders * count_message_bits(hyper.memories.compression, statistics)
         first_means = hyper.num_clients * hyper.memories.starts_known
         up[:1] += types.full_precision_bits(statistics) * first_means
-        return up, broadcast_bits(problem, timeline)
+        return up, self.broadcast(problem, timeline)
+
+    def broadcast(self, problem: Any, timeline: Timeline) -> Leaf:
+        """Count the bits sent down at each tick: `i64[T]`."""
+        return broadcast_bits(problem, timeline)
 
 
 memory_messages = MemoryMessages()

@@ -564,6 +564,7 @@ def parse_privacy(text: str) -> Privacy:
     return settings.parse_kind("privacy", PRIVACY, text)
 
 
+@checked
 def gaussian_like(
     key: Key, model: Params, deviation: Annotated[Array | float, settings.shape(""), Limit(least=0)]
 ) -> Params:
@@ -820,6 +821,7 @@ def local_epsilon(messages: Numbers, privacy: OwnNoise) -> Floats:
     return once_each(privacy.spent, numbers)
 
 
+@checked
 def privatise(keys: Keys, privacy: OwnNoise, updates: Params) -> Params:
     """Clip the updates of clients, and add each client's own noise.
 

@@ -9,8 +9,8 @@ import numpy as np
 from fedjax_sim.core import settings, trees, types
 from fedjax_sim.core.settings import Checked, ConfigError, fields, group, setting, struct, value_of
 from fedjax_sim.core.types import EMPTY, Leaf, Messages, Params, Settings, Timeline
-from fedjax_sim.server import compression, privacy
-from fedjax_sim.server.attacks import Adversary, Honest
+from fedjax_sim.server import compression, privacy, stages
+from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.compression import (
     COMPRESSORS,
     Compression,
@@ -21,8 +21,6 @@ from fedjax_sim.server.compression import (
 from fedjax_sim.server.privacy import PRIVACY, NoPrivacy, OfNoise, Privacy, parse_privacy
 from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, parse_rule
 
-COMBINED = (("aggregator", Mean()), ("adversary.attack", Honest()))
-"""Settings that an algorithm must obey, each with a value of the kind that needs no obeying."""
 OF_ATTACKERS = ("attack", "attack_from", "attack_ticks", "attack_when")
 """Settings of an adversary that matter to nobody where nobody is malicious."""
 
@@ -75,64 +73,6 @@ def check_codes(hyper: Settings, rule: str, compressor: str) -> None:
         raise ConfigError(compressor, str(value_of(hyper, compressor)), allowed)
 
 
-def check_numbers(
-    hyper: Settings, timeline: Timeline, *, name: str = "aggregator", most: int | None = None
-) -> None:
-    """Check that a tick has messages enough for the rule, where the server's weights are equal.
-
-        four_reports = run.timelines[0]
-        check_numbers(fedavg.Hyper(aggregator=Krum(assumed=0)), four_reports)  # needs three
-
-    Args:
-      hyper: `Robust` settings.
-      timeline: Ticks of one lane's schedule, or of several.
-      name: Name of the rule's setting.
-      most: The most messages of a tick, if not all clients that take part send one.
-
-    Raises:
-      ConfigError: If a tick has too few messages.
-    """
-    heard = (timeline.clients != EMPTY).sum(axis=1)
-    getattr(hyper, name).chosen.check_heard(name, np.minimum(heard, most) if most else heard)
-
-
-def check_weights(hyper: Settings, name: str, timeline: Timeline) -> None:
-    """Check that the weights of every tick are equal unless the rule weighs.
-
-    Args:
-      name: Full name of the rule's setting.
-
-    Raises:
-      ConfigError: If they differ.
-    """
-    rule = getattr(hyper, name).chosen
-    if rule.weighs:
-        return
-    is_present = timeline.clients != EMPTY
-    most = np.where(is_present, timeline.weight, -np.inf).max(axis=1, initial=-np.inf)
-    least = np.where(is_present, timeline.weight, np.inf).min(axis=1, initial=np.inf)
-    differs = least < (1 - 1e-6) * most
-    if differs.any():
-        tick = int(np.argmax(differs))
-        weights = f"weights from {least[tick]:.3g} to {most[tick]:.3g}"
-        allowed = f"one that weighs messages, because those of tick {tick} have {weights}"
-        if "staleness.rule" in fields(type(hyper)) and hyper.staleness.rule != "mean":
-            allowed += ' (with staleness.rule = "mean" they are equal)'
-        raise ConfigError(name, str(rule), allowed)
-
-
-RELIED_ON = (
-    ("messages.compression", Identity()),
-    ("messages.error_feedback", False),
-    ("messages.downlink", Identity()),
-    ("messages.edge_compression", Identity()),
-    ("privacy", NoPrivacy()),
-    ("messages.local_privacy", privacy.NoLocalPrivacy()),
-    *COMBINED,
-)
-"""Settings by which bits are counted and privacy is accounted for, with their idle values."""
-
-
 @dataclasses.dataclass(frozen=True)
 class ReportMessages(Messages):
     """The messages of a system with reports of models.
@@ -153,7 +93,7 @@ class ReportMessages(Messages):
       has_weights: Whether the weights of the schedule are those with which messages are averaged.
     """
 
-    relies_on = RELIED_ON
+    relies_on = stages.RELIED_ON
     up: Callable[[Params, Settings], Params] = lambda params, hyper: params
     down: Callable[[Params, Settings], Params] | None = None
     number_bits: Callable[[Params, Settings], int] = lambda params, hyper: 0
@@ -209,9 +149,8 @@ class ReportMessages(Messages):
 
         The arguments are those of `Messages.check`.
         """
-        check_numbers(hyper, timeline)
-        if self.has_weights:
-            check_weights(hyper, "aggregator", timeline)
+        rule = hyper.aggregator.chosen
+        rule.check_ticks(hyper, "aggregator", timeline, has_weights=self.has_weights)
 
 
 def _noises_of(hyper: Settings) -> tuple[OfNoise, OfNoise]:

@@ -3,10 +3,11 @@
 A system binds it by `wire = Wire(problem, hyper, plan)`, carries what both sides remember of
 earlier messages as a `Memo`, and ends with `wire.algorithm(init, step)`. In its step, clients'
 models go through `wire.receive`; their mean or sum is made by `wire.sum`, `wire.mean`,
-`wire.mean_with_server` or `wire.noisy_sum`; and `wire.publish` sends the new model. `wire.average`
-and `wire.progress` do the first two for rounds in which all clients start from the server's model.
-`fedjax_sim.server.stages` has the stages and their order. Those that are not switched on cost
-nothing and change no bit.
+`wire.mean_with_server` or `wire.noisy_sum`; `wire.step` moves the server's model by it, and
+`wire.publish` sends the new one. `wire.advance` does all of this for rounds in which clients start
+from the server's model. `fedjax_sim.server.stages` has the stages and their order. Those that are
+not switched on cost nothing and change no bit. What a system's step leaves out it names as it binds
+the chain, which is refused if that is switched on.
 
 **The server's own update**, with which rules such as FLTrust compare the messages of a tick.
 
@@ -39,7 +40,7 @@ Dimension letters: those of `fedjax_sim.core.types`; `M` root examples.
 
 import functools
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,6 @@ from fedjax_sim.server import privacy, report_settings, stages, versions
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.attacks import Senders
 from fedjax_sim.server.rules import Rule
-from fedjax_sim.server.stages import combination_of
 from fedjax_sim.server.versions import Memo, Versioned
 
 
@@ -76,17 +76,8 @@ class RoundState(NamedTuple):
     memo: Memo = Memo()
 
 
-class Sent(Protocol):
-    """A state with the server's model, and the memory of messages on both sides."""
-
-    @property
-    def server(self) -> Params:
-        """The model."""
-
-    @property
-    def memo(self) -> Memo:
-        """The memory."""
-
+State = RoundState | Versioned
+"""A state with the server's model, and the memory of messages on both sides."""
 
 Training = Callable[[Any, Any, Plan], Train]
 """From a problem, the settings and a plan to the local training of the system's clients."""
@@ -200,8 +191,8 @@ class Wire:
           num_senders: How many senders slots can name, if these are not the problem's clients.
           train: How clients make progress from the server's model, if that is what they send: the
             server then trains so too, for rules that compare messages with its own update.
-          without: Names of the stages' settings that the system does not obey, such as "aggregator"
-            if its step makes another sum of what it receives.
+          without: Full names of the stages' settings that the system's step leaves out, such as
+            "aggregator" if it makes another sum of what it receives.
 
         Raises:
           ConfigError: If a stage is switched on that the system is without, or there is none of
@@ -215,16 +206,18 @@ class Wire:
         self.code = stages.Coding(messages.compression, senders, messages.error_feedback)
         kind = getattr(hyper, "privacy", privacy.NoPrivacy())
         self.privacy = stages.PrivateSum(kind, senders, hyper)
-        self.rule = combination_of(hyper, senders, has_own=train is not None)
+        self.rule = stages.Aggregation(hyper.aggregator, senders, train is not None)
         self.downlink = stages.Downlink(messages.downlink, senders)
         self.sum, self.mean = self.rule.sum, self.rule.mean
         self.mean_with_server = self.rule.mean_with_server
-        of_clients, of_server = (self.noise, self.attack, self.code), (self.rule, self.downlink)
-        self.chain = {each.name: each for each in (*of_clients, self.privacy, *of_server)}
+        if self.privacy.is_on:  # Only `noisy_sum` makes the sum that it accounts for.
+            self.sum = self.mean = self.mean_with_server = self.privacy.refuse_sum
+        chain = (self.noise, self.attack, self.code, self.privacy, self.rule, self.downlink)
+        by_name = {stage.name: stage for stage in chain}
         for name in without:
-            if name not in self.chain:
-                raise ConfigError("without", name, "one of " + ", ".join(self.chain))
-            self._check_used(self.chain[name])
+            if name not in by_name:
+                raise ConfigError("without", name, "one of " + ", ".join(by_name))
+            by_name[name].check_left_out()
         self.is_summed = self.rule.is_plain and not (
             self.noise.is_on or self.code.is_on or self.privacy.is_on
         )
@@ -233,12 +226,6 @@ class Wire:
         has_mean = self.rule.is_plain and not report_settings.has_poisson_cohorts(hyper)
         has_mean = has_mean and not self.privacy.is_on and not self.downlink.is_on
         self.has_mean = has_mean and not self.has_step
-
-    def _check_used(self, stage: stages.Stage) -> None:
-        """Refuse a stage that is switched on, and that was not called."""
-        if stage.is_on and not stage.calls:
-            allowed = f"{stage.idle}: this system's step does not ask its wire for that"
-            raise ConfigError(stage.name, stage.kind.name, allowed)
 
     def algorithm(
         self,
@@ -257,32 +244,27 @@ class Wire:
             `received=lambda state: wire.start(state.memo, (state.server, state.control))[0]`.
 
         Returns:
-          The algorithm. Its step is refused if it leaves out a stage that is switched on.
+          The algorithm.
         """
         has_own = self.train is not None and self.rule.kind.needs_own() is not False
 
         @functools.wraps(step)
-        def whole_step(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-            if has_own:
-                update, own_work = self.own_update(key, event, self.received(state))
-                state = state._replace(memo=state.memo._replace(own=update))
+        def with_own(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
+            update, work = self.own_update(key, event, self.received(state))
+            state = state._replace(memo=state.memo._replace(own=update))
             made: tuple[Any, Any] = step(key, state, event)
             after, info = made
-            if has_own:
-                after = after._replace(memo=after.memo._replace(own=()))
-                executed, needed = own_work.executed, own_work.needed
-                info = info._replace(executed=info.executed + executed, needed=info.needed + needed)
-            for stage in self.chain.values():
-                self._check_used(stage)
-            return after, info
+            after = after._replace(memo=after.memo._replace(own=()))
+            executed, needed = info.executed + work.executed, info.needed + work.needed
+            return after, info._replace(executed=executed, needed=needed)
 
         made: Algorithm[Any, Any] = Algorithm(
             init,
-            whole_step if any(stage.is_on for stage in self.chain.values()) else step,
+            with_own if has_own else step,
             lambda state: state.server,
             self.metrics,
             received=self.received,
-            supports=dict(report_settings.RELIED_ON),
+            supports=dict(stages.RELIED_ON),
         )
         return made._replace(**others)
 
@@ -346,7 +328,7 @@ class Wire:
         """
         return memo.known if self.downlink.is_on else sent
 
-    def received(self, state: Sent) -> Params:
+    def received(self, state: State) -> Params:
         """Return the server's model of a state as clients receive it.
 
         Args:
@@ -372,20 +354,16 @@ class Wire:
         reports, estimates = self.code.client(key, event, memo.estimates, starts, local)
         return reports, memo._replace(attackers=attackers, estimates=estimates)
 
-    def total(
-        self, event: Event, *, of_progress: bool = False, scale: Array | None = None
-    ) -> SumRequest | None:
+    def total(self, event: Event, *, scale: Array | None = None) -> SumRequest | None:
         """Let training return a sum over clients where the server needs no client's own message.
 
-        Training that is given it makes that sum itself, for `average` or `progress`, so that the
-        models of a round need not be in memory together.
+        Training that is given it makes that sum itself, for `advance`, so that the models of a
+        round need not be in memory together. It is one of progress where a mean of models is not
+        enough.
 
         Args:
           event: The round.
-          of_progress: Whether progress is wanted. It is also summed where a mean of models is not
-            enough: if clients start from another model than the server's, or weights do not sum to
-            1.
-          scale: As in `progress`.
+          scale: As in `noisy_sum`.
 
         Returns:
           The sum to make; None if the message of each client is looked at.
@@ -393,68 +371,11 @@ class Wire:
         if not self.is_summed:
             return None
         weight = event.weight if scale is None else scale * event.weight
-        return SumRequest(weight, of_progress or not self._is_mean(event))
+        return SumRequest(weight, not self._is_mean(event, scale))
 
-    def _is_mean(self, event: Event) -> bool:
+    def _is_mean(self, event: Event, scale: Array | None) -> bool:
         """Tell whether a mean of models is enough, as weights sum to 1 and nothing else is done."""
-        return self.has_mean and event.facts.keeps("clients", "weight")
-
-    def average(
-        self, key: Key, event: Event, state: Sent, local: Params, *, total: SumRequest | None = None
-    ) -> tuple[Params, Memo]:
-        """Average the models that the clients of a round report, and publish the mean.
-
-        Args:
-          event: The round.
-          state: A state with the fields `memo` and `server`.
-          local: Models that clients reached, leaves `[S, ...]`, or the sum, leaves `[...]`.
-          total: What training was given; None if local has each client's model.
-
-        Returns:
-          The mean, leaves `[...]`, and what both sides remember. In an empty tick these are those
-          of the state.
-        """
-        if self.has_step:
-            allowed = "none: this system's step takes the mean of what clients send"
-            raise ConfigError("server_optimizer", "an optimizer", allowed)
-        if not self._is_mean(event):
-            progress, memo = self.progress(key, event, state, local, total=total)
-            mean = jax.tree.map(jnp.add, state.server, progress)
-            return mean, self.publish(key, event, memo, mean)
-        memo = state.memo
-        if total is None:
-            starts = batching.replicate(state.server, event.clients.shape[0])
-            reports, memo = self.receive(key, event, memo, starts, local)
-            local = weighted_sum(event.weight, reports)
-        return keep_if_empty(event, local, state.server), memo
-
-    def progress(
-        self,
-        key: Key,
-        event: Event,
-        state: Sent,
-        local: Params,
-        *,
-        total: SumRequest | None = None,
-        scale: Array | None = None,
-    ) -> tuple[Params, Memo]:
-        """Sum the progress that the clients of a round report, with the round's weights.
-
-        Args:
-          local: As in `average`; a sum is of progress.
-          total: As in `average`.
-          scale: As in `noisy_sum`.
-
-        Returns:
-          The sum, leaves `[...]`, with noise if that is set, and what both sides remember. In an
-          empty tick these are 0 and the state's.
-        """
-        if total is not None:
-            return local, state.memo
-        starts = batching.replicate(self.received(state), event.clients.shape[0])
-        reports, memo = self.receive(key, event, state.memo, starts, local)
-        updates = jax.tree.map(jnp.subtract, reports, starts)
-        return self.noisy_sum(key, event, updates, memo, scale=scale)
+        return self.has_mean and scale is None and event.facts.keeps("clients", "weight")
 
     def noisy_sum(
         self, key: Key, event: Event, updates: Params, memo: Memo, *, scale: Array | None = None
@@ -493,19 +414,17 @@ class Wire:
         """
         return memo._replace(known=self.downlink.server(key, event, memo.known, sent))
 
-    def first_version(self, server: Params) -> Versioned:
+    def first_version(self, server: Params, clients: Params = ()) -> Versioned:
         """Begin with the initial model, for systems with a store of old models.
 
-        Args:
-          server: The initial model, leaves `[...]`.
-
-        Returns:
-          The first state.
+        The arguments are those of `first_round`.
         """
-        return versions.first_version(server, self.plan)._replace(memo=self.first(server))
+        first = versions.first_version(server, self.plan)
+        begun = self.first_optimizer(server), clients
+        return Versioned(first.server, first.versions, self.first(server), *begun)
 
     def next_version(
-        self, key: Key, event: Event, state: Sent, memo: Memo, server: Params
+        self, key: Key, event: Event, state: Versioned, memo: Memo, server: Params, **kept: Params
     ) -> Versioned:
         """Publish the server's new model, and keep the version that clients receive.
 
@@ -513,13 +432,14 @@ class Wire:
           state: The state before it.
           memo: What both sides remember.
           server: The new model, leaves `[...]`.
+          **kept: Other fields of the state that change.
 
         Returns:
           The next state.
         """
         memo = self.publish(key, event, memo, server)
-        kept = versions.next_version(state, event, self.start(memo, server))
-        return Versioned(server, kept.versions, memo)
+        newest = versions.next_version(state, event, self.start(memo, server))
+        return state._replace(server=server, versions=newest.versions, memo=memo, **kept)
 
     def first_round(self, server: Params, clients: Params = ()) -> RoundState:
         """Begin rounds with the initial model, and the first state of the server's optimizer.
@@ -543,25 +463,33 @@ class Wire:
         total: SumRequest | None = None,
         scale: Array | None = None,
     ) -> RoundState:
-        """Make the next model of the reports of a round, and publish it.
+        """Make the next model of the models that clients reach in a round, and publish it.
 
-        It is the mean, or a step of the server's optimizer along the clients' mean progress if the
-        settings have one (`ServerStep`).
+        It is the mean of what they report, or a step of the server's optimizer along their mean
+        progress if the settings have one.
 
         Args:
+          event: The round.
           state: The state before it, of `first_round`.
-          local: As in `average`.
-          total: As in `average`.
-          scale: As in `progress`.
+          local: Models that clients reached, leaves `[S, ...]`, or the sum, leaves `[...]`.
+          total: What training was given; None if local has each client's model.
+          scale: As in `noisy_sum`.
 
         Returns:
-          The next state.
+          The next state; in an empty tick that before it.
         """
-        if not self.has_step and scale is None:
-            server, memo = self.average(key, event, state, local, total=total)
-            return state._replace(server=server, memo=memo)
-        progress, memo = self.progress(key, event, state, local, total=total, scale=scale)
-        server, memory = self.step(event, state.server, state.memory, progress)
+        memo, is_mean = state.memo, self._is_mean(event, scale)
+        if total is None:
+            starts = batching.replicate(self.received(state), event.clients.shape[0])
+            local, memo = self.receive(key, event, memo, starts, local)
+            if is_mean:
+                local = weighted_sum(event.weight, local)
+            else:
+                progress = jax.tree.map(jnp.subtract, local, starts)
+                local, memo = self.noisy_sum(key, event, progress, memo, scale=scale)
+        if is_mean:
+            return state._replace(server=keep_if_empty(event, local, state.server), memo=memo)
+        server, memory = self.step(event, state.server, local, state.memory)
         memo = self.publish(key, event, memo, server)
         return state._replace(server=server, memory=memory, memo=memo)
 
@@ -577,32 +505,42 @@ class Wire:
         return self.hyper.server_transformation().init(server) if self.has_step else ()
 
     def step(
-        self, event: Event, server: Params, optimizer: Params, progress: Params
+        self, event: Event, server: Params, progress: Params, optimizer: Params = None
     ) -> tuple[Params, Params]:
-        """Step along the clients' mean progress by the server's optimizer.
+        """Move the server's model along the clients' mean progress, by its rate and optimizer.
+
+        Running statistics and other leaves that are not trained are averaged: neither a rate nor a
+        momentum acts on them.
 
         Args:
           server: The model before it, leaves `[...]`.
-          optimizer: The optimizer's state.
           progress: The clients' mean progress, leaves `[...]`.
+          optimizer: The optimizer's state; None for one that remembers nothing.
 
         Returns:
           The next model and state. In an empty tick they stay.
         """
         if not self.has_step:
             return jax.tree.map(jnp.add, server, progress), optimizer
-        slope = jax.tree.map(lambda leaf: -leaf, progress)
-        follow = self.hyper.at_tick(event).server_transformation()
-        updates, after = follow.update(slope, optimizer, server)
+        follow, slope = self.hyper.at_tick(event).server_transformation(), self.of_trained(progress)
+        optimizer = follow.init(server) if optimizer is None else optimizer
+        updates, after = follow.update(jax.tree.map(jnp.negative, slope), optimizer, server)
         flags = untrained_leaves(self.problem, server)
-        if flags is not None:  # Running statistics are averaged, not optimised.
+        if flags is not None:
             updates = jax.tree.map(
                 lambda u, d, is_mean: d if is_mean else u, updates, progress, flags
             )
         stepped = optax.apply_updates(server, updates), after
         return keep_if_empty(event, stepped, (server, optimizer))
 
-    def metrics(self, state: Sent) -> dict[str, Array]:
+    def of_trained(self, tree: Params) -> Params:
+        """Leaves of a tree like the model that are trained; 0 in place of running statistics."""
+        flags = untrained_leaves(self.problem, tree)
+        if flags is None:
+            return tree
+        return jax.tree.map(lambda x, is_mean: jnp.zeros_like(x) if is_mean else x, tree, flags)
+
+    def metrics(self, state: State) -> dict[str, Array]:
         """Report the bound of updates' norms, `clip_norm`, if it adapts.
 
         Args:

@@ -62,7 +62,7 @@ from fedjax_sim.core.settings import (
     setting,
     struct,
 )
-from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.core.types import EMPTY, Array, Key, Params, Settings, Timeline
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
 from fedjax_sim.server import ordering
 from fedjax_sim.server.compression import Compressor, count_message_bits, count_parameters
@@ -132,6 +132,45 @@ class Rule(Kind):
             allowed = (
                 f"a rule that can do with {fewest} messages, as few as a tick has; it needs {least}"
             )
+            raise ConfigError(name, str(self), allowed)
+
+    def check_ticks(
+        self,
+        hyper: Settings,
+        name: str,
+        timeline: Timeline,
+        *,
+        most: int | None = None,
+        has_weights: bool = True,
+    ) -> None:
+        """Check that ticks have messages enough, of equal weights unless it weighs. On the host.
+
+            four_reports, hyper = run.timelines[0], fedavg.Hyper()
+            Krum(assumed=0).check_ticks(hyper, "aggregator", four_reports)  # needs three
+
+        Args:
+          name: Full name of its setting.
+          timeline: Ticks of one lane's schedule, or of several.
+          most: The most messages of a tick, if not all clients that take part send one.
+          has_weights: Whether the weights of the schedule are those of the messages.
+
+        Raises:
+          ConfigError: If a tick has too few messages, or weights differ.
+        """
+        is_present = timeline.clients != EMPTY
+        heard = is_present.sum(axis=1)
+        self.check_heard(name, np.minimum(heard, most) if most else heard)
+        if self.weighs or not has_weights:
+            return
+        largest = np.where(is_present, timeline.weight, -np.inf).max(axis=1, initial=-np.inf)
+        least = np.where(is_present, timeline.weight, np.inf).min(axis=1, initial=np.inf)
+        differs = least < (1 - 1e-6) * largest
+        if differs.any():
+            tick = int(np.argmax(differs))
+            weights = f"weights from {least[tick]:.3g} to {largest[tick]:.3g}"
+            allowed = f"one that weighs messages, because those of tick {tick} have {weights}"
+            if "staleness.rule" in settings.fields(type(hyper)) and hyper.staleness.rule != "mean":
+                allowed += ' (with staleness.rule = "mean" they are equal)'
             raise ConfigError(name, str(self), allowed)
 
     def knowing(self, dropped: Array) -> "Rule":

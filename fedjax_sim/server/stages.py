@@ -19,12 +19,13 @@ The order, and why:
 6. The server's optimizer makes its step (`fedjax_sim.server.aggregation`).
 7. `Downlink`: the server sends its new model.
 
-A stage is bound to its setting once. What it remembers between ticks is a part of `Memo`, which
-its functions take and return.
+A stage is bound to its setting once, and never changes. What it remembers between ticks is a part
+of `Memo`, which its functions take and return. `CHAIN` lists the stages, each with the value of its
+setting that switches it off; `RELIED_ON` and the check of a chain follow from it.
 
 The value of a stage's setting also counts its bits (`Rule.message_bits`, `Compressor.bits`), checks
-the other settings and states its epsilon (`check_with` and `epsilon_of` of `privacy.OfNoise`).
-`ReportMessages` puts these together.
+the other settings and the schedule (`Rule.check_ticks`, `check_with` of `privacy.OfNoise`) and
+states its epsilon (`epsilon_of`). `ReportMessages` puts these together.
 
 Dimension letters: those of `fedjax_sim.core.types`.
 """
@@ -39,14 +40,14 @@ import optax
 from fedjax_sim.clients import read_clients, write_clients
 from fedjax_sim.clients.clipping import clip_updates, finite
 from fedjax_sim.core import batching, streams
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Kind
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings
 from fedjax_sim.kernels.rounding import wide_of
-from fedjax_sim.server import aggregation, compression, privacy
+from fedjax_sim.server import aggregation, attacks, compression, privacy
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.attacks import Senders
-from fedjax_sim.server.compression import Compressor
-from fedjax_sim.server.privacy import Privacy
+from fedjax_sim.server.compression import Compressor, Identity
+from fedjax_sim.server.privacy import NoLocalPrivacy, NoPrivacy, Privacy
 from fedjax_sim.server.rules import Mean, Rule, checked_centre
 from fedjax_sim.timelines.cohorts import previous_visits
 
@@ -59,24 +60,31 @@ class Stage:
     """A stage on the way of messages. By default it passes them on, and remembers nothing.
 
     Attributes:
-      name: Name of its setting.
-      idle: Name of the setting's value that switches the stage off.
+      name: Full name of its setting.
+      idle: The setting's value that switches the stage off.
       kind: The setting's value.
       senders: Who sends.
-      calls: Names of its functions that were called. Nothing but a check reads them, which is why
-        they may be noted in a trace.
     """
 
     name: ClassVar[str]
-    idle: ClassVar[str] = "none"
+    idle: ClassVar[Kind]
     kind: Any
     senders: Senders
-    calls: set[str] = dataclasses.field(default_factory=set, compare=False, kw_only=True)
 
     @property
     def is_on(self) -> bool:
         """Whether it does anything. A stage that is off costs nothing and changes no bit."""
-        return self.kind.name != self.idle
+        return self.kind.name != self.idle.name
+
+    def check_left_out(self) -> None:
+        """Check that it is off, where a system's step leaves it out.
+
+        Raises:
+          ConfigError: If it is on.
+        """
+        if self.is_on:
+            allowed = f"{self.idle}: this system's step does not ask its wire for that"
+            raise ConfigError(self.name, self.kind.name, allowed)
 
     def first(self, sent: Params) -> Params:
         """Return the first memory. sent: A message, leaves `[...]`."""
@@ -86,7 +94,8 @@ class Stage:
 class LocalNoise(Stage):
     """Honest clients clip their progress and add their own noise, see `server.privacy`."""
 
-    name = "local_privacy"
+    name = "messages.local_privacy"
+    idle = NoLocalPrivacy()
 
     def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
         """Return noisy models of honest clients, and those that attackers did reach.
@@ -100,13 +109,12 @@ class LocalNoise(Stage):
         Returns:
           Models that clients say they reached, leaves `[S, ...]`, and the memory.
         """
-        self.calls.add("client")
         if not self.is_on:
             return local, memory
         if not event.facts.keeps("clients", "steps"):
             allowed = "none where a step changes who takes part or with how many steps"
             reason = "epsilon is the schedule's"
-            raise ConfigError("messages.local_privacy", self.kind.name, f"{allowed}: {reason}")
+            raise ConfigError(self.name, self.kind.name, f"{allowed}: {reason}")
         tick_key = jax.random.fold_in(streams.lane_stream(key, "local privacy"), event.tick)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(tick_key, jnp.maximum(event.clients, 0))
         if self.senders.can_repeat:
@@ -122,9 +130,16 @@ class LocalNoise(Stage):
 
 
 class Forgery(Stage):
-    """Malicious clients forge their progress, and may remember ticks, see `server.attacks`."""
+    """Malicious clients forge their progress, and may remember ticks, see `server.attacks`.
+
+    forgery = Forgery(SignFlip(), Senders(8, Adversary(attack=SignFlip(), attackers=(3,))))
+    starts, local = jnp.ones((2, 1)), jnp.full((2, 1), 5.0)  # of clients 0 and 3
+    claimed, _ = forgery.client(key, event, (), starts, local)
+    assert claimed.ravel().tolist() == [5.0, 1.0 - 4.0]
+    """
 
     name = "adversary.attack"
+    idle = attacks.Honest()
 
     @property
     def is_on(self) -> bool:
@@ -135,12 +150,57 @@ class Forgery(Stage):
         """Return the attackers' first memory."""
         return self.kind.first_memory(sent) if self.is_on else ()
 
-    def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
-        """Return the models that attackers claim, and those of others as they are."""
-        self.calls.add("client")
-        seen = key, event, starts, local
-        memory = self.senders.remembered(*seen, memory)
-        return self.senders.claimed(*seen, memory=memory), memory
+    def client(
+        self,
+        key: Key,
+        event: Event,
+        memory: Params,
+        starts: Params,
+        local: Params,
+        *,
+        draws: Key | None = None,
+    ) -> Pair:
+        """Replace the progress of attackers by forgeries, and let attackers remember the tick.
+
+        They learn from finite messages of clients that are no attackers, whether attackers are at
+        work or not. A tick without such a message teaches them nothing.
+
+        Args:
+          event: The tick.
+          memory: What attackers remember of earlier ticks, see `attacks.Attack.first_memory`.
+          starts: Models from which the clients started, leaves `[S, ...]`.
+          local: Models that they have reached, leaves `[S, ...]`.
+          draws: Key of the forgeries' draws; by default one of each tick.
+
+        Returns:
+          Models that they claim to have reached, leaves `[S, ...]` in their types: the start plus
+          the forged progress for attackers, the same bits as before for others. And the memory
+          after the tick.
+        """
+        if not self.is_on:
+            return local, memory
+        clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
+        slots, of_tick = self.senders.attackers(key, event), streams.lane_stream(key, "attack")
+        of_tick = jax.random.fold_in(of_tick, event.tick)
+        messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
+        cohort = attacks.Cohort(clients, slots, clients >= 0, weight)
+        if jax.tree.leaves(memory):
+            # They learn from those who are honest for ever, as far as their messages are finite.
+            of = self.senders
+            is_foe = attacks.are_malicious(of.adversary, key, of.number, clients)
+            _, honest = finite(messages, cohort.is_present & ~is_foe)
+            seen = cohort._replace(is_malicious=cohort.is_present & ~honest)
+            # A key that draws independently of the forgeries of the same tick.
+            own_key = streams.tick_key(of_tick, event.tick, "remember")
+            learnt, is_there = self.kind.remember(own_key, messages, seen, memory), honest.any()
+            memory = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), learnt, memory)
+        draws = of_tick if draws is None else draws
+        forged = self.kind.forge(draws, messages, cohort._replace(memory=memory))
+        reached = jax.tree.map(
+            lambda end, start, moved: (wide_of(start) + moved).astype(end.dtype),
+            *(local, starts, forged),
+        )
+        return aggregation.where_slots(slots, reached, local), memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +226,7 @@ class Coding(Stage):
     """
 
     name = "messages.compression"
-    idle = "identity"
+    idle = Identity()
     kind: Compressor
     has_feedback: bool = False
 
@@ -182,7 +242,6 @@ class Coding(Stage):
 
     def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
         """Return the models that the server decodes, and the estimates."""
-        self.calls.add("client")
         if not self.has_estimates:
             turns = event.offset if self.senders.can_repeat else None
             return self.decode(key, event, (), starts, local, turns=turns)
@@ -235,7 +294,6 @@ class Coding(Stage):
         Returns:
           What is decoded, leaves `[S, ...]`, and the next estimates.
         """
-        self.calls.add("decode")
         decode = compression.decode_messages
         if not self.has_estimates:
             return decode(self.kind, key, event, starts, local, turns=turns), ()
@@ -261,8 +319,13 @@ class PrivateSum(Stage):
     """
 
     name = "privacy"
+    idle = NoPrivacy()
     kind: Privacy
     hyper: Settings = None
+
+    def refuse_sum(self, *given: object, **others: object) -> Any:
+        """Refuse a sum without its noise, which is not the one that it accounts for."""
+        self.check_left_out()
 
     def first(self, sent: Params) -> Params:
         """Return the first bound if it adapts, or the noises of ticks that there were not."""
@@ -282,7 +345,6 @@ class PrivateSum(Stage):
         Raises:
           ConfigError: If a step has changed the event.
         """
-        self.calls.add("server")
         if not event.facts.keeps("clients", "weight"):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.kind.name, f"{allowed}: epsilon is the schedule's")
@@ -311,7 +373,7 @@ class Downlink(Stage):
     """
 
     name = "messages.downlink"
-    idle = "identity"
+    idle = Identity()
 
     def first(self, sent: Params) -> Params:
         """Return the initial model, which clients know."""
@@ -319,7 +381,6 @@ class Downlink(Stage):
 
     def server(self, key: Key, event: Event, known: Params, sent: Params) -> Params:
         """Send a new model, leaves `[...]`, and return the one that clients know then."""
-        self.calls.add("server")
         if not self.is_on:
             return known
         change = jax.tree.map(jnp.subtract, sent, known)
@@ -330,6 +391,7 @@ class Downlink(Stage):
         return keep_if_empty(event, moved, known)
 
 
+@dataclasses.dataclass(frozen=True)
 class Aggregation(Stage):
     """A rule makes a centre of the messages of a tick, with a client in each slot.
 
@@ -341,11 +403,28 @@ class Aggregation(Stage):
         aggregation = Aggregation(Median(), Senders(8, Adversary()))
         updates = jnp.array([[1.0], [3.0]])
         assert aggregation.sum(key, event, updates) == (1 + 3) / 2  # the median of two
+
+    Attributes:
+      has_own: Whether it is given updates of the server's own.
     """
 
     name = "aggregator"
-    idle = "mean"
+    idle = Mean()
     kind: Rule
+    has_own: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that the rule gets the updates of the server's own that it needs.
+
+        Raises:
+          ConfigError: If it does not.
+        """
+        if self.kind.needs_own() is not False and not self.has_own:
+            allowed = (
+                "a rule without an update of the server's own here, because messages to this "
+                "server are something else than the progress of its model by local steps"
+            )
+            raise ConfigError(self.name, " | ".join(map(str, self.kind.roots())), allowed)
 
     @property
     def is_plain(self) -> bool:
@@ -374,7 +453,6 @@ class Aggregation(Stage):
         Returns:
           Leaves `[...]`; 0 if nobody sends anything finite.
         """
-        self.calls.add("sum")
         weight = event.weight if weight is None else weight
         if self.is_plain:
             return batching.weighted_sum(weight if scale is None else scale * weight, updates)
@@ -441,30 +519,13 @@ class Aggregation(Stage):
         return jax.tree.map(jnp.add, server, self.sum(key, event, progress, weight=weight))
 
 
-def combination_of(
-    hyper: Settings, senders: Senders | None = None, *, has_own: bool = False
-) -> Aggregation:
-    """Bind the rule of settings to who sends.
-
-        assert combination_of(fedavg.Hyper()).is_plain  # the mean of honest messages
-        assert combination_of(fedavg.Hyper(aggregator=Median())).kind == Median()
-
-    Args:
-      hyper: `Robust` settings of a system.
-      senders: Who sends; by default the clients, malicious ones as the settings say.
-      has_own: Whether the rule is given updates of the server's own.
-
-    Returns:
-      The stage.
-
-    Raises:
-      ConfigError: If the rule needs such updates and is given none.
-    """
-    rule = hyper.aggregator
-    if rule.needs_own() is not False and not has_own:
-        allowed = (
-            "a rule without an update of the server's own here, because messages to this "
-            "server are something else than the progress of its model by local steps"
-        )
-        raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
-    return Aggregation(rule, senders or Senders(hyper.num_clients, hyper.adversary))
+CHAIN = (LocalNoise, Forgery, Coding, PrivateSum, Aggregation, Downlink)
+"""The stages, in their order."""
+COMBINED = tuple((stage.name, stage.idle) for stage in (Aggregation, Forgery))
+"""Settings that an algorithm must obey, each with a value of the kind that needs no obeying."""
+RELIED_ON = (
+    *((stage.name, stage.idle) for stage in CHAIN),
+    ("messages.error_feedback", False),
+    ("messages.edge_compression", Identity()),
+)
+"""Settings by which bits are counted and privacy is accounted for, with their idle values."""

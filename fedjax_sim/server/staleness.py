@@ -95,12 +95,6 @@ class StalenessWeights(Checked):
         'How fast "hinge" falls beyond hinge_start (FedAsync\'s experiments).',
         only_with={"rule": ("hinge",)},
     )
-    include_current: bool = setting(
-        True,
-        "Whether the averages read for a buffer include the updates in it. If not, a client "
-        "without history has average 0.",
-        only_with={"rule": (*AVERAGED, "code_exact")},
-    )
     normalised: bool = setting(
         True,
         "Whether the weights of a buffer are divided by their sum, as in Algorithm 1. Otherwise "
@@ -167,8 +161,7 @@ def staleness_weights(
 def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights) -> Array:
     """Average the staleness of each slot's client, as the server knows it when the buffer is full.
 
-    For weightings without an average, and for the average "none", this is the staleness itself,
-    whatever `include_current` says.
+    For weightings without an average, and for the average "none", this is the staleness itself.
 
     `clients`, `staleness` and `settings` are those of `staleness_weights`.
 
@@ -188,12 +181,8 @@ def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights)
     is_opening = is_first | (tick != jnp.roll(tick, 1))  # The client's first in its buffer.
     first = jax.lax.cummax(jnp.where(is_first, place, 0))
     known = _running_average(average, tau, place, first, settings)
-    if settings.include_current:
-        is_closing = jnp.roll(is_opening, -1).at[-1].set(True)
-        read = known[jax.lax.cummin(jnp.where(is_closing, place, tau.size), reverse=True)]
-    else:
-        opening = jax.lax.cummax(jnp.where(is_opening, place, 0))
-        read = jnp.where(opening > first, known[opening - 1], 0)
+    is_closing = jnp.roll(is_opening, -1).at[-1].set(True)
+    read = known[jax.lax.cummin(jnp.where(is_closing, place, tau.size), reverse=True)]
     return jnp.zeros_like(tau).at[order].set(read).reshape(clients.shape)
 
 

@@ -43,11 +43,15 @@ class Versioned(NamedTuple):
       server: The newest model, leaves `[...]`.
       versions: Server models that some client works from, leaves `[R, ...]`.
       memo: What both sides remember of messages.
+      memory: What else the server keeps, such as its optimizer's state; () for nothing.
+      clients: What is kept for every client, leaves `[N, ...]`; () for nothing.
     """
 
     server: Params
     versions: Params
     memo: Memo = Memo()
+    memory: Params = ()
+    clients: Params = ()
 
 
 def first_version(model: Params, plan: Plan) -> Versioned:

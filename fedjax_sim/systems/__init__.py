@@ -20,7 +20,8 @@ import lazy_loader
 from fedjax_sim.core.settings import Named, UnknownAttributeError
 
 _LISTED = (
-    # Rounds on planned clocks, and on live ones; no rounds; groups; sampling; statistics.
+    # Rounds on planned clocks, and on live ones; no rounds; groups; sampling; statistics;
+    # compressed gradients.
     *("fedavg", "fedprox", "scaffold", "fednova"),
     *("fedopt", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn", "mimelite"),
     *("qfedavg", "ditto", "apfl", "pfedme", "perfedavg", "fedper", "fedbn", "ifca"),
@@ -28,6 +29,7 @@ _LISTED = (
     *("quafl", "fedbuff", "ca2fl", "favano", "fedstaleweight", "fedasync", "asyncfeded"),
     *("gen_async", "pisces", "fedat"),
     *("hierarchical", "async_hierarchical", "langevin", "em", "fedem", "vr_fedem"),
+    *("diana", "vr_diana"),
 )
 """The systems, in the order in which they are listed."""
 

@@ -3,6 +3,7 @@
 import fedjax_sim.core.settings as _settings
 import fedjax_sim.core.types as _types
 
+from . import diana as diana
 from . import favano as favano
 from . import fedavg as fedavg
 from . import fedbuff as fedbuff
@@ -11,6 +12,7 @@ from . import hierarchical as hierarchical
 from . import langevin as langevin
 from . import oort as oort
 from . import scaffold as scaffold
+from .diana import vr_diana as vr_diana
 from .favano import quafl as quafl
 from .fedavg import fedadagrad as fedadagrad
 from .fedavg import fedadam as fedadam

@@ -14,11 +14,9 @@ Readings. The paper leaves open which reweighting its experiments use. The defau
 "stochastic", alpha = P(E > 0) min(E, K); with "deterministic" alpha is the mean of min(E, K). Both
 use the stationary law of E. "estimated_stochastic" and "estimated" use the client's own history up
 to and including this contact: all that a server can do that does not know the rates, and needed
-with a recorded trace. "none" is alpha = 1. `alpha_by_tick` replaces the
-stationary law by the exact law at server step t, which differs in the first ten steps or so. The
-running time of a local step is geometric in `paper`, see `timelines.ClientDelays`; the switches of
-`timelines.Contacts` give other clocks. The stationary alphas follow only `runtime_law`, which is
-what the paper's server can know.
+with a recorded trace. "none" is alpha = 1. The running time of a local step is geometric in
+`paper`, see `timelines.ClientDelays`; the switches of `timelines.Contacts` give other clocks. The
+stationary alphas follow only `runtime_law`, which is what the paper's server can know.
 
 Closed forms. Laws of the number of local steps that a client does between two contacts.
 
@@ -27,11 +25,11 @@ every `round_time` D and contacts each client with probability p = `contact_prob
 n), so the window between two contacts of a client lasts D R, where R is geometric. E counts the
 local steps that the client could have done in the window, and X = min(E, K), with K = `max_steps`,
 those that it did. The paper needs P(E > 0) and moments of X for its reweighting but gives no
-formulas: all of them are derived here. `StepCounts` has those over windows between contacts;
-`prob_any_given` and `mean_steps_given` are for a window of known length.
+formulas: all of them are derived here, over windows between contacts.
 
 Windows are stationary long after the start of a run, when R has its full geometric law. At server
-step t a window lasts min(R, t) rounds, because all clients start at time 0.
+step t a window lasts min(R, t) rounds, because all clients start at time 0; in the first ten steps
+or so the exact law differs.
 
 Laws of the step count, by name:
 
@@ -47,7 +45,6 @@ traced. Results have JAX's default float type, which is 64-bit where that is ena
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, NamedTuple
 
@@ -68,11 +65,10 @@ from fedjax_sim.server import (
     Wire,
     attacks,
     compression,
-    report_settings,
+    stages,
 )
 from fedjax_sim.server.aggregation import scaled_progress
 from fedjax_sim.server.compression import Identity
-from fedjax_sim.server.stages import combination_of
 from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import Contacts, cohorts, presets
 
@@ -80,9 +76,7 @@ from fedjax_sim.timelines import Contacts, cohorts, presets
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepCounts:
-    """The law of E, and of X, over windows between two contacts.
-
-    Windows are stationary but for the methods whose names end with `by_tick`.
+    """The law of E, and of X, over stationary windows between two contacts.
 
     Attributes:
       rate: Local steps per unit of virtual time, `f[...]`.
@@ -126,7 +120,9 @@ class StepCounts:
 
             return jax.lax.scan(next_probability, jnp.zeros(num - 1, counts.dtype), in_round)[1]
 
-        return self._each_client(one_client)
+        arrays = self._arrays()
+        found = jax.vmap(one_client)(*(array.ravel() for array in arrays))
+        return found.reshape(*arrays[0].shape, num)
 
     @partial(jax.jit, static_argnames="max_steps")
     def at_least(self, max_steps: int) -> Array:
@@ -141,8 +137,12 @@ class StepCounts:
 
         It is (1 - z) / (1 - (1 - p) z), where z is the probability of no step in a round.
         """
-        rate, p, round_time = _arrays(self.rate, self.contact_probability, self.round_time)
-        any_in_round = prob_any_given(rate, window=round_time, law=self.law)
+        rate, p, round_time = self._arrays()
+        any_in_round = {
+            "runtime_geom": -jnp.expm1(special.xlog1py(round_time, -rate)),
+            "runtime_exp": -jnp.expm1(-rate * round_time),
+            "count_geom": jnp.ones_like(rate),
+        }[self.law]
         return any_in_round / (p + (1 - p) * any_in_round)
 
     @partial(jax.jit, static_argnames="max_steps")
@@ -150,99 +150,10 @@ class StepCounts:
         """Compute E[X], `f[...]`: FAVANO's deterministic reweighting, eq. (3). Derived."""
         return jnp.sum(self.at_least(max_steps), axis=-1)
 
-    @partial(jax.jit, static_argnames=("max_steps", "num_ticks"))
-    def mean_by_tick(self, max_steps: int, num_ticks: int) -> Array:
-        """Compute E[X] of a client contacted at server step t = 1, ..., T: `f[T, ...]`. Derived.
-
-        All clients start at time 0, so a window lasts min(R, t) rounds. The means rise with t to
-        the stationary mean.
-        """
-        given = partial(mean_steps_given, max_steps=max_steps, law=self.law)
-        return self._by_tick(given, num_ticks)
-
-    @partial(jax.jit, static_argnames="num_ticks")
-    def prob_any_by_tick(self, num_ticks: int) -> Array:
-        """Compute P(E > 0) in the windows of `mean_by_tick`, `f[T, ...]`. Derived."""
-        return self._by_tick(partial(prob_any_given, law=self.law), num_ticks)
-
-    def _by_tick(self, given: Callable[..., Array], num_ticks: int) -> Array:
-        """Average g(r), the value given a window of r rounds, over the law of min(R, t).
-
-        The average is sum_{r=1}^t (1 - p)^(r-1) (g(r) - g(r-1)), where g(0) = 0.
-        """
-
-        def one_client(rate: Array, p: Array, round_time: Array) -> Array:
-            rounds = jnp.arange(1, num_ticks + 1, dtype=float)
-            gains = jnp.diff(given(rate, window=round_time * rounds), prepend=0.0)
-            return jnp.cumsum((1 - p) ** (rounds - 1) * gains)
-
-        return jnp.moveaxis(self._each_client(one_client), -1, 0)
-
-    def _each_client(self, formula: Callable[..., Array]) -> Array:
-        """Apply a formula of scalars to every client; its result's axes come last."""
-        arrays = _arrays(self.rate, self.contact_probability, self.round_time)
-        result = jax.vmap(formula)(*(array.ravel() for array in arrays))
-        return result.reshape(arrays[0].shape + result.shape[1:])
-
-
-@partial(jax.jit, static_argnames="law")
-def prob_any_given(rate: Array | float, *, window: Array | float, law: str) -> Array:
-    """Compute P(E > 0) given the window. Derived.
-
-    Args:
-      rate: Local steps per unit of virtual time, `f[...]`.
-      window: Length of the window, in units of virtual time, `f[...]`.
-      law: A name from the list in this module's docstring.
-
-    Returns:
-      Probabilities, `f[...]`.
-    """
-    rate, window = _arrays(rate, window)
-    return {
-        "runtime_geom": -jnp.expm1(special.xlog1py(window, -rate)),
-        "runtime_exp": -jnp.expm1(-rate * window),
-        "count_geom": jnp.ones_like(rate),
-    }[law]
-
-
-@partial(jax.jit, static_argnames=("max_steps", "law"))
-def mean_steps_given(
-    rate: Array | float, *, window: Array | float, max_steps: int, law: str
-) -> Array:
-    """Compute E[X] given the window. Derived.
-
-    With Delta the window, E[min(E, K)] = rate Delta P(E' <= K - 2) + K P(E >= K), where E' is
-    Binomial(Delta - 1, rate) under "runtime_geom", and Poisson like E under "runtime_exp".
-
-    Args:
-      rate: Local steps per unit of virtual time, `f[...]`.
-      window: Length of the window, in units of virtual time, `f[...]`.
-      max_steps: Most local steps between two contacts, K.
-      law: A name from the list in this module's docstring.
-
-    Returns:
-      Means, `f[...]`.
-    """
-    rate, window = _arrays(rate, window)
-    expected = rate * window
-    if law == "count_geom":
-        return -jnp.expm1(special.xlog1py(float(max_steps), -rate)) / rate
-    if max_steps == 1:
-        return prob_any_given(rate, window=window, law=law)
-    if law == "runtime_exp":
-        few = special.gammaincc(max_steps - 1.0, expected)
-        return expected * few + max_steps * special.gammainc(float(max_steps), expected)
-    over = window - (max_steps - 1)
-    is_capped = over > 0
-    over = jnp.where(is_capped, over, 1.0)
-    few = special.betainc(over, max_steps - 1.0, 1 - rate)
-    capped = expected * few + max_steps * special.betainc(max_steps, over, rate)
-    return jnp.where(is_capped, capped, expected)
-
-
-def _arrays(*numbers: Array | float) -> list[Array]:
-    """Make arrays of floats, of one shape."""
-    return jnp.broadcast_arrays(*(jnp.asarray(number, float) for number in numbers))
+    def _arrays(self) -> list[Array]:
+        """Rate, contact probability and time of a round, as floats of one shape."""
+        numbers = self.rate, self.contact_probability, self.round_time
+        return jnp.broadcast_arrays(*(jnp.asarray(number, float) for number in numbers))
 
 
 REWEIGHTS = ("stochastic", "deterministic", "none", "estimated_stochastic", "estimated")
@@ -257,20 +168,12 @@ class Hyper(Contacts, LocalTraining, Reports):
     reweight: Annotated[str, OneOf(REWEIGHTS)] = setting(
         "stochastic", "How alpha is computed, see the module."
     )
-    alpha_by_tick: bool = setting(
-        False,
-        'Whether "stochastic" and "deterministic" use the law at the server step instead of the '
-        "stationary one.",
-        only_with={"reweight": CLOSED_FORM},
-    )
 
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
         if self.reweight in CLOSED_FORM:
             self._check_law()
-        if self.alpha_by_tick and np.any(np.asarray(self.clock.first_contact) != 1):
-            raise ConfigError("alpha_by_tick", True, "false unless first_contact is 1")
 
     def _check_law(self) -> None:
         others = "one of none, estimated_stochastic, estimated"
@@ -343,7 +246,7 @@ def inverse_alpha(schedule: types.Timeline, rate: Array, hyper: Hyper) -> Array:
 
 def _expectations(schedule: types.Timeline, rate: Array, hyper: Hyper) -> tuple[Array, Array]:
     """Compute P(E > 0) and E[E ^ K] from the law of the step count: `f64[T, S]` each."""
-    clients, num_ticks = schedule.clients, schedule.clients.shape[0]
+    clients = schedule.clients
     speeds, speed = rate, clients
     if hyper.delays.client_table is None and is_known(hyper.delays.rate_spread, 0):
         # Clients of one speed share one law.
@@ -352,11 +255,7 @@ def _expectations(schedule: types.Timeline, rate: Array, hyper: Hyper) -> tuple[
         speed = (rate == speeds[1]).astype("int32")[clients]
     share, name = hyper.num_selected / hyper.num_clients, hyper.delays.law.name
     law = StepCounts(speeds, share, hyper.period, name)
-    if not hyper.alpha_by_tick:
-        return law.prob_any()[speed], law.mean(hyper.local_steps)[speed]
-    tick = jnp.arange(num_ticks)[:, None]
-    any_step, mean = law.prob_any_by_tick(num_ticks), law.mean_by_tick(hyper.local_steps, num_ticks)
-    return any_step[tick, speed], mean[tick, speed]
+    return law.prob_any()[speed], law.mean(hyper.local_steps)[speed]
 
 
 def _estimates(schedule: types.Timeline) -> tuple[Array, Array]:
@@ -406,15 +305,20 @@ class QuAFL(Contacts, LocalTraining, compression.Compression, Robust):
     client mixes in the server's model from *before* the contact, as written. QuAFL's public
     simulator multiplies `lr` by (s + 1) / s.
 
-    Deviation: QuAFL compresses by a lattice that the receiver decodes with its own model. Here any
-    unbiased compressor Q is allowed, applied to differences from what both sides know: the server's
-    model goes down as v[i] = r[i] + Q(w_{t-1} - r[i]) and the client's model comes up as
-    v[i] + Q(y[i] - v[i]). The reference r[i] is w_0 at first and moves by
+    As in the paper, messages may be quantized by a `Lattice`, which the receiver decodes with its
+    own model: the server y[i] with w_{t-1}, and the client w_{t-1} with w^i as it was after the
+    last contact.
+
+    Deviation: Any unbiased compressor Q is allowed too, applied to differences from what both sides
+    know: the server's model goes down as v[i] = r[i] + Q(w_{t-1} - r[i]) and the client's model
+    comes up as v[i] + Q(y[i] - v[i]). The reference r[i] is w_0 at first and moves by
     Q(w_{t-1} - r[i]) / (1 + omega), like the memories of DIANA and FedEM.
     """
 
+    has_references = True
 
-RELIED_ON = (("compression", Identity()), *report_settings.COMBINED)
+
+RELIED_ON = (("compression", Identity()), *stages.COMBINED)
 
 
 class QuaflState(NamedTuple):
@@ -424,7 +328,7 @@ class QuaflState(NamedTuple):
       server: The server's model, leaves `[...]`.
       clients: Each client's model after its last contact, leaves `[N, ...]`.
       known: References r[i] that server and client both know, leaves `[N, ...]`; () without
-        compression.
+        compression, or with a lattice.
     """
 
     server: Params
@@ -440,13 +344,16 @@ def same_contacts(key: Key, hyper: QuAFL, num_ticks: int) -> types.Timeline:
 def with_own_models(problem: Problem, hyper: QuAFL, plan: Plan) -> Algorithm[QuaflState, Work]:
     """Bind QuAFL to a problem."""
     train = local_training(problem, hyper, plan)
-    is_compressed = not isinstance(hyper.compression, Identity)
-    combination, num_clients = combination_of(hyper), problem.counts.shape[0]
+    has_lattice = hyper.compression.needs_reference
+    has_known = not (has_lattice or isinstance(hyper.compression, Identity))
+    senders = attacks.Senders(problem.counts.shape[0], hyper.adversary)
+    forgery = stages.Forgery(hyper.adversary.attack, senders)
+    rule = stages.Aggregation(hyper.aggregator, senders)
 
     def init(key: Key) -> QuaflState:
         server = problem.init(key)
         clients = batching.replicate(server, problem.counts.shape[0])
-        return QuaflState(server, clients, clients if is_compressed else ())
+        return QuaflState(server, clients, clients if has_known else ())
 
     def step(key: Key, state: QuaflState, event: Event) -> tuple[QuaflState, Work]:
         is_present = event.clients >= 0
@@ -457,15 +364,15 @@ def with_own_models(problem: Problem, hyper: QuAFL, plan: Plan) -> Algorithm[Qua
         )  # y[i], after min(E, K) steps, not scaled
         sent = batching.replicate(state.server, event.clients.shape[0])
         decode = partial(compression.decode_messages, hyper.compression, key, event)
-        seen = decode(known, sent, way="down")  # v[i]
-        claimed = attacks.Senders(num_clients, hyper.adversary).claimed(key, event, start, local)
-        reports = decode(seen, claimed)
+        seen = decode(start if has_lattice else known, sent, way="down")  # v[i]
+        claimed, _ = forgery.client(key, event, (), start, local)
+        reports = decode(sent if has_lattice else seen, claimed)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
-        server = combination.mean_with_server(key, event, state.server, reports)
+        server = rule.mean_with_server(key, event, state.server, reports)
         # w[i] = w_{t-1} / (s + 1) + s / (s + 1) y[i]
         share = 1 / (1 + is_present.sum())
         mixed = jax.tree.map(lambda v, y: y + (v - y) * share.astype(y.dtype), seen, local)
-        if is_compressed:
+        if has_known:
             pace = 1 / (1 + hyper.compression.omega(compression.count_parameters(state.server)))
             known = jax.tree.map(lambda r, v: r + (v - r) * jnp.asarray(pace, r.dtype), known, seen)
         clients = rows.write_clients(state.clients, event.clients, mixed)
@@ -497,7 +404,8 @@ class QuaflMessages(types.Messages):
 
     def check(self, hyper: QuAFL, timeline: types.Timeline) -> None:
         """Check numbers of messages; their weights are equal."""
-        report_settings.check_numbers(hyper, timeline)
+        rule = hyper.aggregator.chosen
+        rule.check_ticks(hyper, "aggregator", timeline, has_weights=False)
 
 
 quafl: types.System = types.System(

@@ -41,7 +41,7 @@ AsyncSGD, FedAsync, AsyncFedED and CA2FL.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,6 @@ from fedjax_sim.core.types import (
     Work,
 )
 from fedjax_sim.server import (
-    Memo,
     ReportMessages,
     Reports,
     ScheduledReports,
@@ -71,9 +70,9 @@ from fedjax_sim.server import (
     Wire,
     staleness,
 )
-from fedjax_sim.server.aggregation import ServerMomentum, keep_if_empty, where_slots
+from fedjax_sim.server.aggregation import ServerMomentum, ServerRate, where_slots
 from fedjax_sim.server.staleness import WeightedArrivals
-from fedjax_sim.server.versions import stale_models
+from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import ArrivalClock, ClientQueues, presets
 
 
@@ -87,26 +86,6 @@ class Hyper(WeightedArrivals, LocalTraining, ServerMomentum, ScheduledReports):
     )
 
 
-class State(NamedTuple):
-    """The state of FedBuff.
-
-    Attributes:
-      server: The newest model, leaves `[...]`.
-      versions: Server models that some client works from, leaves `[R, ...]`.
-      memo: What both sides remember of messages.
-      optimizer: State of the server's optimizer, such as its last step; () without one.
-      cached: What the server keeps for every client, leaves `[N, ...]`; () for nothing.
-      mean: Their mean, leaves `[...]`.
-    """
-
-    server: Params
-    versions: Params
-    memo: Memo
-    optimizer: Params = ()
-    cached: Params = ()
-    mean: Params = ()
-
-
 def algorithm(
     problem: Problem,
     hyper: Any,
@@ -114,7 +93,7 @@ def algorithm(
     *,
     can_repeat: bool = True,
     moves: Callable[..., tuple[Params, Array]] | None = None,
-) -> Algorithm[State, Work]:
+) -> Algorithm[Versioned, Work]:
     """Bind FedBuff to a problem.
 
     Args:
@@ -130,11 +109,10 @@ def algorithm(
     of_clients = local_training if moves is None else None
     wire = Wire(problem, hyper, plan, can_repeat=can_repeat, train=of_clients)
 
-    def init(key: Key) -> State:
-        first = wire.first_version(problem.init(key))
-        return State(*first, wire.first_optimizer(first.server))
+    def init(key: Key) -> Versioned:
+        return wire.first_version(problem.init(key))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)  # base[i], a stale server model
         local, work = train(key, event, starts=start)  # y[i]
         reports, memo = wire.receive(key, event, state.memo, start, local)
@@ -144,14 +122,14 @@ def algorithm(
         else:
             moved, weight = moves(hyper, event, state.server, start, reports)
             change = wire.sum(key, event, moved, weight=weight)
-        server, optimizer = wire.step(event, state.server, state.optimizer, change)
-        return State(*wire.next_version(key, event, state, memo, server), optimizer), work
+        server, memory = wire.step(event, state.server, change, state.memory)
+        return wire.next_version(key, event, state, memo, server, memory=memory), work
 
     return wire.algorithm(init, step)
 
 
 paper = presets.preset(Hyper, presets.FAVANO)
-system: types.System[Any, State, Work] = types.System(
+system: types.System[Any, Versioned, Work] = types.System(
     "fedbuff",
     Hyper,
     staleness.schedule_stale_arrivals,
@@ -237,7 +215,7 @@ fedstaleweight = system._replace(
     ),
     paper=presets.preset(FedStaleWeight, presets.STALENESS),
 )
-gen_async: types.System[GenAsync, State, Work] = types.System(
+gen_async: types.System[GenAsync, Versioned, Work] = types.System(
     "gen_async",
     GenAsync,
     timelines.schedule_client_queues,
@@ -372,10 +350,10 @@ asyncfeded = system._replace(
 
 
 @struct
-class CA2FL(WeightedArrivals, LocalTraining, Reports):
+class CA2FL(WeightedArrivals, LocalTraining, ServerRate, Reports):
     """CA2FL (Wang, Cao, Wu, Chen and Chen 2024, ICLR), Algorithm 2: cached update calibration.
 
-        x_t -> `state.server`    h_t^i -> `state.cached`    h_t -> `state.mean`
+        x_t -> `state.server`    h_t^i -> `state.clients`    h_t -> `state.memory`
         Delta_i -> `progress`    eta -> `hyper.server_lr`    S_t -> `event.clients`
         M -> `hyper.buffer_size`    M_c -> `hyper.concurrency`
 
@@ -394,28 +372,27 @@ class CA2FL(WeightedArrivals, LocalTraining, Reports):
     staleness: StalenessWeights = redefault(
         WeightedArrivals, "staleness", StalenessWeights(rule="mean")
     )
-    server_lr: Above0 = setting(1.0, "Learning rate of the server, eta.")
 
 
-def calibrated(problem: Problem, hyper: CA2FL, plan: Plan) -> Algorithm[State, Work]:
+def calibrated(problem: Problem, hyper: CA2FL, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind CA2FL to a problem."""
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan, can_repeat=True)
 
-    def init(key: Key) -> State:
-        first = wire.first_version(problem.init(key))
-        zero = optax.tree.zeros_like(first.server)
-        return State(*first, (), batching.replicate(zero, len(problem.counts)), zero)
+    def init(key: Key) -> Versioned:
+        server = problem.init(key)
+        zero = optax.tree.zeros_like(server)
+        first = wire.first_version(server, batching.replicate(zero, len(problem.counts)))
+        return first._replace(memory=zero)
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
-        start, before = stale_models(state, event), rows.read_clients(state.cached, event.clients)
+    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
+        start, before = stale_models(state, event), rows.read_clients(state.clients, event.clients)
         local, work = train(key, event, starts=start, own=before)
         reports, memo = wire.receive(key, event, state.memo, start, local)
         progress = optax.tree.sub(reports, start)  # Delta_i
         gains = optax.tree.sub(progress, before)
-        moved = optax.tree.add(state.mean, wire.sum(key, event, gains))  # v_t
-        server = optax.tree.add_scale(state.server, hyper.server_lr, moved)
-        server = keep_if_empty(event, server, state.server)
+        moved = optax.tree.add(state.memory, wire.sum(key, event, gains))  # v_t
+        server, _ = wire.step(event, state.server, moved)
         # Of a client's updates the last one stays, unless it is not finite.
         learns = wire.senders.finite_clients(event, progress)
         learns = jnp.where(
@@ -423,10 +400,9 @@ def calibrated(problem: Problem, hyper: CA2FL, plan: Plan) -> Algorithm[State, W
         )
         gains = where_slots(learns != types.EMPTY, gains, optax.tree.zeros_like(gains))
         total = batching.weighted_sum(jnp.ones(learns.shape), gains)
-        mean = optax.tree.add_scale(state.mean, 1 / len(problem.counts), total)
-        cached = rows.write_clients(state.cached, learns, progress)
-        newest = wire.next_version(key, event, state, memo, server)
-        return State(*newest, (), cached, mean), work
+        mean = optax.tree.add_scale(state.memory, 1 / len(problem.counts), total)
+        kept = {"clients": rows.write_clients(state.clients, learns, progress), "memory": mean}
+        return wire.next_version(key, event, state, memo, server, **kept), work
 
     return wire.algorithm(init, step)
 

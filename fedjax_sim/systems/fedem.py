@@ -1,7 +1,7 @@
 """FedEM (Dieuleveut, Fort, Moulines and Robin 2021, arXiv 2111.02083), Algorithms 1, 3 and 4.
 
     S_k -> `state.server`      theta_k = T(S_k) -> `problem.maximise`    H_{k+1} -> `state.field`
-    V_{k,i}, V_k -> `state.memory`    B_{k+1,i} -> `event.weight`    p -> `hyper.participation`
+    V_{k,i}, V_k -> `state.memory`    B_{k+1,i} -> `event.weight`    p, p_i -> `hyper.chances`
     b -> `hyper.batch_size`    Quant, omega -> `hyper.memories.compression`
     alpha, gamma_{k+1} -> `hyper.memories.alpha`, `hyper.gamma`
 
@@ -12,9 +12,11 @@ place of the mean of all memories.
 
 Readings. Memories start at h_i(S_0), as in the theory. The server's memory averages over
 participants only; otherwise it would not equal the mean of the clients' memories. By default alpha
-is the theory's and mini-batches are drawn with replacement. Clients that do not take part compute
-nothing, because it would change nothing; "epochs" counts them nevertheless, because all clients
-draw in Algorithm 4, unless `counted` is "active".
+is the theory's and mini-batches are drawn with replacement. Where clients have probabilities p_i
+(`participation_schedule` by client), to which the paper says after A9 that its results extend, a
+message counts 1 / p_i in H: H = V + (1/n) sum_i B_i Quant_i / p_i. Clients that do not take part
+compute nothing, because it would change nothing; "epochs" counts them nevertheless, because all
+clients draw in Algorithm 4, unless `counted` is "active".
 
 VR-FedEM and classical expectation maximisation are here too.
 """
@@ -27,6 +29,7 @@ import numpy as np
 
 from fedjax_sim.clients import Expectation, check_batch_size, local_expectation, rows
 from fedjax_sim.core import batching, trees, types
+from fedjax_sim.core.schedules import Constant, Schedule
 from fedjax_sim.core.settings import ConfigError, Count, fixed, group, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, LatentProblem, Params, Plan, Work
 from fedjax_sim.server import Approximation, broadcast_bits, keep_if_empty, keep_random
@@ -278,6 +281,7 @@ class EM(CoinRounds, Expectation):
     """
 
     participation: float = fixed(1.0)
+    participation_schedule: Schedule = fixed(Constant())
     batch_size: int = redefault(Expectation, "batch_size", 200)
     batches: Literal["full"] = fixed("full")
 

@@ -1,6 +1,6 @@
 """Delay-sensitive hierarchical federated learning (Ali and Arafa, arXiv 2302.04851), Algorithm 1.
 
-    x^u -> `state.server`    x_i^{u,l} -> `state.groups`    alpha -> `hyper.lr`
+    x^u -> `state.server`    x_i^{u,l} -> `state.clients`    alpha -> `hyper.lr`
     t_i^u -> `event.steps`   S -> `hyper.sync_time`         N_i -> `list_members`
     weight of x_i^{u,t_i} - x^u -> `event.weight`           Eq. 5 and 6 -> `server.edges`
 
@@ -40,6 +40,10 @@ Deviation: Algorithm 1 sets the clock where Eq. 13 adds to it, and its loops con
 passed *is at most* S or T, where Eq. 7 and 13 continue until it *is at least*. The equations are
 followed. A group does at least one iteration, as the baseline S = 0 needs.
 
+A learning rate of each group in proportion to 1 / t_i (Remark 3) is an `lr_schedule` by "work",
+`Function(function=lambda t: 1 / jnp.maximum(t, 1), by="work")`; by "client" it has a factor for
+each group.
+
 Compressed messages, lost ones and clients' hours are explained in `fedjax_sim.server.edges` and
 `fedjax_sim.timelines.grouped`; the paper has none of these.
 
@@ -59,7 +63,6 @@ system `async_hierarchical`, which is here too.
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +73,7 @@ from fedjax_sim import clients, timelines
 from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import ConfigError, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import Memo, ServerRate, edges
+from fedjax_sim.server import RoundState, ServerRate, edges
 from fedjax_sim.server.compression import Identity, count_message_bits
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.server.versions import Versioned, stale_models
@@ -90,6 +93,9 @@ class Hyper(edges.EdgeTraining):
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
+        if self.clock.ticks_per_round > 1 and self.training.lr_schedule.clock == "work":
+            allowed = '1 with rates by "work", because a tick does not know its round\'s iterations'
+            raise ConfigError("clock.ticks_per_round", self.clock.ticks_per_round, allowed)
         if self.clock.ticks_per_round > 1 and self.has_one_batch:
             if self.training.optimizer is not optax.sgd:
                 reason = "because its state starts afresh each tick"
@@ -100,37 +106,23 @@ class Hyper(edges.EdgeTraining):
                 raise ConfigError("clock.ticks_per_round", self.clock.ticks_per_round, allowed)
 
 
-class State(NamedTuple):
-    """The state of hierarchical learning. M groups.
-
-    Attributes:
-      server: The global model, leaves `[...]`.
-      groups: What the groups reached by the end of the last tick, leaves `[M, ...]`.
-      memo: What both sides remember of messages.
-    """
-
-    server: Params
-    groups: Params
-    memo: Memo
-
-
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind hierarchical learning to a problem."""
     train = edges.edge_training(problem, hyper, plan)
     wire = edges.EdgeWire(problem, hyper, plan)
 
-    def init(key: Key) -> State:
+    def init(key: Key) -> RoundState:
         server = problem.init(key)
-        return State(server, batching.replicate(server, hyper.num_groups), wire.first(server))
+        return wire.first_round(server, batching.replicate(server, hyper.num_groups))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         num_slots = event.clients.shape[0]
         # At the first tick of a round the groups take the server's model, later they go
         # on.
         first_tick = event.version.max()  # of the round
         is_start = first_tick == event.tick
         is_last = event.tick == first_tick + hyper.clock.ticks_per_round - 1
-        begun = clients.read_clients(state.groups, event.clients)
+        begun = clients.read_clients(state.clients, event.clients)
         known = batching.replicate(wire.received(state), num_slots)
         start = jax.tree.map(partial(jnp.where, is_start), known, begun)  # x_i^{u,0} = x^u
         round_number = jnp.broadcast_to(first_tick // hyper.clock.ticks_per_round, (num_slots,))
@@ -143,16 +135,17 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         # The server's model is sent at the end of a round.
         published = wire.publish(key, event, memo, server)
         memo = jax.tree.map(lambda new, old: jnp.where(is_last, new, old), published, memo)
-        return State(server, clients.write_clients(state.groups, event.clients, groups), memo), work
+        kept = clients.write_clients(state.clients, event.clients, groups)
+        return state._replace(server=server, clients=kept, memo=memo), work
 
-    def metrics(state: State) -> dict[str, Array]:
+    def metrics(state: RoundState) -> dict[str, Array]:
         if not hyper.group_metrics:
             return {}
-        found, groups = jax.lax.map(problem.evaluate, state.groups), range(hyper.num_groups)
+        found, groups = jax.lax.map(problem.evaluate, state.clients), range(hyper.num_groups)
         return {f"{name}_group_{i}": found[name][i] for name in found for i in groups}
 
-    def client_models(state: State) -> tuple[Params, Array]:
-        return state.groups, jnp.asarray(timelines.list_members(hyper).size)
+    def client_models(state: RoundState) -> tuple[Params, Array]:
+        return state.clients, jnp.asarray(timelines.list_members(hyper).size)
 
     return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
 
@@ -272,8 +265,7 @@ def one_by_one(
         reports, memo = wire.receive(key, event, memo, start, groups)
         progress = jax.tree.map(jnp.subtract, reports, start)  # D_i
         mixed = wire.sum(key, event, progress)  # 0 if all slots are empty
-        rate = hyper.at_tick(event).server_lr
-        server = jax.tree.map(lambda x, d: x + rate * d, state.server, mixed)
+        server, _ = wire.step(event, state.server, mixed)
         return wire.next_version(key, event, state, memo, server), work
 
     return wire.algorithm(init, step)

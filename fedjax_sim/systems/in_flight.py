@@ -25,8 +25,8 @@ from fedjax_sim.core.settings import (
     setting,
     struct,
 )
-from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Leaf, Params, Problem, Work
-from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
+from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Leaf, Problem, Work
+from fedjax_sim.server import Reports, Versioned, Wire, keep_if_empty, stale_models
 from fedjax_sim.server.aggregation import ServerMomentum, where_slots
 from fedjax_sim.server.report_settings import ReportMessages, downlink_of_slots
 from fedjax_sim.systems import fedbuff
@@ -66,7 +66,7 @@ def with_work_in_flight(
 class SAFA(Clients, LocalTraining, Reports):
     """SAFA (Wu, He, Lin, Mao, Maple and Jarvis 2021, IEEE TC, arXiv 1910.01355): semi-synchronous.
 
-        w(t) -> `state.server`        w*_k -> `state.cache`       n_k / n -> `share`
+        w(t) -> `state.server`        w*_k -> `cache`             n_k / n -> `share`
         tau -> `hyper.lag_tolerance`  C m -> `hyper.num_selected` T_lim -> `hyper.deadline`
         P(t) -> `is_picked`           K(t) -> `has_crashed`       v_k -> `base`
 
@@ -214,54 +214,37 @@ def weights_of(hyper: SAFA, counts: Array) -> Array:
     return own / own.sum()
 
 
-class SafaState(NamedTuple):
-    """The state of SAFA.
-
-    Attributes:
-      server: The global model, leaves `[...]`.
-      versions: Global models that some client works from, leaves `[R, ...]`.
-      memo: What both sides remember of messages.
-      cache: The server's model of each client, leaves `[N, ...]`.
-      base: `i32[N]`, version of the global model that each client has.
-    """
-
-    server: Params
-    versions: Params
-    memo: Memo
-    cache: Params
-    base: Array
-
-
-def safa_algorithm(problem: Problem, hyper: SAFA, plan: types.Plan) -> Algorithm[SafaState, Work]:
-    """Bind SAFA to a problem."""
+def safa_algorithm(problem: Problem, hyper: SAFA, plan: types.Plan) -> Algorithm[Versioned, Work]:
+    """Bind SAFA to a problem. Clients' rows are the cache, and the version that each has."""
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan, without=("aggregator",))
     share = weights_of(hyper, problem.counts)
 
-    def init(key: Key) -> SafaState:
-        first = wire.first_version(problem.init(key))
-        cache = batching.replicate(first.server, hyper.num_clients)
-        return SafaState(*first, cache, jnp.zeros(hyper.num_clients, "int32"))
+    def init(key: Key) -> Versioned:
+        server = problem.init(key)
+        cache = batching.replicate(server, hyper.num_clients)
+        return wire.first_version(server, (cache, jnp.zeros(hyper.num_clients, "int32")))
 
-    def step(key: Key, state: SafaState, event: Event) -> tuple[SafaState, Work]:
+    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
         is_picked = event.weight > 0
         finite_clients = wire.senders.finite_clients(event, reports)
         # Who has not reported for tau rounds received the newest model, after empty rounds too.
-        syncs = (event.tick - state.base) // hyper.lag_tolerance
+        before_cache, before_base = state.clients
+        syncs = (event.tick - before_base) // hyper.lag_tolerance
         newest = jax.tree.map(lambda w: w[None], state.server)
-        cache = where_slots(syncs > 0, newest, state.cache)
+        cache = where_slots(syncs > 0, newest, before_cache)
         cache = write_clients(cache, jnp.where(is_picked, finite_clients, EMPTY), reports)
         server = batching.weighted_sum(share, cache)
         cache = write_clients(cache, jnp.where(is_picked, EMPTY, finite_clients), reports)
         reporting = jnp.where(event.clients == EMPTY, hyper.num_clients, event.clients)
-        base = state.base + syncs * hyper.lag_tolerance
+        base = before_base + syncs * hyper.lag_tolerance
         base = base.at[reporting].set(event.tick + 1, mode="drop")
-        before = state.server, state.cache, state.base
-        server, cache, base = keep_if_empty(event, (server, cache, base), before)
-        return SafaState(*wire.next_version(key, event, state, memo, server), cache, base), work
+        after = server, (cache, base)
+        server, kept = keep_if_empty(event, after, (state.server, state.clients))
+        return wire.next_version(key, event, state, memo, server, clients=kept), work
 
     return wire.algorithm(init, step)
 
@@ -323,8 +306,8 @@ safa = with_work_in_flight(
 class FedAT(Clients, LocalTraining, Reports):
     """FedAT (Chai et al. 2021, SC, arXiv 2010.05958): synchronous tiers that report one by one.
 
-        w -> `state.server`          M -> `hyper.num_tiers`      w_tier_m -> `state.tiers`
-        T_tier_m -> `state.updates`  S -> `hyper.num_selected`   lambda -> `hyper.proximal`
+        w -> `state.server`          M -> `hyper.num_tiers`      w_tier_m -> `tiers`
+        T_tier_m -> `updates`        S -> `hyper.num_selected`   lambda -> `hyper.proximal`
         n_k / N_c over S -> `event.weight`
 
     Clients are sorted by response latency into M tiers of equal size, the fastest first. Each tier
@@ -465,35 +448,18 @@ def fedat_clock(problem: Problem, hyper: FedAT) -> Clock:
     return Clock(init, next_tick, in_use=lambda tiers: tiers.work.version[:, 0])
 
 
-class TierState(NamedTuple):
-    """The state of FedAT.
-
-    Attributes:
-      server: The global model, leaves `[...]`.
-      versions: Global models that some tier works from, leaves `[R, ...]`.
-      memo: What both sides remember of messages.
-      tiers: The newest model of each tier, leaves `[M, ...]`.
-      updates: `i32[M]`, how often each tier has reported.
-    """
-
-    server: Params
-    versions: Params
-    memo: Memo
-    tiers: Params
-    updates: Array
-
-
-def fedat_algorithm(problem: Problem, hyper: FedAT, plan: types.Plan) -> Algorithm[TierState, Work]:
-    """Bind FedAT to a problem."""
+def fedat_algorithm(problem: Problem, hyper: FedAT, plan: types.Plan) -> Algorithm[Versioned, Work]:
+    """Bind FedAT to a problem. The memory has the newest model and number of reports of tiers."""
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan, train=local_training)
 
-    def init(key: Key) -> TierState:
-        first = wire.first_version(problem.init(key))
-        tiers = batching.replicate(first.server, hyper.num_tiers)
-        return TierState(*first, tiers, jnp.zeros(hyper.num_tiers, "int32"))
+    def init(key: Key) -> Versioned:
+        server = problem.init(key)
+        tiers = batching.replicate(server, hyper.num_tiers)
+        memory = tiers, jnp.zeros(hyper.num_tiers, "int32")
+        return wire.first_version(server)._replace(memory=memory)
 
-    def step(key: Key, state: TierState, event: Event) -> tuple[TierState, Work]:
+    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)  # w when the tier's round began, in all slots
         local, work = train(key, event, starts=start)  # w_k
         reports, memo = wire.receive(key, event, state.memo, start, local)
@@ -502,14 +468,14 @@ def fedat_algorithm(problem: Problem, hyper: FedAT, plan: types.Plan) -> Algorit
         model = wire.mean(key, event, common, reports, own=memo.own)
         own = streams.clock_key(key)  # that of the live clock, which has the same tiers
         tier = tiers_of(draw_devices(own, hyper), hyper)[event.clients[place]]
-        tiers = jax.tree.map(lambda leaf, new: leaf.at[tier].set(new), state.tiers, model)
-        updates = targets.put(state.updates, tier, state.updates[tier] + 1)
+        tiers, updates = state.memory
+        tiers = jax.tree.map(lambda leaf, new: leaf.at[tier].set(new), tiers, model)
+        updates = targets.put(updates, tier, updates[tier] + 1)
         share = updates[::-1] / updates.sum()  # T_tier_(M+1-m) / T
         server = batching.weighted_sum(share, tiers)
-        after, before = (server, tiers, updates), (state.server, state.tiers, state.updates)
-        server, tiers, updates = keep_if_empty(event, after, before)
-        newest = wire.next_version(key, event, state, memo, server)
-        return TierState(*newest, tiers, updates), work
+        after = server, (tiers, updates)
+        server, memory = keep_if_empty(event, after, (state.server, state.memory))
+        return wire.next_version(key, event, state, memo, server, memory=memory), work
 
     return wire.algorithm(init, step)
 

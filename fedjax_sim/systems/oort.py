@@ -58,7 +58,7 @@ from fedjax_sim.core.settings import (
     struct,
 )
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Leaf, Params, Plan, Problem
-from fedjax_sim.server import ReportMessages, Reports, ServerStep, check_numbers
+from fedjax_sim.server import ReportMessages, Reports, ServerStep
 from fedjax_sim.server.report_settings import downlink_of_slots
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
@@ -381,7 +381,8 @@ class CandidatesMessages(ReportMessages):
 
     def check(self, hyper: PowerOfChoice, timeline: types.Timeline) -> None:
         """Check numbers of messages, of which there are as many as clients are chosen."""
-        check_numbers(hyper, timeline, most=hyper.num_chosen)
+        rule, most = hyper.aggregator.chosen, hyper.num_chosen
+        rule.check_ticks(hyper, "aggregator", timeline, most=most, has_weights=False)
 
 
 powerofchoice = largest_losses(fedavg.algorithm).on(

@@ -295,7 +295,7 @@ apfl = cohort_system(
 
 
 @struct
-class PFedMe(CohortRounds, LocalTraining, ServerStep, Reports):
+class PFedMe(CohortRounds, LocalTraining, ServerStep, PrivateReports):
     """pFedMe (Dinh, Tran and Nguyen 2020, arXiv 2006.08848), Algorithm 1, in rounds with a clock.
 
         w_t -> `state.server`    w_{i,r} -> `local`    R -> `hyper.local_steps`    eta -> `hyper.lr`
@@ -350,7 +350,7 @@ class PFedMe(CohortRounds, LocalTraining, ServerStep, Reports):
 
 
 @struct
-class PerFedAvg(CohortRounds, LocalTraining, ServerStep, Reports):
+class PerFedAvg(CohortRounds, LocalTraining, ServerStep, PrivateReports):
     """Per-FedAvg (Fallah, Mokhtari and Ozdaglar 2020, arXiv 2002.07948), Algorithm 1, first order.
 
         w_k -> `state.server`    alpha -> `hyper.adapting_lr`    beta -> `hyper.lr`

@@ -85,7 +85,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         moved = optax.tree.sub((local, after), starts)
         progress, _ = wire.sum(key, event, moved)
         _, gain = wire.sum(key, event, moved, weight=share[learns] * (learns >= 0))
-        x = optax.tree.add_scale(state.server, hyper.at_tick(event).server_lr, progress)
+        x, _ = wire.step(event, state.server, progress)
         c = optax.tree.add(state.memory, gain)  # c + (1 / N) sum_i (c_i+ - c_i)
         memo = wire.publish(key, event, memo, (x, c))
         return RoundState(x, c, rows.write_clients(state.clients, learns, after), memo), work
@@ -153,7 +153,7 @@ def regularised(problem: Problem, hyper: FedDyn, plan: Plan) -> Algorithm[RoundS
         moved = optax.tree.sub(local, starts)
         linear = optax.tree.add_scale(linear, -alpha, moved)
         of_all = wire.sum(key, event, moved, weight=share[event.clients] * (event.clients >= 0))
-        memory = optax.tree.add_scale(state.memory, -alpha, of_all)  # h^t
+        memory = optax.tree.add_scale(state.memory, -alpha, wire.of_trained(of_all))  # h^t
         server = optax.tree.add_scale(wire.mean(key, event, start, local), -1 / alpha, memory)
         server = keep_if_empty(event, server, state.server)
         memo = wire.publish(key, event, memo, server)

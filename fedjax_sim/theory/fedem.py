@@ -10,9 +10,9 @@ Up to these step sizes the paper's bounds are proved. Symbols of the paper and t
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from fedjax_sim.core.settings import ConfigError, checked, checked_all
+from fedjax_sim.core.settings import ConfigError, Limit, checked, checked_all
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Probability
 
 
@@ -42,8 +42,10 @@ class FedEMSetup(NamedTuple):
         constants: Constants of the problem.
         num_clients: n, at least 1.
         omega: Variance constant of the compressor alone, at least 0; 0 is no compression.
-        participation: p, in (0, 1]. Probability with which a client takes part in a round.
+        participation: p, in (0, 1]. Probability with which a client takes part in a round; the
+            least p_i if clients differ.
         alpha: Step size of the memories, positive. None is 1 / (1 + omega), as in the theorems.
+        spread: The largest p_i divided by the least, at least 1.
     """
 
     constants: Constants
@@ -51,6 +53,17 @@ class FedEMSetup(NamedTuple):
     omega: AtLeast0
     participation: Probability = 1.0
     alpha: float | None = None
+    spread: Annotated[float, Limit(least=1)] = 1.0
+
+    @property
+    def noise_factor(self) -> float:
+        """Factor of gamma L_W sigma^2 / n in Theorem 3, 1 + 5 omega_p.
+
+        Derived, for clients that differ: with the least p_i in the place of p, the proof of Prop.
+        D.3 holds for each client and only its noise 2 alpha p sigma^2 grows by the spread r, so
+        that the factor is 1 + omega_p (1 + 4 r). gamma_max is that of the least p_i.
+        """
+        return 1 + self.total_omega * (1 + 4 * self.spread)
 
     @property
     def memory_step(self) -> float:

@@ -728,6 +728,7 @@ def group_work(
     return jax.lax.scan(next_round, start, (numbers, syncs, exchanges))[1]
 
 
+@checked
 def aggregation_weights(
     shares: Annotated[Array, shape("M", "U M"), Limit(least=0)],
     steps: Annotated[Array, shape("U M"), Limit(least=1)],
@@ -809,6 +810,7 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline
     return Timeline(*(leaf.reshape(-1, *leaf.shape[2:])[:num_ticks] for leaf in leaves))
 
 
+@checked
 def group_rounds_within(hyper: Groups, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 
@@ -868,6 +870,7 @@ def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) ->
     )
 
 
+@checked
 def group_arrivals_within(hyper: GroupArrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 

@@ -40,7 +40,6 @@ from fedjax_sim.core.types import (
     Array,
     Clock,
     Event,
-    HyperT,
     Instant,
     Key,
     Live,
@@ -52,7 +51,7 @@ from fedjax_sim.timelines import presets, rounds
 from fedjax_sim.timelines.arrivals import clocks
 from fedjax_sim.timelines.checks import check_own
 from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices, loss_shares
-from fedjax_sim.timelines.delays.laws import Clients, Speeds
+from fedjax_sim.timelines.delays.laws import Speeds
 from fedjax_sim.timelines.rounds import Cohort, CohortRounds
 
 DrawsT = TypeVar("DrawsT")
@@ -80,24 +79,22 @@ def with_clock(system: types.System, live: Live, **changes: Any) -> types.System
     Returns:
       The system. Its timeline says how many slots ticks have and nothing else.
     """
-    can_repeat = changes.get("can_repeat", system.can_repeat)
     paper = presets.preset(changes["Hyper"], presets.FAVANO) if "Hyper" in changes else None
-    frames = partial(_frames, live.sizes, can_repeat)
-    known = {"timeline": frames, "live": live, "weigh": None, "paper": paper}
-    return system._replace(**{**known, **changes})
+    changed = system._replace(**{"live": live, "weigh": None, "paper": paper, **changes})
+    return changed._replace(timeline=partial(_frames, changed))
 
 
-def _frames(
-    sizes: Callable[[HyperT], Sizes], can_repeat: bool, key: Key, hyper: HyperT, num_ticks: int
-) -> types.Timeline:
+def _frames(system: types.System, key: Key, hyper: Settings, num_ticks: int) -> types.Timeline:
     """Make the timeline of a live system: filled slots of most steps, and no time."""
-    found, num_clients = sizes(hyper), cast(Clients, hyper).num_clients
-    if found.slots > num_clients and not can_repeat:
-        allowed = f"at most num_clients = {num_clients}, as no client can have two"
+    senders = system.messages.num_senders(hyper)
+    found, num = cast(Live, system.live).sizes(hyper), senders or hyper.num_clients
+    if found.slots > num and not system.can_repeat:
+        most = f"num_clients = {num}" if senders is None else f"the number of senders, {num}"
+        allowed = f"at most {most}, as no client can have two"
         raise ConfigError("slots of a live clock", found.slots, allowed)
     shape = num_ticks, found.slots
     tick = jnp.broadcast_to(jnp.arange(num_ticks)[:, None], shape)
-    clients = jnp.broadcast_to(jnp.arange(found.slots) % num_clients, shape)
+    clients = jnp.broadcast_to(jnp.arange(found.slots) % num, shape)
     steps = jnp.full(shape, found.most_steps, "int32")
     weight = jnp.full(shape, 1 / found.slots)
     return types.Timeline(jnp.zeros(num_ticks), clients, steps, tick, weight, holds=tick)
@@ -365,6 +362,7 @@ class Shown(NamedTuple, Generic[RoundT, MemoryT, types.StateT, types.InfoT]):
     memory: MemoryT
 
 
+@checked
 def uniform_cohort(hyper: Settings) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, by the law of planned rounds.
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import settings, streams, types
+from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Checked, ConfigError, Portion, checked, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Whole
 from fedjax_sim.core.types import EMPTY, Array, Key, Leaf, Problem, Settings, Timeline
@@ -193,6 +194,7 @@ def check_clients(hyper: Settings, *, are_distinct: bool) -> None:
         raise ConfigError("delays.trace", "a client without rows", allowed)
 
 
+@checked
 def rounds_within(hyper: Settings, time: Above0) -> float:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 
@@ -631,6 +633,11 @@ class CoinRounds(Checked):
 
         hyper = CoinRounds(num_clients=8, participation=0.5, round_length=2.0)
         assert schedule_coin_rounds(key, hyper, 3).time.tolist() == [2.0, 4.0, 6.0]
+
+        from fedjax_sim.core.schedules import Table
+
+        unlike = CoinRounds(participation_schedule=Table(factors=(1.0, 0.25), by="client"))
+        assert unlike.chances(jnp.arange(2)).tolist() == [1.0, 0.25]
     """
 
     num_clients: Count = setting(
@@ -639,12 +646,39 @@ class CoinRounds(Checked):
     participation: Portion = setting(
         1.0, "Probability p that a client takes part in a round, independently of all else."
     )
+    participation_schedule: Schedule = schedule_of("participation", ("client",))
     round_length: Above0 = setting(1.0, "Duration of a round, in units of virtual time.")
+
+    def check_together(self) -> None:
+        """Check the probabilities of all clients.
+
+        Raises:
+          ConfigError: If one is not above 0 and at most 1.
+        """
+        super().check_together()
+        of_all = np.asarray(self.participation)[..., None]
+        everyone = jnp.arange(self.num_clients)
+        found = np.asarray(self.participation_schedule.of(of_all, everyone))
+        if not np.all((found > 0) & (found <= 1)):
+            words = f"probabilities above 0 and at most 1, not from {found.min()} to {found.max()}"
+            raise ConfigError("participation_schedule", str(self.participation_schedule), words)
+
+    def chances(self, clients: Array) -> Array | float:
+        """Find the probabilities p_i that clients take part.
+
+        Args:
+          clients: `i32[...]`, their numbers.
+
+        Returns:
+          `f[...]`, or p if that is everyone's.
+        """
+        chances: Array | float = self.participation_schedule.of(self.participation, clients)
+        return chances
 
 
 @checked
 def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timeline:
-    """Schedule rounds in which each client takes part with probability p.
+    """Schedule rounds in which each client takes part with its probability.
 
         rounds = schedule_coin_rounds(key, CoinRounds(num_clients=8, participation=0.5), 5)
         assert ((rounds.weight == 0) | (rounds.weight == 1)).all()
@@ -657,10 +691,11 @@ def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timel
       the other slots have no step and weight 0, but are not `EMPTY`.
     """
     shape, coins = (num_ticks, hyper.num_clients), streams.lane_stream(key, "participation")
+    chances = hyper.chances(jnp.arange(hyper.num_clients))
 
     def takes_part(t: Array) -> Array:
         """Toss everyone's coin of a round, which depends only on its number."""
-        return jax.random.uniform(jax.random.fold_in(coins, t), shape[1:]) < hyper.participation
+        return jax.random.uniform(jax.random.fold_in(coins, t), shape[1:]) < chances
 
     present = jax.vmap(takes_part)(jnp.arange(num_ticks)).astype("int32")
     version = jnp.broadcast_to(jnp.arange(num_ticks)[:, None], shape)

@@ -88,8 +88,8 @@ def bench_calls(turns: int) -> dict[str, Any]:
     clocks = [Clock(getattr(*program)) for program in programs]
     for program, clock in zip(programs, clocks, strict=True):
         setattr(*program, clock)
-    drawn = Clock(drawing.request_timelines)
-    drawing.request_timelines = drawn  # type: ignore[assignment]
+    drawn = Clock(drawing.draw_timelines)
+    drawing.draw_timelines = drawn  # type: ignore[assignment]
     measured = {}
     for name, call in calls.items():
         call()

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.core.types import Ticks
-from fedjax_sim.engine.planning.drawing import request_timelines
+from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.systems import favano
 
 TICKS = 714
@@ -40,12 +40,8 @@ def bench_packing(turns: int) -> dict[str, Any]:
     del turns
     lanes = (1, 8, 32, 128)
     hyper = favano.paper()
-    timelines, _ = request_timelines(
-        favano.system,
-        list(range(max(lanes))),
-        [hyper] * max(lanes),
-        Ticks(TICKS),
-    )
+    schedules = Schedules(favano.system, range(max(lanes)), [hyper] * max(lanes), Ticks(TICKS))
+    timelines, _ = schedules.request()
     steps = np.asarray(timelines.steps)[:, :TICKS]
     return {f"lanes {num}": count(steps[:num]) for num in lanes}
 

@@ -26,7 +26,6 @@ from fedjax_sim import (
     compression,
     datasets,
     diagnostics,
-    engine,
     launch,
     models,
     partition,
@@ -186,12 +185,12 @@ CALLS: dict[Callable[..., Any], tuple[dict[str, Any], Wrong]] = {
     fedjax_sim.Watch: ({}, {"progress": ["", 3], "trackers": [3, "csv", [3]]}),
     fedjax_sim.Checkpoints: ({"folder": "kept"}, {"folder": [None]}),
     fedjax_sim.Part: ({"number": 0, "num_parts": 1}, {}),
-    engine.load: (
+    fedjax_sim.load: (
         {"folder": "no folder"},
         {"folder": [Says("no folder", "folder is 'no folder'")]},
     ),
-    engine.keep_compiled: ({}, {}),
-    engine.use_cores: ({"num": 1}, {}),
+    fedjax_sim.keep_compiled: ({}, {}),
+    fedjax_sim.use_cores: ({"num": 1}, {}),
     launch.Local: ({}, {}),
     launch.Slurm: ({}, {"partition": [3], "cluster": ["here", 3]}),
     launch.Ray: ({}, {}),
@@ -445,7 +444,7 @@ CALLS: dict[Callable[..., Any], tuple[dict[str, Any], Wrong]] = {
 }
 """Right calls, and wrong values of their arguments beyond those that `WRONG` has."""
 OTHER_KINDS = {
-    (engine.load, "system"): [],
+    (fedjax_sim.load, "system"): [],
     (launch.Slurm, "partition"): [],
     (LowBit, "model"): [],
     (datasets.make_synthetic, "beta"): WRONG["alpha"],
@@ -457,17 +456,21 @@ OTHER_KINDS = {
 """Arguments that are of another kind than those of their name in other calls."""
 READING = (
     *(models.from_nnx, timelines.read_trace, timelines.read_client_table),
-    *(reports.load, engine.load),
+    *(reports.load, fedjax_sim.load),
 )
 """Functions that fail at right arguments here, for lack of a file or of an nnx module."""
 FORMULAS = (
     *("fedjax_sim.server.privacy", "fedjax_sim.server.accounting"),
     *("fedjax_sim.results.diagnostics", "fedjax_sim.theory"),
 )
+OF_PROCESSES = (
+    *(launch.sweep, fedjax_sim.keep_compiled, fedjax_sim.use_cores),
+    *(LowBit, reports.summary),
+)
 TRIED = [
     call
     for call in CALLS
-    if call not in (launch.sweep, engine.keep_compiled, engine.use_cores, LowBit, reports.summary)
+    if call not in OF_PROCESSES
     and (inspect.isclass(call) or not call.__module__.startswith(FORMULAS))
 ]
 """All but functions that change the process, or compute for ever with some numbers."""

@@ -12,7 +12,7 @@ from fedjax_sim import Plan
 from fedjax_sim.clients import LocalTraining
 from fedjax_sim.clients.mini_batches import batch_gradient
 from fedjax_sim.core.streams import stream
-from fedjax_sim.server import RoundState, Wire
+from fedjax_sim.server import Wire
 from fedjax_sim.server.privacy import parse_privacy
 from fedjax_sim.systems import fedavg
 from tests.server.test_reports import event_of
@@ -95,5 +95,6 @@ def test_what_goes_further_is_clipped(regression: Callable) -> None:
     wire = Wire(regression(), hyper, Plan())
     event = event_of(jnp.int32(0), [0, 1], weight=0.5)
     far = jnp.array([[100.0, 0, 0], [0.01, 0, 0]])
-    total, _ = wire.progress(jax.random.key(0), event, RoundState(jnp.zeros(3)), far)
+    state = wire.first_round(jnp.zeros(3))
+    total = wire.advance(jax.random.key(0), event, state, far).server
     np.testing.assert_allclose(total, [(LR * STEPS * CLIP + 0.01) / 2, 0, 0], rtol=1e-6)

@@ -3,7 +3,7 @@
 Dimension letters: `B` examples, `C` channels.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from flax import linen as nn
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout, models, problems
 from fedjax_sim.clients import ClientTraining, LocalTraining, local_training
+from fedjax_sim.core.schedules import InverseTime
 from fedjax_sim.core.trees import join
 from fedjax_sim.core.types import Event, Plan, full_precision_bits
 from fedjax_sim.models.networks import BatchNorm
@@ -197,6 +198,55 @@ def test_an_optimizer_of_the_server_does_not_move_statistics() -> None:
         hyper = system.Hyper(num_clients=4, batch_size=8, lr=0.1, **settings)
         found.append(fedjax_sim.simulate(system, problem, hyper, **budget).models["batch_stats"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *found)
+
+
+def averaged_statistics(run: Any, cache: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Loop over a run's ticks: batches of all examples, and plain sums of clients' progress."""
+    [timeline], models = run.timelines, [(np.zeros(4), np.ones(4))]
+    kept = np.zeros((4, 2, 4))
+    for tick, clients in enumerate(timeline.clients):
+        moved, before = np.zeros((2, 4)), kept.copy()
+        for slot, client in enumerate(clients):
+            start = np.array(models[timeline.version[tick, slot]])
+            flat, (mean, var) = X[client::4].astype(float), start
+            for _ in range(timeline.steps[tick, slot]):
+                mean = 0.9 * mean + 0.1 * flat.mean(axis=0)
+                var = 0.9 * var + 0.1 * flat.var(axis=0, ddof=1)
+            progress = np.array([mean, var]) - start
+            moved += timeline.weight[tick, slot] * (progress - cache * before[client])
+            kept[client] = progress
+        mean, var = np.array(models[-1]) + moved + cache * before.mean(axis=0)
+        models.append((mean, var))
+    return models[-1]
+
+
+RATE = {"server_lr": 0.3}
+BALL = {"server_optimizer": partial(optax.sgd, momentum=0.9)} | RATE
+ROUNDS, BUFFER = {"num_selected": 4}, {"buffer_size": 2, "concurrency": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedavg", BALL | ROUNDS),
+        ("fedavgm", {"server_momentum": 0.9} | RATE | ROUNDS),
+        ("fedyogi", RATE | ROUNDS),
+        ("fednova", BALL | ROUNDS),
+        ("scaffold", RATE | ROUNDS),
+        ("feddyn", {"regularization": 0.5} | ROUNDS),
+        ("fedbuff", {"server_momentum": 0.9} | RATE | BUFFER),
+        ("ca2fl", {"server_lr_schedule": InverseTime()} | RATE | BUFFER),
+    ],
+)
+def test_no_rate_and_no_momentum_of_the_server_acts_on_statistics(
+    name: str, settings: dict[str, Any]
+) -> None:
+    """They are averaged: against a loop in NumPy that knows neither."""
+    run = simulate(fedjax_sim.SYSTEMS[name], problem_of(), batch_size=15, **settings)
+    mean, var = averaged_statistics(run, cache=name == "ca2fl")
+    found = run.models["batch_stats"]["BatchNorm_0"]
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["var"], var, rtol=1e-4, atol=1e-5)
 
 
 def test_fedbn_is_fedper_with_normalisation_layers() -> None:

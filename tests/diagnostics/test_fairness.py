@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.core.types import EMPTY, Timeline
-from fedjax_sim.results.diagnostics.fairness import (
+from fedjax_sim.results.diagnostics import (
     deviation,
     entropy,
     fairness_report,
@@ -48,10 +48,8 @@ def test_measures_of_clients_by_hand() -> None:
     np.testing.assert_allclose(update_share(SMALL, 3), [5 / 7, 2 / 7, 0])
     np.testing.assert_array_equal(time_to_first(SMALL, 3), [2, 8, np.inf])
     report = fairness_report(SMALL, 3, GROUPS)
-    np.testing.assert_allclose(report.influence_per_time, [3.2 / 8, 0.6 / 8, 0])
     np.testing.assert_allclose(report.mean_staleness, [2 / 5, (0 + 2) / 2, np.nan])
     np.testing.assert_array_equal(report.largest_staleness, [2, 2, np.nan])
-    np.testing.assert_allclose(report.share_without, [0, 2 / 4])
     np.testing.assert_allclose(report.group_influence, [3.2 / 4, 0.6 / 4])
 
 
@@ -72,19 +70,15 @@ def test_the_report_has_all_measures() -> None:
     """Every field equals the value by hand; without groups their fields are empty."""
     report = fairness_report(SMALL, 3, GROUPS, skip=0.5)
     np.testing.assert_allclose(report.influence, [0.6, 0.3, 0])
-    np.testing.assert_allclose(report.influence_per_time, [0.24, 0.12, 0])
     np.testing.assert_allclose(report.update_share, [3 / 4, 1 / 4, 0])
     np.testing.assert_array_equal(report.time_to_first, [2, 8, np.inf])
     np.testing.assert_allclose(report.mean_staleness, [2 / 3, 2, np.nan])
     np.testing.assert_array_equal(report.largest_staleness, [2, 2, np.nan])
     assert report.jain_index == pytest.approx(0.9**2 / (3 * 0.45))
     assert report.entropy == pytest.approx(np.log(3) - 2 / 3 * np.log(2))
-    assert report.evenness == pytest.approx(1 - 2 / 3 * np.log(2) / np.log(3))
     assert report.deviation == pytest.approx(0.6 - 1 / 3 + 1 / 3 - 0.3 + 1 / 3)
     np.testing.assert_allclose(report.group_influence, [0.6, 0.3])
     np.testing.assert_allclose(report.group_update_share, [3 / 4, 1 / 4])
-    np.testing.assert_allclose(report.share_without, [0, 1 / 2])
-    assert fairness_report(SMALL, 3).share_without.size == 0
 
 
 def test_indices_of_equal_and_of_unequal_parts() -> None:
@@ -96,7 +90,6 @@ def test_indices_of_equal_and_of_unequal_parts() -> None:
             assert entropy(unit * parts) == pytest.approx(np.log(k), abs=1e-12)
     assert jain_index(np.array([1.0, 2.0, 3.0])) == pytest.approx(36 / (3 * 14))
     assert entropy(np.array([1.0, 3.0])) == pytest.approx(np.log(4) - 0.75 * np.log(3))
-    assert fairness_report(timeline([1], [[0]], [[0]], [[1]]), 1).evenness == 1
     assert np.isnan([jain_index(np.zeros(3)), entropy(np.zeros(3))]).all()
 
 

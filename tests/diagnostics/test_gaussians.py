@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from fedjax_sim.results.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
+from fedjax_sim.results.diagnostics import Gaussian, fit_gaussian, wasserstein2
 
 
 def laws(seed: int, *batch: int) -> Gaussian:

@@ -9,7 +9,7 @@ import pytest
 from flax import struct
 
 from fedjax_sim import ConfigError
-from fedjax_sim.results.diagnostics import posterior
+from fedjax_sim.results import diagnostics
 
 
 @struct.dataclass
@@ -30,7 +30,7 @@ def test_predictions_are_averaged_sample_by_sample() -> None:
     random = np.random.default_rng(1)
     logits = random.normal(size=(3, 9, 4)).astype("float32")
     labels = jnp.array([1, 0])
-    found = posterior.average_predictions(
+    found = diagnostics.average_predictions(
         LogitsAsModel(labels), {"logits": logits}, burn_in=2, thin=2
     )
     each = np.exp(logits.reshape(3, 9, 2, 2)) / np.exp(logits.reshape(3, 9, 2, 2)).sum(
@@ -44,7 +44,7 @@ def test_predictions_are_averaged_sample_by_sample() -> None:
     )
     expected = -np.log(average[:, :, [0, 1], [1, 0]]).mean(axis=-1)
     np.testing.assert_allclose(found.curves["nll"], expected, rtol=1e-5)
-    whole = posterior.average_predictions(LogitsAsModel(labels), {"logits": logits})
+    whole = diagnostics.average_predictions(LogitsAsModel(labels), {"logits": logits})
     np.testing.assert_allclose(whole.probabilities, each[:, 1:].mean(axis=1), rtol=1e-5)
 
 
@@ -57,7 +57,7 @@ def test_probabilities_of_few_bits_are_summed_in_32() -> None:
             return super().predict(params).astype("bfloat16")
 
     logits = np.zeros((1, 1001, 4), "float32")
-    found = posterior.average_predictions(Few(jnp.array([1, 0])), {"logits": logits})
+    found = diagnostics.average_predictions(Few(jnp.array([1, 0])), {"logits": logits})
     np.testing.assert_array_equal(found.probabilities, np.full((1, 2, 2), 0.5))
     np.testing.assert_allclose(found.curves["nll"], np.log(2), rtol=1e-6)
 
@@ -65,8 +65,8 @@ def test_probabilities_of_few_bits_are_summed_in_32() -> None:
 def test_burn_in_and_thinning() -> None:
     """Samples are dropped as asked; a wrong number is refused."""
     samples = {"w": np.arange(10)[None, :, None]}
-    assert posterior.thin_samples(samples)["w"].ravel().tolist() == list(range(1, 10))
-    assert posterior.thin_samples(samples, burn_in=3, thin=3)["w"].ravel().tolist() == [3, 6, 9]
+    assert diagnostics.thin_samples(samples)["w"].ravel().tolist() == list(range(1, 10))
+    assert diagnostics.thin_samples(samples, burn_in=3, thin=3)["w"].ravel().tolist() == [3, 6, 9]
     for options in ({"burn_in": 10}, {"burn_in": -1}, {"thin": 0}, {"thin": 1.5}):
         with pytest.raises(ConfigError, match=r"but must be a whole number (from|of at least)"):
-            posterior.thin_samples(samples, **options)
+            diagnostics.thin_samples(samples, **options)

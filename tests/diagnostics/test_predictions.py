@@ -6,7 +6,7 @@ import pytest
 from sklearn.metrics import brier_score_loss, log_loss
 
 from fedjax_sim import ConfigError
-from fedjax_sim.results.diagnostics import posterior as predictions
+from fedjax_sim.results import diagnostics as predictions
 from fedjax_sim.results.plots import reliability_figure
 
 

@@ -267,7 +267,7 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
         jax.grad(lambda rate: final_loss(bound, rate_slow=rate))(0.5)
     with pytest.raises(ConfigError, match=r"batch_size.* part of the program"):
         bound.replace(hyper=bound.hyper.replace(batch_size=1))
-    with pytest.raises(ConfigError, match=r"^hyper is '.*quafl\.Hyper', but must be as they were"):
+    with pytest.raises(ConfigError, match=r"^hyper is '.*favano\.QuAFL', but must be as they were"):
         bound.replace(hyper=fedjax_sim.SYSTEMS["quafl"].paper())
 
 

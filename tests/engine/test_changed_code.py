@@ -174,12 +174,14 @@ def test_another_layout_of_the_schedule_is_noticed(
 ) -> None:
     """How timelines become a schedule is code of this package that runs on the host."""
     folder, what, _ = checkpoints
-    whole = schedule.without_repetition
+    whole = schedule.lay_out
 
-    def other(leaf: np.ndarray) -> np.ndarray:
-        return whole(leaf[:, ::-1] if leaf.ndim == 3 else leaf)
+    def other(*args: Any, **options: Any) -> schedule.Schedule:
+        found = whole(*args, **options)
+        turned = found.stored._replace(clients=found.stored.clients[..., ::-1])
+        return found._replace(stored=turned)
 
-    monkeypatch.setattr(schedule, "without_repetition", other)
+    monkeypatch.setattr(schedule, "lay_out", other)
     with pytest.raises(ConfigError, match=r"differs in .*schedule"):
         resumed(folder, *what, resume=True)
 

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -136,7 +137,7 @@ def test_a_killed_run_ends_with_the_same_bits(
             run(checkpoints=fedjax_sim.Checkpoints(tmp_path))
     assert len(list(tmp_path.rglob("state-*"))) == 2
     done = note_saves(monkeypatch)
-    monkeypatch.setattr(drawing, "request_timelines", refuse)
+    monkeypatch.setattr(drawing.Schedules, "request", refuse)
     resumed = run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))
     assert done == [4, 5, 6, 7, 8], "three of the eight ticks had been done"
     assert_same_bits(resumed, unbroken)
@@ -154,7 +155,7 @@ def test_a_finished_run_is_neither_drawn_nor_run_again(
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **OPTIONS)
     whole = run(checkpoints=fedjax_sim.Checkpoints(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(drawing, "request_timelines", refuse)
+        patch.setattr(drawing.Schedules, "request", refuse)
         patch.setattr(pieces, "replay_schedule", refuse)
         assert capsys.readouterr().err == ""
         again = run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))
@@ -560,6 +561,26 @@ def test_a_checkpoint_of_another_configuration_is_refused(
                 **other,
             )
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
+
+
+def test_a_checkpoint_of_other_measures_is_refused(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
+    """By their names; with equal ones the run is continued."""
+    run = partial(
+        fedjax_sim.sweep,
+        QUAFL,
+        regression(),
+        small(QUAFL),
+        budget=fedjax_sim.Ticks(2),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+    )
+    measured = run(keep=fedjax_sim.Keep(measures=("drift",)))
+    for measures in ((), ("gradient_norm",)):
+        there_and_here = re.escape(f"differs in measures (['drift'] there, {[*measures]} here), or")
+        with pytest.raises(ConfigError, match=there_and_here):
+            run(keep=fedjax_sim.Keep(measures=measures))
+    assert_same_bits(run(keep=fedjax_sim.Keep(measures=["drift"])), measured)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout, launch
 from fedjax_sim.core.types import Hints
 from fedjax_sim.engine.machine.compiling import CompileMeter
-from fedjax_sim.engine.planning.drawing import request_timelines
+from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.request import RunOptions
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
@@ -204,8 +204,8 @@ def test_without_a_hint_the_ticks_of_a_budget_are_found(
     hypers, seeds = [small(system)], [4]
     bare = system._replace(hints=Hints())
     assert bare.hints.ticks_within(hypers[0], 1e9) == Hints().ticks_within(hypers[0], 1.0)
-    hinted, ticks = request_timelines(system, seeds, hypers, fedjax_sim.Time(budget))
-    found, found_ticks = request_timelines(bare, seeds, hypers, fedjax_sim.Time(budget))
+    hinted, ticks = Schedules(system, seeds, hypers, fedjax_sim.Time(budget)).request()
+    found, found_ticks = Schedules(bare, seeds, hypers, fedjax_sim.Time(budget)).request()
     np.testing.assert_array_equal(found_ticks, ticks)
     first = 16 + 1.1 * Hints().ticks_within(hypers[0], budget)
     assert ticks[0] > first, "the first request is too short, and is doubled"

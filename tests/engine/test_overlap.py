@@ -54,7 +54,7 @@ def trace(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     note(Replay, "final_models", lambda *_: "end")
     note(processes, "fetch", lambda *_: "fetch")
     note(Checkpoint, "save", lambda self, done, *_: f"save {done}")
-    note(drawing, "request_timelines", lambda system, seeds, *_: f"draw {[*seeds]}")
+    note(drawing.Schedules, "request", lambda schedules: f"draw {[*schedules.seeds]}")
     return events
 
 

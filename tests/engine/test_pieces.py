@@ -20,7 +20,7 @@ from fedjax_sim import ConfigError, Layout
 from fedjax_sim.core import lifecycle
 from fedjax_sim.engine.machine import compiling, memory
 from fedjax_sim.engine.planning import drawing
-from fedjax_sim.engine.planning.drawing import Schedules, request_timelines
+from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.program import replay
 from fedjax_sim.engine.running import chunks, pieces
 from tests.conftest import Regression
@@ -83,15 +83,14 @@ def needed() -> list[int]:
 @pytest.fixture(scope="module")
 def whole(sweep: Sweep, needed: list[int]) -> fedjax_sim.Run:
     """The eight lanes in one piece."""
-    compare = pieces.Pieces._compare
+    say = pieces.Pieces._say_what_is_chosen
 
-    def listen(*given: Any) -> tuple[float, float]:
-        found = compare(*given)
-        needed.append(found[0])
-        return found
+    def listen(self: Any, ready: Any, bytes_needed: float, free: float) -> None:
+        needed.append(int(bytes_needed))
+        say(self, ready, bytes_needed, free)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces.Pieces, "_compare", listen)
+        patch.setattr(pieces.Pieces, "_say_what_is_chosen", listen)
         return sweep()
 
 
@@ -156,11 +155,14 @@ def test_what_cannot_fit_is_not_compiled(
 ) -> None:
     """The models that twelve lanes carry take three times the memory that is free."""
     compiled: list[int] = []
-    compile_programs = replay.Replay.compile
+    prepare = replay.Replay.prepare
 
-    def listen(self: Any, **how: Any) -> Any:
-        compiled.append(len(self.placed.place_of))
-        return compile_programs(self, **how)
+    def listen(self: Any, **how: Any) -> int:
+        before = compiling.known_size(self.form)
+        size = prepare(self, **how)
+        if before is None and compiling.known_size(self.form) is not None:
+            compiled.append(len(self.placed.place_of))
+        return size
 
     def run(size: int) -> fedjax_sim.Run:
         return fedjax_sim.sweep(
@@ -173,7 +175,7 @@ def test_what_cannot_fit_is_not_compiled(
             layout=Layout(4, True, 1),
         )
 
-    monkeypatch.setattr(replay.Replay, "compile", listen)
+    monkeypatch.setattr(replay.Replay, "prepare", listen)
     whole = run(5000)
     assert (compiled, lanes_run) == ([12], [12])
     compiling.forget_known()
@@ -191,7 +193,7 @@ def test_a_lane_that_cannot_fit_is_refused_before_it_is_compiled(
     free = 0.9 * 5003 * 4
     monkeypatch.setattr(memory, "free_memory", lambda: free)
     monkeypatch.setattr(memory, "free_here", lambda: free)
-    monkeypatch.setattr(replay.Replay, "compile", lambda self, **how: pytest.fail("compiled"))
+    monkeypatch.setattr(memory, "drop_programs_near_the_limit", lambda: pytest.fail("compiled"))
     with pytest.raises(fedjax_sim.ConfigError, match=r"memory is .* but must be enough for one"):
         fedjax_sim.sweep(
             fedjax_sim.SYSTEMS["fedavg"],
@@ -366,20 +368,19 @@ class Large:
 @pytest.fixture
 def measure(small: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Return a function that measures the bytes of a sweep of four lanes on some devices."""
-    compare, system = pieces.Pieces._compare, fedjax_sim.SYSTEMS["fedavg"]
+    say, system = pieces.Pieces._say_what_is_chosen, fedjax_sim.SYSTEMS["fedavg"]
 
     def needs(inputs: Any, lane_devices: int = 1, unused: Any = None) -> int:
         found: list[int] = []
 
-        def listen(*given: Any) -> tuple[int, float]:
-            needed, free = compare(*given)
+        def listen(self: Any, ready: Any, needed: int, free: float) -> None:
             found.append(needed)
-            return needed, free
+            say(self, ready, needed, free)
 
         problem = Large(jnp.full(7, 2, "int32"), inputs, inputs, unused)
         layout = Layout(1, False, lane_devices, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(pieces.Pieces, "_compare", listen)
+            patch.setattr(pieces.Pieces, "_say_what_is_chosen", listen)
             fedjax_sim.sweep(
                 system, problem, small(system), seeds=4, budget=fedjax_sim.Ticks(1), layout=layout
             )
@@ -452,7 +453,7 @@ def test_lanes_whose_schedules_fill_the_host_are_halved_before_they_are_planned(
 
 def test_planning_for_hours_is_refused_before_it_begins(sweep: Sweep, small: Callable) -> None:
     with pytest.raises(ConfigError, match=r"num_ticks is 10000000, .* about [0-9]+ hours\.$"):
-        request_timelines(FEDBUFF, [*range(500)], [small(FEDBUFF)] * 500, fedjax_sim.Ticks(10**7))
+        Schedules(FEDBUFF, range(500), [small(FEDBUFF)] * 500, fedjax_sim.Ticks(10**7)).request()
     with pytest.raises(ConfigError, match=r"time_budget is 10000000.0, but must be smaller"):
         sweep(seeds=500, budget=fedjax_sim.Time(1e7))
 
@@ -464,16 +465,16 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
 ) -> None:
     """They are those of all schedules drawn together."""
     seeds, hypers = [*range(4)], [small(FEDBUFF)] * 4
-    given = FEDBUFF, fedjax_sim.Time(30.0), np.arange(4), seeds, hypers, None
+    given = FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0), np.arange(4)
     together = Schedules(*given).count_ticks()
     drawn: list[int] = []
-    request = drawing.request_timelines
+    request = Schedules.request
 
-    def listen(system: Any, few: Any, *given: Any, **budget: Any) -> Any:
-        drawn.append(len(few))
-        return request(system, few, *given, **budget)
+    def listen(schedules: Schedules) -> Any:
+        drawn.append(len(schedules.seeds))
+        return request(schedules)
 
-    monkeypatch.setattr(drawing, "request_timelines", listen)
+    monkeypatch.setattr(Schedules, "request", listen)
     schedules_that_fit(2)
     alone = Schedules(*given).count_ticks()
     assert drawn == [4, 2, 2]

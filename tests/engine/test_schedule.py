@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.core.types import EMPTY, Ticks, Time
+from fedjax_sim.core.types import EMPTY, Time
 from fedjax_sim.engine.planning.budgets import lengthen, ticks_in_budget
+from fedjax_sim.engine.planning.drawing import draw_ticks
 from fedjax_sim.engine.planning.schedule import (
     assign_rows,
     lay_out,
@@ -119,7 +120,7 @@ def test_timelines_are_drawn_until_every_lane_covers_the_budget() -> None:
 
 def test_unknown_ticks_are_drawn_again() -> None:
     """A free-running schedule knows only its first arrivals, here half of what was drawn."""
-    _, ticks = lengthen(lambda num: periodic(num, known=num // 2), Ticks(6))
+    _, ticks = draw_ticks(lambda num: periodic(num, known=num // 2), 6)
     assert ticks.tolist() == [6, 6]
 
 
@@ -128,7 +129,7 @@ def test_more_ticks_than_a_trace_holds() -> None:
         time=np.where(np.arange(8) < 5, np.arange(1.0, 9.0), INF)[None].repeat(2, 0)
     )
     with pytest.raises(ConfigError, match="num_ticks is 8, but must be at most the 5 ticks"):
-        lengthen(lambda num: ended, Ticks(8))
+        draw_ticks(lambda num: ended, 8)
 
 
 def test_a_budget_before_the_first_tick() -> None:
@@ -183,7 +184,7 @@ def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_possible(
         last_read[version[t][present[t]]] = t
     for end, versions in zip(ends, held, strict=True):
         last_read[versions] = np.maximum(last_read[versions], end)
-    row, rows = assign_rows(last_read)
+    (row,), (rows,) = assign_rows(last_read[None])
     scratch = rows - 1
     store: dict[int, int] = {0: 0}
     assert row[0] == 0
@@ -339,9 +340,9 @@ def test_the_store_of_work_is_small_however_long_models_are_held() -> None:
 
 def test_the_example_of_the_docstring() -> None:
     """The table in `fedjax_sim.engine.planning.schedule` needs two rows and the scratch row."""
-    row, rows = assign_rows(np.array([1, 2, -1, 3, -1]))
-    assert rows == 3
-    assert row.tolist() == [0, 1, 2, 0, 2]
+    row, rows = assign_rows(np.array([[1, 2, -1, 3, -1]]))
+    assert rows.tolist() == [3]
+    assert row.tolist() == [[0, 1, 2, 0, 2]]
 
 
 def test_chunks_of_equal_size_are_filled_with_empty_evaluations() -> None:
@@ -376,14 +377,19 @@ def test_chunks_of_equal_size_are_filled_with_empty_evaluations() -> None:
 def test_steps_before_each_slot_where_all_ticks_have_the_same_clients(
     slots: list[list[int]],
 ) -> None:
-    """Equal to looking at one lane after the other, even if a client has two slots in a tick."""
+    """Equal to going through the slots one by one, even if a client has two in a tick."""
     steps = np.random.default_rng(0).integers(0, 9, (2, 20, 3))
     clients = np.broadcast_to(np.array(slots)[:, None], steps.shape)
     # Nobody takes part at the second and the last tick, as where evaluations are filled up.
     clients = np.where(np.isin(np.arange(20), [1, 19])[:, None], EMPTY, clients)
     steps = np.where(clients == EMPTY, 0, steps)
-    expected = [steps_before(*lane) for lane in zip(clients, steps, strict=True)]
-    np.testing.assert_array_equal(steps_before(clients, steps), expected)
+    found = steps_before(clients, steps)
+    for lane in range(len(clients)):
+        done = dict.fromkeys([EMPTY, 0, 1, 2], 0)
+        for place in np.ndindex(20, 3):
+            client = int(clients[lane][place])
+            assert found[lane][place] == done[client]
+            done[client] += int(steps[lane][place])
 
 
 def test_a_slot_that_is_filled_later_is_no_other_clients_slot() -> None:

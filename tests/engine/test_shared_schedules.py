@@ -18,8 +18,8 @@ from fedjax_sim.core.types import Event, Facts
 from fedjax_sim.engine.machine.processes import hash_programs
 from fedjax_sim.engine.machine.user_code import number_of_program
 from fedjax_sim.engine.planning import drawing
-from fedjax_sim.engine.planning.drawing import draw_timelines, read_timeline, request_timelines
-from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repetition
+from fedjax_sim.engine.planning.drawing import Schedules, draw_timelines, read_timeline
+from fedjax_sim.engine.planning.schedule import lay_out, without_repetition
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.rules import Mean, Median
@@ -52,11 +52,13 @@ def test_lanes_that_share_a_schedule_draw_it_once(
     """Three learning rates, two waiting times and two seeds: twelve lanes, four schedules."""
     drawn: list[int] = []
 
-    def request(system: Any, seeds: list[int], *others: Any, **options: Any) -> Any:
-        drawn.append(len(seeds))
-        return request_timelines(system, seeds, *others, **options)
+    request = Schedules.request
 
-    monkeypatch.setattr(drawing, "request_timelines", request)
+    def listen(schedules: Schedules) -> Any:
+        drawn.append(len(schedules.seeds))
+        return request(schedules)
+
+    monkeypatch.setattr(Schedules, "request", listen)
     system = SYSTEMS["fedbuff"]
     settings = {"lr": [0.02, 0.05, 0.1], "server_interact": [1.0, 12.0]}
     hyper = small(system, restart="after_interaction")
@@ -86,7 +88,7 @@ def test_full_participation_stores_nothing_per_tick_and_slot() -> None:
     """FA-LD with all of 50 clients: 30 schedules of 100 ticks take one row of slots."""
     system = SYSTEMS["langevin"]
     hyper = system.paper(num_clients=50)
-    timelines, ticks = request_timelines(system, range(30), [hyper] * 30, fedjax_sim.Ticks(100))
+    timelines, ticks = Schedules(system, range(30), [hyper] * 30, fedjax_sim.Ticks(100)).request()
     assert timelines.clients.strides[1] == 0
     schedule = lay_out(timelines, ticks, num_clients=50, num_evals=10)
     stored = schedule.stored
@@ -110,14 +112,14 @@ def test_the_device_finds_the_event_of_every_tick(
     """With and without ticks that pad short lanes."""
     system = SYSTEMS[name]
     hyper = system.fit.complete(small(system), None)
-    timelines, ticks = request_timelines(system, [0, 1, 2], [hyper] * 3, **budget)
+    timelines, ticks = Schedules(system, [0, 1, 2], [hyper] * 3, **budget).request()
     schedule = lay_out(timelines, ticks, num_clients=7, num_evals=4)
     num, num_evals, per_eval = schedule.shape
     found = jax.jit(
         jax.vmap(
             jax.vmap(
                 jax.vmap(
-                    lambda row, c, e: event_at(schedule.stored, row, c * per_eval + e, (c, e)),
+                    lambda row, c, e: schedule.stored.event(row, c * per_eval + e, (c, e)),
                     (None, None, 0),
                 ),
                 (None, 0, None),

@@ -18,7 +18,7 @@ import fedjax_sim
 from fedjax_sim import Layout, datasets, models, partition, problems
 from fedjax_sim.core.types import EMPTY, LatentProblem
 from fedjax_sim.engine.planning.lanes import Lane, stack_problems
-from fedjax_sim.engine.program.prepare import plan_group
+from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.request import Options
 from fedjax_sim.results.curves import NEVER, collapsed_at
 from tests.conftest import slow_but
@@ -505,7 +505,7 @@ def test_devices_of_a_cpu_read_one_copy_of_what_lanes_share(
     options = Options(fedjax_sim.Ticks(2), 1, Layout(lane_devices=4))
     problem = regression()
     lanes = [Lane(place, small(FEDAVG), problem, place) for place in range(4)]
-    replay = plan_group(FEDAVG, lanes, options).on_devices()
+    replay = Planned(FEDAVG, lanes, options).on_devices()
     given = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(problem)}
     shared = [leaf for leaf in replay.placed.lanes.problem.shared if leaf is not None]
     for leaf in shared:

@@ -17,7 +17,7 @@ from experiments.fald.fig1 import same_law
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.harness import Arguments, Sizes, Verdict
 from experiments.harness.statistics import FAILS, HOLDS, PARTLY, UNDECIDED
-from fedjax_sim.results.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
+from fedjax_sim.results.diagnostics import Gaussian, fit_gaussian, wasserstein2
 from tests.conftest import slow_but
 from tests.experiments.running import FILES, Ran, claims, run, summary
 

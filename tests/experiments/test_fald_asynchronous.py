@@ -10,7 +10,7 @@ from experiments.fald.formulas import exact_laws
 from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.harness import Arguments
 from fedjax_sim.core.types import Timeline
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.diagnostics import Gaussian
 
 
 def schedule(clients: np.ndarray, version: np.ndarray) -> Timeline:

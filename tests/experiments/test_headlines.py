@@ -79,6 +79,10 @@ GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
         hierarchical.judge,
         {"closest": {"1": {"S": 5.0, "apart": 1.0, "fewer": 30.0}}, "bounds": [2.0, 2.0]},
     ),
+    "hierarchical-38": (
+        hierarchical.judge_group_rates,
+        {"apart": {"own rates": 1.2, "one rate": 5.0}, "largest": [0.02, 0.03]},
+    ),
 }
 """By claim: the function that judges it, and numbers by which it holds."""
 CHANGED: list[tuple[str, Path, Any, str]] = [
@@ -115,6 +119,9 @@ CHANGED: list[tuple[str, Path, Any, str]] = [
     ("hierarchical-37", ("closest", "1", "apart"), 6.0, "fails"),
     ("hierarchical-37", ("closest", "1", "fewer"), 10.0, "fails"),
     ("hierarchical-37", ("bounds", 1), 1.0, "holds in part, false: the bound"),
+    ("hierarchical-38", ("apart", "own rates"), 1.6, "fails"),
+    ("hierarchical-38", ("apart", "one rate"), 2.9, "fails"),
+    ("hierarchical-38", ("largest", 1), 1.1, "holds in part, false: at most 1"),
 ]
 """Claim, place of a number, another number, and the verdict on it or a part of its scope."""
 

@@ -22,7 +22,7 @@ import pytest
 import xarray as xr
 
 import fedjax_sim
-from fedjax_sim.cli import launching, training
+from fedjax_sim.cli import training
 from fedjax_sim.cli.commands import main
 from fedjax_sim.core.lifecycle import STOPPED, PartError, Stopped, read_json, seal_json
 from fedjax_sim.core.settings import ConfigError
@@ -261,7 +261,7 @@ def test_parts_that_failed_are_named_and_run_again(
     assert main(alone[alone.index("fedjax_sim") + 1 :]) == 0
     assert main(command) == 2
     assert "unless an unfinished run in it is resumed" in capfd.readouterr().err
-    monkeypatch.setitem(launching.LAUNCHERS, "local", Here)
+    monkeypatch.setitem(training.LAUNCHERS, "local", Here)
     assert main([*command, "--resume"]) == 0
     printed = capfd.readouterr()
     assert "favano lr=0.3" in printed.out
@@ -301,7 +301,7 @@ def test_a_signal_stops_a_launched_study_which_is_resumed(
     for path in begun:
         log = path.parents[1].with_suffix(".log").read_text()
         assert "stopped by SIG" in log and not (path.parents[1] / "summary.json").exists()
-    monkeypatch.setitem(launching.LAUNCHERS, "local", Here)
+    monkeypatch.setitem(training.LAUNCHERS, "local", Here)
     monkeypatch.chdir(tmp_path)
     assert main([*command, "--resume"]) == 0
     assert_equal_folders(out, whole)
@@ -320,7 +320,7 @@ def test_a_study_is_resumed_as_it_was_started(
     def stop(*_: object, **__: object) -> None:
         raise Stopped(15, saved=False)
 
-    monkeypatch.setitem(launching.LAUNCHERS, "local", Here)
+    monkeypatch.setitem(training.LAUNCHERS, "local", Here)
     monkeypatch.setattr(Here, "start", fail)
     monkeypatch.setattr(training, "sweep", stop)
     launched, here = (["run", *STUDY, "--out", str(tmp_path / name)] for name in ("parts", "here"))

@@ -67,7 +67,7 @@ def test_a_command_that_cannot_be_resumed_advises_no_resume(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(plotting.parts, "read_parts", lambda *_, **__: stopped())
-    monkeypatch.setattr(training, "read_metrics", stopped)
+    monkeypatch.setattr(training.Study, "metrics", stopped)
     words = "stopped by SIGTERM while no lane was running; run it again"
     assert main(["merge", "a", "b"]) == STOPPED
     assert capsys.readouterr().err == f"fedjax-sim: {words}.\n"

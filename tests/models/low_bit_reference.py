@@ -4,14 +4,14 @@ import jax
 import numpy as np
 
 from fedjax_sim import compression
-from fedjax_sim.kernels import low_bit
+from fedjax_sim.kernels import rounding
 
 # Compiled, because one operation after the other would take seconds.
 luq = jax.jit(compression.luq, static_argnames=("bits", "top"))
 
 uniform, sawb, max_abs = (
     jax.jit(q, static_argnames=("bits", "levels"))
-    for q in (low_bit.uniform, low_bit.sawb, low_bit.max_abs)
+    for q in (rounding.uniform, rounding.sawb, rounding.max_abs)
 )
 
 

@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedjax_sim.kernels import convolution, winograd
-from fedjax_sim.kernels.low_bit import quantized_gradient
+from fedjax_sim.kernels.rounding import quantized_gradient
 from fedjax_sim.models import LeNet, ResNet
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.server.compression import luq

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from fedjax_sim.kernels import low_bit
+from fedjax_sim.kernels import rounding
 from fedjax_sim.models import MLP
 from fedjax_sim.models.quantized import LowBit
 from tests.models.low_bit_reference import luq, max_abs, sawb_in_numpy, uniform_in_numpy
@@ -245,7 +245,7 @@ def test_each_use_of_a_layer_has_another_key(monkeypatch: pytest.MonkeyPatch) ->
         seen.append(tuple(jax.random.key_data(key).tolist()))
         return x
 
-    monkeypatch.setattr(low_bit, "quantized_gradient", noted)
+    monkeypatch.setattr(rounding, "quantized_gradient", noted)
     for case in (perceptron(), convolutional()):
         seen.clear()
         case.loss(case.params, KEY)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.kernels import low_bit
-from fedjax_sim.kernels.low_bit import quantized_gradient, straight_through
+from fedjax_sim.kernels import rounding
+from fedjax_sim.kernels.rounding import quantized_gradient, straight_through
 from tests.models.low_bit_reference import luq, max_abs, sawb, sawb_in_numpy, uniform
 
 LARGEST = 3.0
@@ -135,7 +135,7 @@ def test_uniform_quantizer(levels: str, signed: bool) -> None:
     assert np.abs(found - x)[inside].max() <= step / 2 + 1e-6
     assert (found[x < step * low] == step * low).all()
     assert (found[x > step * high] == step * high).all()
-    known = low_bit.uniform(
+    known = rounding.uniform(
         jnp.asarray(x, "float32"), bits=3, scale=half_width, signed=signed, levels=levels
     )
     np.testing.assert_array_equal(known, found)
@@ -174,7 +174,7 @@ def test_sawb_of_bits_and_values_that_it_has_no_range_for() -> None:
     """
     x = jnp.asarray(np.random.default_rng(3).normal(size=100), "float32")
     for bits in (2, 5):
-        for levels in low_bit.LEVELS:
+        for levels in rounding.LEVELS:
             found = sawb(x, bits=bits, signed=True, levels=levels)
             np.testing.assert_array_equal(found, max_abs(x, bits=bits, signed=True, levels=levels))
             assert np.abs(found - x).max() <= jnp.abs(x).max() / (2**bits - 1) * (1 + 1e-5)

@@ -17,7 +17,7 @@ from fedjax_sim.datasets import Dataset
 from fedjax_sim.models import CONVOLUTIONS, MLP, LogisticRegression
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import make_classification, supervision
-from fedjax_sim.results.diagnostics import posterior
+from fedjax_sim.results import diagnostics
 from fedjax_sim.systems import fedavg, langevin
 
 KEY = jax.random.key(0)
@@ -155,7 +155,7 @@ def test_a_bayesian_perceptron_on_digits() -> None:
         "layout": Layout(5, True, 1),
     }
     run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=2, **options)
-    found = posterior.average_predictions(problem, run.samples, burn_in=5)
+    found = diagnostics.average_predictions(problem, run.samples, burn_in=5)
     assert found.probabilities.shape == (2, 360, 10)
     np.testing.assert_allclose(found.probabilities.sum(axis=-1), 1, rtol=1e-5)
     single = run.curves.loss.values[:, 5:]

@@ -16,8 +16,8 @@ from fedjax_sim import ConfigError, Layout, datasets
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.partition import Partition, iid
 from fedjax_sim.problems import Logistic, make_classification, make_logistic
-from fedjax_sim.results.diagnostics import posterior
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results import diagnostics
+from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.systems import langevin
 
 KEY = jax.random.key(0)
@@ -191,7 +191,7 @@ def _chains(
         num_evals=num_all,
         keep=fedjax_sim.Keep(models=True),
     )
-    return posterior.thin_samples(run.samples, burn_in=1 + burn_in).reshape(2, 150, num_evals, 31)
+    return diagnostics.thin_samples(run.samples, burn_in=1 + burn_in).reshape(2, 150, num_evals, 31)
 
 
 def _temperature(draws: np.ndarray, law: Gaussian) -> Estimate:

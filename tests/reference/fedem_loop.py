@@ -52,10 +52,11 @@ def fedem(
     quantize: Quantize,
     gamma: Callable[[int], float],
     alpha: float,
-    p: float,
+    p: float | np.ndarray,
 ) -> list[Round]:
     """Run FedEM with memories that start at h_i(S_0)."""
     n = len(data)
+    chances = np.broadcast_to(p, n)
     server, theta = start.copy(), m_step(start)
     memories = [e_step(theta, y).mean(axis=0) - server for y in data]
     evaluations = sum(len(y) for y in data)
@@ -63,7 +64,7 @@ def fedem(
     drawn = [0] * n
     history = []
     for k in range(rounds):
-        sent = []
+        sent, heard = [], []
         for i in range(n):
             if not active(k, i):
                 continue
@@ -74,8 +75,9 @@ def fedem(
             message = quantize(k, i, delta)
             memories[i] = memories[i] + alpha * message
             sent.append(message)
+            heard.append(message / chances[i])
         total = sum(sent, np.zeros_like(server))
-        field = server_memory + total / (n * p)
+        field = server_memory + sum(heard, np.zeros_like(server)) / n
         server = server + gamma(k) * field
         server_memory = server_memory + alpha * total / n
         theta = m_step(server)
@@ -96,11 +98,12 @@ def vr_fedem(
     quantize: Quantize,
     gamma: Callable[[int], float],
     alpha: float,
-    p: float,
+    p: float | np.ndarray,
     freeze: bool,
 ) -> list[Round]:
     """Run VR-FedEM. Inactive clients send nothing; with `freeze` they only compute full passes."""
     n = len(data)
+    chances = np.broadcast_to(p, n)
     server, theta = start.copy(), m_step(start)
     drawn = [0] * n
     history: list[Round] = []
@@ -114,7 +117,7 @@ def vr_fedem(
             memories = [oracle - server for oracle in oracles]
             server_memory = sum(memories) / n
         for k in range(inner):
-            total = np.zeros_like(server)
+            total, heard = np.zeros_like(server), np.zeros_like(server)
             for i in range(n):
                 is_active = active(t * inner + k, i)
                 if is_active or not freeze:
@@ -128,7 +131,8 @@ def vr_fedem(
                     message = quantize(t * inner + k, i, oracles[i] - server - memories[i])
                     memories[i] = memories[i] + alpha * message
                     total += message
-            field = server_memory + total / (n * p)
+                    heard += message / chances[i]
+            field = server_memory + heard / n
             server = server + gamma(t * inner + k) * field
             server_memory = server_memory + alpha * total / n
             theta = m_step(server)

@@ -1,6 +1,6 @@
-"""QuAFL without message quantization as a slow event loop in plain NumPy.
+"""QuAFL as a slow event loop in plain NumPy.
 
-Clients mix the server's model into theirs.
+Clients mix the server's model into theirs. Messages are decoded with the receiver's model.
 """
 
 import heapq
@@ -20,8 +20,12 @@ def run(
     lr: float,
     runtime: Callable[[int, int, int], float],
     gradient: Callable[[int, int, np.ndarray], np.ndarray],
+    code: Callable[..., np.ndarray] = lambda model, reference, *of_message: model,
 ) -> list[Record]:
     """Simulate one server action per cohort; the arguments are those of the FAVANO loop.
+
+    `code` returns the decoded model, of a model, the receiver's model, the action, the client, and
+    "up" or "down".
 
     The version of a client's work is the server version made at its last contact.
     """
@@ -47,10 +51,12 @@ def run(
                 heapq.heappush(events, (now + runtime(i, contact[i], steps[i]), i, restart))
         s = len(cohort)
         old = server
-        server = old / (s + 1) + sum(models[i] for i in cohort) / (s + 1)
+        reports = [code(models[i], old, action, i, "up") for i in cohort]
+        server = old / (s + 1) + sum(reports) / (s + 1)
         seen = ([steps[i] for i in cohort], [version[i] for i in cohort])
         for i in cohort:
-            models[i] = old / (s + 1) + s / (s + 1) * models[i]
+            known = code(old, mixed[i], action, i, "down")
+            models[i] = known / (s + 1) + s / (s + 1) * models[i]
             mixed[i] = models[i].copy()
             steps[i], version[i] = 0, action + 1
             contact[i] += 1

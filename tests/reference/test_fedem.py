@@ -15,7 +15,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout
-from fedjax_sim.core.schedules import InverseSqrt
+from fedjax_sim.core.schedules import InverseSqrt, Table
 from fedjax_sim.core.streams import stream
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
@@ -163,12 +163,28 @@ def assert_same(
         )
 
 
+UNLIKE = np.array([1.0, 0.3, 0.5, 0.9, 0.6])
+"""Probabilities p_i."""
+
+
+def unlike(are_unlike: bool) -> dict[str, Any]:
+    """Settings with which clients have different probabilities to take part."""
+    schedule = Table(factors=tuple(UNLIKE.tolist()), by="client")
+    return {"participation": 1.0, "participation_schedule": schedule} if are_unlike else {}
+
+
+@pytest.mark.parametrize("are_unlike", [False, True], ids=["p", "p_i"])
 def test_fedem(
-    problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any], mixture_steps: dict[str, Any]
+    problem: Any,
+    data: np.ndarray,
+    key: Any,
+    draws: dict[str, Any],
+    mixture_steps: dict[str, Any],
+    are_unlike: bool,
 ) -> None:
     """The same statistics, metrics and numbers of evaluations."""
     system = fedjax_sim.SYSTEMS["fedem"]
-    run = simulate(system, problem, system.paper(**SETTINGS))
+    run = simulate(system, problem, system.paper(**{**SETTINGS, **unlike(are_unlike)}))
     rounds = fedem_loop.fedem(
         start_of(problem, key),
         list(data),
@@ -178,7 +194,7 @@ def test_fedem(
         active=participation(run),
         gamma=lambda tick: 0.3 / np.sqrt(tick + 1),
         alpha=0.3,
-        p=0.6,
+        p=UNLIKE if are_unlike else 0.6,
     )
     assert_same(run, rounds, mixture_steps, data)
     # The first pass belongs to no tick; epochs count the mini-batches of all clients.
@@ -188,6 +204,7 @@ def test_fedem(
     )
 
 
+@pytest.mark.parametrize("are_unlike", [False, True], ids=["p", "p_i"])
 @pytest.mark.parametrize("offline", ["compute", pytest.param("freeze", marks=pytest.mark.slow)])
 def test_vr_fedem(
     problem: Any,
@@ -196,13 +213,15 @@ def test_vr_fedem(
     draws: dict[str, Any],
     mixture_steps: dict[str, Any],
     offline: str,
+    are_unlike: bool,
 ) -> None:
     """Three outer loops of six steps.
 
     The reference loop draws the first mini-batch of each, whose difference is 0.
     """
     system = fedjax_sim.SYSTEMS["vr_fedem"]
-    run = simulate(system, problem, system.paper(**SETTINGS, inner_steps=6.0, offline=offline))
+    settings = {**SETTINGS, **unlike(are_unlike), "inner_steps": 6.0, "offline": offline}
+    run = simulate(system, problem, system.paper(**settings))
     rounds = fedem_loop.vr_fedem(
         start_of(problem, key),
         list(data),
@@ -213,7 +232,7 @@ def test_vr_fedem(
         active=participation(run),
         gamma=lambda tick: 0.3 / np.sqrt(tick + 1),
         alpha=0.3,
-        p=0.6,
+        p=UNLIKE if are_unlike else 0.6,
         freeze=offline == "freeze",
     )
     assert_same(run, rounds, mixture_steps, data)

@@ -9,13 +9,16 @@ in `test_hierarchical.py`.
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from scipy import stats
 
 import fedjax_sim
-from tests.reference import favano_loop, fedavg_loop, fedbuff_loop, quafl_loop
-from tests.reference.draws import LR, TICKS, Clock, Gradient, K, N, assert_same, simulate
+from fedjax_sim.core.streams import stream
+from fedjax_sim.server.compression import Lattice
+from tests.reference import favano_loop, fedavg_loop, fedbuff_loop, lattice, quafl_loop
+from tests.reference.draws import LR, SEED, TICKS, Clock, Gradient, K, N, assert_same, simulate
 
 CONTACTS = {"server_wait": 3.0, "server_interact": 1.0, "rate_slow": 0.2}
 
@@ -69,9 +72,16 @@ def test_favano(
     assert_same(simulate(system, problem, hyper), records, tolerance=tolerance)
 
 
-def test_quafl(small: Callable, problem: Any, gradient: Gradient, start: np.ndarray) -> None:
-    system = fedjax_sim.SYSTEMS["quafl"]
+@pytest.mark.parametrize("has_lattice", [False, True], ids=["plain", "lattice"])
+def test_quafl(
+    small: Callable, problem: Any, gradient: Gradient, start: np.ndarray, has_lattice: bool
+) -> None:
+    """Without compression, and with a lattice that is decoded by a search."""
+    system, code = fedjax_sim.SYSTEMS["quafl"], {}
     hyper = small(system, lr=LR, **CONTACTS)
+    if has_lattice:
+        hyper = hyper.replace(compression=Lattice(colors=16, distance=0.3))
+        code = {"code": lattice.coder(stream(jax.random.key(SEED), "learning"), 4, 16, 0.3)}
     clock = Clock(hyper)
     records = quafl_loop.run(
         start=start,
@@ -81,6 +91,7 @@ def test_quafl(small: Callable, problem: Any, gradient: Gradient, start: np.ndar
         lr=LR,
         runtime=clock.by_visit(),
         gradient=gradient,
+        **code,
     )
     assert_same(simulate(system, problem, hyper), records, tolerance=1e-11)
 

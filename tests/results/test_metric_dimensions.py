@@ -13,7 +13,7 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results import reports
-from fedjax_sim.results.metric_names import describe_metrics
+from fedjax_sim.results.curves import describe_metrics
 from fedjax_sim.results.plots import clients_figure, metric_figures
 from fedjax_sim.results.runs import join_runs
 from fedjax_sim.systems import fedavg

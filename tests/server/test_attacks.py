@@ -29,6 +29,7 @@ from fedjax_sim.server.attacks import (
     attacks_of_one_program,
     parse_attack,
 )
+from fedjax_sim.server.stages import Forgery
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 KEY = jax.random.key(3)
@@ -305,6 +306,11 @@ def test_heavy() -> None:
         assert Senders(size, adversary).attackers(KEY, event).all()
 
 
+def forgery_of(adversary: Adversary) -> Forgery:
+    """Bind an adversary to the clients of the slots."""
+    return Forgery(adversary.attack, Senders(NUM, adversary))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("text", ATTACKS)
 def test_honest_slots_keep_their_bits(text: str, dtype: str) -> None:
@@ -317,7 +323,7 @@ def test_honest_slots_keep_their_bits(text: str, dtype: str) -> None:
     starts, local = make(), make()
     adversary = Adversary(attack=parse_attack(text), attackers=(2, 4, 0))
     event = event_of(5, CLIENTS)
-    run = jax.jit(lambda *models: Senders(NUM, adversary).claimed(KEY, event, *models))
+    run = jax.jit(lambda *models: forgery_of(adversary).client(KEY, event, (), *models)[0])
     claimed = run(starts, local)
     forgers = np.isin(CLIENTS, (2, 4, 0))
     for before, after in zip(*map(jax.tree.leaves, (local, claimed)), strict=True):
@@ -336,7 +342,7 @@ def test_draws_differ_between_ticks_and_lanes() -> None:
     adversary = Adversary(attack=parse_attack("gaussian"), malicious=1.0)
     zeros = jnp.zeros((10, 3))
     drawn = [
-        Senders(NUM, adversary).claimed(key, event_of(tick, CLIENTS), zeros, zeros)
+        forgery_of(adversary).client(key, event_of(tick, CLIENTS), (), zeros, zeros)[0]
         for key, tick in ((KEY, 0), (KEY, 1), (jax.random.key(4), 0))
     ]
     assert not np.any(np.asarray(drawn[0] == drawn[1])[CLIENTS >= 0])
@@ -352,7 +358,7 @@ def test_nobody_attacks_by_default() -> None:
         Adversary(malicious=0.5),
         Adversary(attack=SignFlip()),
     ):
-        claimed = Senders(NUM, idle).claimed(KEY, event_of(0, CLIENTS), local, local)
+        claimed, _ = forgery_of(idle).client(KEY, event_of(0, CLIENTS), (), local, local)
         assert claimed is local
 
 
@@ -372,8 +378,7 @@ def bind_rounds(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
     def step(key: jax.Array, state: State, event: Event) -> tuple[State, Any]:
         local, work = train(key, event, start=state.server)
         starts = replicate(state.server, event.clients.shape[0])
-        senders = Senders(hyper.num_clients, hyper.adversary)
-        local = senders.claimed(key, event, starts, local)
+        local, _ = forgery_of(hyper.adversary).client(key, event, (), starts, local)
         return State(weighted_sum(event.weight, local)), work
 
     return Algorithm(lambda key: State(problem.init(key)), step, lambda state: state.server)
@@ -562,7 +567,8 @@ def test_mimics_learn_from_honest_and_finite_messages_only() -> None:
     for clients, value in (([0, 1, -1, -1, -1], 1.0), ([0, 1, 2, 3, 4], np.nan)):
         changed = event.within(facts=event.facts, clients=jnp.array(clients, "int32"))
         models = jnp.full((5, 2), value)
-        after = Senders(5, adversary).remembered(key, changed, models * 0, models, memory)
+        forgery = Forgery(adversary.attack, Senders(5, adversary))
+        _, after = forgery.client(key, changed, memory, models * 0, models)
         jax.tree.map(np.testing.assert_array_equal, after, memory)
 
 

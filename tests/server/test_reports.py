@@ -306,7 +306,8 @@ def test_what_one_client_can_change() -> None:
 
     @jax.jit
     def total(event: Event, updates: jax.Array) -> jax.Array:
-        return wire.progress(jax.random.key(1), event, RoundState(jnp.zeros(DIM)), updates)[0]
+        state = wire.first_round(jnp.zeros(DIM))
+        return wire.advance(jax.random.key(1), event, state, updates).server
 
     sums = total(event, updates), total(fewer, updates), total(event, updates.at[3].multiply(-1))
     # What has no norm counts as 0, and changes no more than its absence.
@@ -324,9 +325,9 @@ def test_scaled_messages_have_no_privacy(privacy: str) -> None:
     event = event_of(jnp.int32(0), [0, 2], weight=0.5)
     state = RoundState(jnp.zeros(DIM), memo=wire.first(jnp.zeros(DIM)))
     call = (jax.random.key(0), event, state, jnp.ones((2, DIM)))
-    wire.progress(*call)
+    wire.advance(*call)
     with pytest.raises(ConfigError, match="none where the server scales messages"):
-        wire.progress(*call, scale=jnp.ones(2))
+        wire.advance(*call, scale=jnp.ones(2))
 
 
 # Bits and memory

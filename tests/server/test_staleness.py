@@ -140,11 +140,10 @@ def slow_server(
     known = {client: Client(rule, settings) for client in range(num_clients)}
     all_averages, all_weights = [], []
     for row, taus in zip(clients.tolist(), staleness.tolist(), strict=True):
-        before = [known[client].read() for client in row]
         for client, tau in zip(row, taus, strict=True):
             known[client].push(tau)
         after = [known[client].read() for client in row]
-        read = taus if is_per_update else after if settings.include_current else before
+        read = taus if is_per_update else after
         raw = [
             formula(settings, tau, average, len(row), num_clients)
             for tau, average in zip(taus, read, strict=True)
@@ -167,13 +166,11 @@ def test_averages_and_weights_are_those_of_a_loop(rule: dict[str, str]) -> None:
         "hinge_start": 1.5,
         "hinge_slope": 2.0,
     }
-    for seed, include, normalised in itertools.product(range(4), (True, False), (True, False)):
-        settings = StalenessWeights(
-            **rule, **numbers, include_current=include, normalised=normalised
-        )
+    for seed, normalised in itertools.product(range(4), (True, False)):
+        settings = StalenessWeights(**rule, **numbers, normalised=normalised)
         clients, staleness = schedule(seed)
         expected_averages, expected_weights = slow_server(clients, staleness, settings, 3)
-        fields = {**rule, **numbers, "include_current": include, "normalised": normalised}
+        fields = {**rule, **numbers, "normalised": normalised}
         np.testing.assert_allclose(
             averages(clients, staleness, **fields), expected_averages, **EXACT
         )
@@ -218,14 +215,10 @@ def test_the_trace_worked_out_by_hand() -> None:
 def test_duplicates_share_an_average() -> None:
     """Client 0 sends staleness 4 and 0 in one buffer, so both updates have average 2.
 
-    Without the current updates nothing is known, and the weights are equal. Without averages each
-    update is weighted by its staleness.
+    Without averages each update is weighted by its staleness.
     """
     clients, staleness = [[0, 0, 1]], [[4, 0, 1]]
     np.testing.assert_allclose(weigh(clients, staleness), [[7 / 18, 7 / 18, 4 / 18]], **EXACT)
-    np.testing.assert_allclose(
-        weigh(clients, staleness, include_current=False), [[1 / 3, 1 / 3, 1 / 3]], **EXACT
-    )
     np.testing.assert_allclose(
         weigh(clients, staleness, average="none"), [[13 / 18, 1 / 18, 4 / 18]], **EXACT
     )
@@ -299,11 +292,8 @@ def test_names_of_clients_do_not_matter(average: str) -> None:
     """Very large client numbers work too: no array has the size of the largest number."""
     clients, staleness = schedule(7)
     names = np.array([2**31 - 2, 3, 10**9])
-    for include in (True, False):
-        fields = {"average": average, "include_current": include}
-        np.testing.assert_allclose(
-            weigh(names[clients], staleness, **fields), weigh(clients, staleness, **fields), **EXACT
-        )
+    found = weigh(names[clients], staleness, average=average)
+    np.testing.assert_allclose(found, weigh(clients, staleness, average=average), **EXACT)
 
 
 def test_long_staleness_does_not_overflow() -> None:

@@ -38,8 +38,8 @@ def test_every_slot_starts_from_its_version() -> None:
     last_read = np.full(len(VERSION) + 1, -1)
     for tick, versions in enumerate(VERSION):
         last_read[versions] = tick
-    row, rows = assign_rows(last_read)
-    state = first_version(model_of(0), Plan(rows=rows))
+    (row,), (rows,) = assign_rows(last_read[None])
+    state = first_version(model_of(0), Plan(rows=int(rows)))
     assert state.versions["kernel"].shape == (rows, 2, 3)
     for tick, versions in enumerate(VERSION):
         event = event_of(tick, row[versions], row[tick + 1])

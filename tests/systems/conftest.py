@@ -26,6 +26,8 @@ FedAvg's learning rate is FA-LD's step size times the number of examples.
 """
 
 
+COMPRESSED = ("diana", "vr_diana")
+"""Systems whose clients send compressed gradients in rounds of coins."""
 LIKE_ANOTHER = {
     "fedprox": "fedavg",
     "fednova": "fedavg",
@@ -41,6 +43,7 @@ LIKE_ANOTHER = {
     "perfedavg": "fedavg",
     "pfedme": "fedavg",
     "em": "fedem",
+    "vr_diana": "diana",
 }
 """Systems that run one other layout, over two devices, and nothing in pieces or without jit.
 
@@ -155,6 +158,8 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
         # Its clock has delays of groups instead of clients.
         changed = {"shift": 0.6, "mean": 0.1, "exchange_shift": 1.0}
         changed["sync_time"] = 3.0
+    if system.name in COMPRESSED:
+        changed = {"participation": 0.3, "alpha": 0.1, "round_length": 2.0}
     known = names_of(system.Hyper)
     changed = {name: value for name, value in changed.items() if name in known}
     # A server that takes every report when it arrives takes no time.
@@ -165,6 +170,7 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
         quiet = {"temperature": 0.0}
         return Kind(regression, "step_size", changed, metrics, {}, quiet, True, 1 / EXAMPLES)
     make = partial(regression, is_split=True) if system.name in ("fedper", "fedbn") else regression
+    make = partial(regression, is_whole=True) if system.name == "vr_diana" else make
     # Oort and Pisces look at a loss of each client that trains.
     others = {"ditto": (2, 0), "mimelite": (1, 1), "oort": (1, 1), "pisces": (1, 1)}
     # pFedMe takes two inner steps here, and IFCA compares two models.
@@ -172,6 +178,7 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
     others |= {"qfedavg": (1, 1), "ifca": (1, 2)}
     # The sum of h_k, by which q-FedAvg divides, depends on all clients together.
     quiet: dict[str, Any] = {"fairness": 0.0} if system.name == "qfedavg" else {}
+    quiet |= {"compression": Identity()} if system.name in COMPRESSED else {}
     evaluations, is_planned = others.get(system.name, (1, 0)), system.live is None
     metrics = metrics if is_planned else ("loss", "loss")
     return Kind(make, "lr", changed, metrics, {}, quiet, is_planned, evaluations=evaluations)

@@ -27,6 +27,7 @@ KINDS = {
     "hierarchical": ("hierarchical", "async_hierarchical"),
     "langevin": ("langevin",),
     "expectation maximisation": ("fedem", "vr_fedem", "em"),
+    "compressed gradients": ("diana", "vr_diana"),
 }
 
 

@@ -33,7 +33,7 @@ def test_momentum_adds_up_the_servers_steps_and_rests_in_empty_ticks(
 
         def step(state: Any, event: Any) -> tuple[Any, Any]:
             state, _ = algorithm.step(key, state, event)
-            return state, (state.server, jax.tree.map(jnp.negative, state.optimizer[0].trace))
+            return state, (state.server, jax.tree.map(jnp.negative, state.memory[0].trace))
 
         first = algorithm.init(key)
         _, (server, velocity) = jax.jit(lambda: jax.lax.scan(step, first, events))()
@@ -45,7 +45,7 @@ def test_momentum_adds_up_the_servers_steps_and_rests_in_empty_ticks(
     np.testing.assert_array_equal(velocity[1], velocity[0])
     np.testing.assert_allclose(server[2], server[1] + 0.5 * velocity[2], rtol=1e-6)
     plain, _ = replay(FEDBUFF, plan, problem, small(FEDBUFF, server_lr=0.5), key, events)
-    assert not jax.tree.leaves(plain.optimizer)
+    assert not jax.tree.leaves(plain.memory)
     assert np.abs(server[2] - plain.server).max() > 1e-3
 
 

@@ -52,7 +52,11 @@ def test_a_factor_acts_as_another_value(system: System, kind: Kind, chosen: Call
         values["proximal"] = 0.25
     idle = idle_of(chosen(**values))
     values = {name: value for name, value in values.items() if known[name] not in idle}
-    schedules = {f"{name}_schedule": flat(chosen, values, f"{name}_schedule") for name in values}
+    turn = [*fedjax_sim.SYSTEMS].index(system.name) % len(CLOCKS)
+    clocks = (*CLOCKS[turn:], *CLOCKS[:turn])  # the next system of the list begins with another
+    schedules = {
+        f"{name}_schedule": flat(chosen, values, f"{name}_schedule", clocks) for name in values
+    }
     swept = {name: [value, value / 2] for name, value in values.items()}
     swept |= {name: [each, each.replace(size=0.5)] for name, each in schedules.items()}
     losses = fedjax_sim.sweep(
@@ -71,10 +75,9 @@ def test_a_factor_acts_as_another_value(system: System, kind: Kind, chosen: Call
         assert np.abs(losses.isel({name: 0, of: 0}) / by_value - 1).max() > 1e-4
 
 
-def flat(chosen: Callable, values: dict[str, float], name: str) -> Flat:
-    """Make a schedule by a clock that the setting allows, another one for another system."""
-    first = len(chosen().__class__.__module__) % len(CLOCKS)
-    for clock in (*CLOCKS[first:], *CLOCKS[:first]):
+def flat(chosen: Callable, values: dict[str, float], name: str, clocks: tuple[str, ...]) -> Flat:
+    """Make a schedule by the first of some clocks that the setting allows."""
+    for clock in clocks:
         schedule = Flat(by=clock)
         try:
             check(chosen(**values, **{name: schedule}))

@@ -133,8 +133,9 @@ def test_the_tier_of_fewest_updates_weighs_most() -> None:
     np.testing.assert_array_equal(infos.event.clients[:, 0], [0, 0, 0, 1, 0])
     np.testing.assert_array_equal(infos.event.version[:, 0], [0, 1, 2, 0, 3])
     state = lived.state
-    np.testing.assert_array_equal(state.updates, [4, 1])
-    fast, slow = np.asarray(state.tiers)
+    tiers, updates = state.memory
+    np.testing.assert_array_equal(updates, [4, 1])
+    fast, slow = np.asarray(tiers)
     np.testing.assert_allclose(slow, local_work(problem, np.full(3, 0.5), 1, hyper), rtol=1e-6)
     np.testing.assert_allclose(state.server, 0.2 * fast + 0.8 * slow, rtol=1e-6)
 

@@ -1,14 +1,19 @@
 """FedEM and EM on noisy means: memories, floors and reductions, all in 64 bits."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim import Event, Plan
+from fedjax_sim import ConfigError, Event, Plan
+from fedjax_sim.core.schedules import Table
+from fedjax_sim.core.settings import check
 from fedjax_sim.problems import latent
 from fedjax_sim.server.memories import keep_random
+from fedjax_sim.theory.fedem import Constants, FedEMSetup, largest_step_size
 from tests.systems.noisy_means import (
     BLOCKS,
     EM,
@@ -17,6 +22,7 @@ from tests.systems.noisy_means import (
     GAMMA_MAX,
     KAPPA,
     LANES,
+    RIDGE,
     SLOPE,
     TICKS,
     D,
@@ -60,6 +66,34 @@ def test_memories_remove_the_compression_error(compressed: dict[str, Path]) -> N
         assert compressed[name].field[-1] < 1e-26, name
     assert compressed["half"].field[-1] < 1e-20
     assert compressed["0.01"].field[-1] < 1e-2 * compressed["0.01"].field[20]
+
+
+def test_bound_with_probabilities_of_clients(toy: latent.Estimation) -> None:
+    """Theorem 3 with the least p_i and the spread; equal p_i are p, and some are refused."""
+    chances = np.linspace(0.2, 1.0, N)
+    constants = Constants(SLOPE, SLOPE / (1 + RIDGE), 1 / (1 + RIDGE), 1 / (1 + RIDGE))
+    setup = FedEMSetup(constants, N, 1.0, chances.min(), spread=chances.max() / chances.min())
+    gamma = largest_step_size(setup)
+    base = FEDEM.paper(num_clients=N, batch_size=5, gamma=gamma, compression=BLOCKS)
+
+    def of(*factors: float, **changes: float) -> Any:
+        return base.replace(participation_schedule=Table(by="client", factors=factors), **changes)
+
+    path = replay(FEDEM, toy, of(*chances))
+    y = np.asarray(toy.data.y).reshape(N, M, D)
+    sigma2 = KAPPA**2 / 5 * ((y - y.mean(axis=1, keepdims=True)) ** 2).sum(axis=2).mean()
+    gap = constants.lyapunov_smoothness / 2 * path.field[0, 0] / SLOPE**2
+    left = constants.least - gamma * constants.lyapunov_smoothness
+    noise = gamma * constants.lyapunov_smoothness * setup.noise_factor * sigma2 / N
+    assert setup.noise_factor == 1 + (2 / 0.2 - 1) * (1 + 4 * 5)
+    for k_max in (50, 200, TICKS):
+        bound = (gap / (gamma * k_max) + noise) / left
+        assert 0.005 * bound < path.field[:, :k_max].mean() < bound
+    same = replay(FEDEM, toy, of(*[0.5] * N))
+    equal = replay(FEDEM, toy, base.replace(participation=0.5))
+    np.testing.assert_allclose(same.states.server, equal.states.server, rtol=0, atol=1e-10)
+    with pytest.raises(ConfigError, match=r"probabilities above 0 and at most 1, not from 0.5 to"):
+        check(of(0.5, 1.5))
 
 
 def test_memories_converge_to_the_clients_fields(

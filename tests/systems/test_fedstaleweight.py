@@ -14,7 +14,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout, Timeline
 from fedjax_sim.core.settings import check
-from fedjax_sim.results.diagnostics.fairness import fairness_report
+from fedjax_sim.results.diagnostics import fairness_report
 from fedjax_sim.server.staleness import staleness_weights
 from fedjax_sim.theory import fedstaleweight as theory
 from tests.systems.hand_made import Located

@@ -22,8 +22,8 @@ from fedjax_sim.server.rules import CentredClipping
 from tests.conftest import slow_but
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, emptied, events_of, replay
 
-WITHOUT = {"quafl", "langevin", "em", "fedem", "vr_fedem"}
-"""QuAFL, FedEM and VR-FedEM have schemes of their own; FA-LD and EM send models as they are."""
+WITHOUT = {"quafl", "langevin", "em", "fedem", "vr_fedem", "diana", "vr_diana"}
+"""QuAFL, FedEM, DIANA and their variants have other schemes; others send models as they are."""
 SYSTEMS = {name: each for name, each in fedjax_sim.SYSTEMS.items() if name not in WITHOUT}
 OPTIONS = ("compression", "error_feedback", "downlink")
 SAME_CODE = ("fedopt", "fedadagrad", "fedadam", "fedyogi")

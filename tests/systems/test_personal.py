@@ -15,7 +15,8 @@ from fedjax_sim.core.trees import join
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems import make_classification
+from fedjax_sim.problems import Quadratic, make_classification
+from fedjax_sim.server.privacy import parse_privacy
 
 FEDPER = fedjax_sim.SYSTEMS["fedper"]
 
@@ -152,6 +153,37 @@ def test_clients_whose_classes_are_not_tested_are_left_out(
         mean = np.mean(of_clients[[0, 2]])
         np.testing.assert_allclose(run.curves[f"personal_{name}"][-1], mean, rtol=1e-6)
         np.testing.assert_allclose(final[f"personal_client_{name}"]["mean"], mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pfedme", "perfedavg"])
+def test_adapted_models_are_learnt_with_privacy(name: str) -> None:
+    """Reports are changes of the model: their clipped mean, noise on it, and FedAvg's epsilon."""
+    system, fedavg = fedjax_sim.SYSTEMS[name], fedjax_sim.SYSTEMS["fedavg"]
+    centres = np.random.default_rng(1).normal(size=(6, 300)).astype("float32")
+    problem = Quadratic.of(centres)
+
+    def run(system: Any, text: str) -> Any:
+        given = {"num_clients": 6, "num_selected": 6, "sampling": "reshuffled", "lr": 0.05}
+        hyper = system.Hyper(**given, batch_size=1, privacy=parse_privacy(text))
+        return fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(1), num_evals=1)
+
+    # Clients learn alone in cohorts of one.
+    learning = []
+    for client in range(6):
+        alone = Quadratic.of(centres[client : client + 1])
+        hyper = system.Hyper(num_clients=1, num_selected=1, lr=0.05, batch_size=1)
+        one = fedjax_sim.simulate(system, alone, hyper, budget=fedjax_sim.Ticks(1), num_evals=1)
+        learning.append(one.models - np.zeros(300))
+    norms = np.linalg.norm(learning, axis=1)
+    bound = float(np.sort(norms)[2])  # which three clients exceed
+    clipped = np.array(learning) * np.minimum(1, bound / norms)[:, None]
+    found = run(system, f"fixed:clip={bound}")
+    np.testing.assert_allclose(found.models, clipped.mean(axis=0), rtol=2e-5, atol=1e-7)
+    noisy = run(system, f"fixed:clip={bound}:noise=3")
+    noise = (noisy.models - found.models) / (3 * bound / 6)
+    assert abs(noise.std() - 1) < 5 / 600**0.5 and abs(noise.mean()) < 5 / 300**0.5
+    theirs = run(fedavg, f"fixed:clip={bound}:noise=3").curves.epsilon
+    np.testing.assert_array_equal(noisy.curves.epsilon, theirs)
 
 
 def _first_key() -> jax.Array:

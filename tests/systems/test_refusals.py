@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
+from fedjax_sim.core.schedules import InverseTime
 from fedjax_sim.core.settings import check
 from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.server.privacy import LocalGaussian
@@ -83,6 +84,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "hierarchical",
+        {"ticks_per_round": 2, "lr_schedule": InverseTime(by="work")},
+        '^clock.ticks_per_round is 2, but must be 1 with rates by "work"',
+    ),
+    (
+        "hierarchical",
         {"ticks_per_round": 2, "sampling": "reshuffled"},
         '^clock.ticks_per_round is 2, but must be 1 with sampling "reshuffled"',
     ),
@@ -111,11 +117,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "training.example_clip is 1.0, but must be 0 with",
     ),
     ("langevin", {"compression": parse_compressor("top_k")}, "an unbiased compressor here"),
-    (
-        "favano",
-        {"alpha_by_tick": True, "first_contact": 0.5},
-        "alpha_by_tick is True, but must be false unless first_contact is 1",
-    ),
     (
         "async_hierarchical",
         {"compression": parse_compressor("sign"), "error_feedback": True, "num_reports": 2},

@@ -216,6 +216,6 @@ def test_what_the_clock_and_the_algorithm_know_of_the_clients_agrees() -> None:
     rounds, state = lived.clock, lived.state
     lag = np.asarray(rounds.tick) - np.asarray(rounds.work.version)
     is_new = np.asarray(rounds.has_reported) | (lag >= hyper.lag_tolerance)
-    base = np.asarray(state.base)
+    base = np.asarray(state.clients[1])
     base = base + (int(rounds.tick) - base) // hyper.lag_tolerance * hyper.lag_tolerance
     np.testing.assert_array_equal(np.where(is_new, rounds.tick, rounds.work.version), base)

@@ -61,26 +61,33 @@ def test_a_rate_without_an_optimizer_is_refused() -> None:
         run(SYSTEMS["fedavg"], server_lr=0.5)
 
 
-def test_an_own_system_that_takes_the_mean_refuses_the_optimizer() -> None:
+def test_an_own_system_has_the_step_of_its_settings() -> None:
+    """`advance` takes the mean, or steps by the optimizer: whichever the settings say."""
+
     def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
         wire = Wire(problem, hyper, plan)
         train = fedavg.local_training(problem, hyper, plan)
 
         def init(key: Key) -> RoundState:
-            server = problem.init(key)
-            return RoundState(server, memo=wire.first(server))
+            return wire.first_round(problem.init(key))
 
         def step(key: Key, state: RoundState, event: Event) -> Any:
             local, work = train(key, event, start=wire.received(state))
-            server, memo = wire.average(key, event, state, local)
-            return RoundState(server, memo=memo), work
+            return wire.advance(key, event, state, local), work
 
         return wire.algorithm(init, step)
 
     system = cohort_system("mine", fedavg.Hyper, algorithm, "The mean.")
-    np.testing.assert_allclose(run(system).models, run(fedavg.system).models, rtol=1e-6)
-    with pytest.raises(ConfigError, match=r"server_optimizer .* takes the mean"):
-        run(system, server_optimizer=optax.adam)
+    for changes in ({}, {"server_optimizer": optax.adam, "server_lr": 0.1}):
+        ours, theirs = run(system, **changes), run(fedavg.system, **changes)
+        np.testing.assert_allclose(ours.models, theirs.models, rtol=1e-6)
+
+
+def test_fednova_without_an_optimizer_moves_by_its_progress() -> None:
+    """Its sum is one of progress, whoever makes it: the mean of models is not scaled."""
+    ours = run(SYSTEMS["fednova"], server_optimizer=None)
+    theirs = run(SYSTEMS["fednova"], server_optimizer=optax.sgd)
+    np.testing.assert_allclose(ours.models, theirs.models, rtol=1e-6)
 
 
 @settings.struct

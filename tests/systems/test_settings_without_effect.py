@@ -20,6 +20,8 @@ OTHERS = {
     "fedasync": {"rule": "hinge"},
     "langevin": {"participants": "full", "temperature": 0.0},
     "fedem": {"field_rule": "naive"},
+    "diana": {"field_rule": "naive"},
+    "vr_diana": {"field_rule": "naive"},
     "favano": {"reweight": "none"},
     "hierarchical": {"delays_of": "client", "sync_time": 0.0},
     "fedavg": {"local_epochs": 1.0, "slow_fraction": 1.0},
@@ -35,7 +37,7 @@ def test_settings_without_effect_change_no_bit(
     system: System, kind: Kind, chosen: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that have none at the chosen values are changed together."""
-    monkeypatch.setattr(checks, "_refuse_idle", lambda hypers, given: None)
+    monkeypatch.setattr(checks, "_refuse_idle", lambda *given: None)
     hyper = chosen(**OTHERS.get(system.name, {}))
     values = {name: other_value(system.Hyper, name) for name in idle_of(hyper)}
     values = {name: value for name, value in values.items() if value is not None}

@@ -46,7 +46,9 @@ SHAPES = {
     "hierarchical": [(), (4,)],
     "async_hierarchical": [(), (ROWS,)],
     "fedem": [(), (NUM_CLIENTS,), (), (), ()],
-    "vr_fedem": [(), (NUM_CLIENTS,), (), (NUM_CLIENTS,), (), (), ()],
+    "vr_fedem": [(), (NUM_CLIENTS,), (), (), (), (NUM_CLIENTS,), ()],
+    "diana": [(), (NUM_CLIENTS,), ()],
+    "vr_diana": [(), (NUM_CLIENTS,), (), (), (NUM_CLIENTS,)],
 }
 """Leading axes of each model, or vector of statistics, in a state; a store has `ROWS` rows.
 

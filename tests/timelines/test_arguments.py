@@ -47,11 +47,6 @@ def test_stretches_of_time_are_above_0(within: Callable, hyper: object, time: fl
             ),
             "routing",
         ),
-        (lambda: timelines.delay_sizes(timelines.Groups(active_per_group=-1)), "active_per_group"),
-        (
-            lambda: timelines.list_members(timelines.Groups(num_clients=4, group_sizes=(1, 2))),
-            "group_sizes",
-        ),
         (lambda: timelines.aggregation_weights(SOME, jnp.array([[-1, 1]]), "average"), "steps"),
         (lambda: timelines.aggregation_weights(-SOME, jnp.array([[1, 1]]), "fednova"), "shares"),
         (lambda: timelines.aggregation_weights(SOME, jnp.array([[1, 1]]), "mean"), "aggregation"),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from experiments.fald.formulas import exact_laws
 from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
 from fedjax_sim.core.settings import AtLeast0, Count, Whole, checked
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.diagnostics import Gaussian
 
 
 @checked

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.core.settings import Count, Whole, checked
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.theory.langevin import SCHEMES
 
 Numbers = npt.NDArray[np.float64]

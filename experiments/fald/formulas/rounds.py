@@ -21,7 +21,7 @@ from experiments.fald.formulas import exact_laws
 from experiments.fald.formulas.bounds import LangevinSetup, start_bound
 from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
 from fedjax_sim.core.settings import Above0, Count, Whole, checked
-from fedjax_sim.results.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
 
 CHUNK = 64
 """Number of rounds that are computed before checking whether the accuracy is reached."""

@@ -84,7 +84,9 @@ def bound(
         2 * per_client * omega / (setup.memory_step * setup.participation) * memory_error / k_max
     )
     return BoundTerms(
-        gap / (gamma * k_max) / left, per_client * (1 + 5 * omega) * sigma2 / left, of_memory / left
+        gap / (gamma * k_max) / left,
+        per_client * setup.noise_factor * sigma2 / left,
+        of_memory / left,
     )
 
 

@@ -53,7 +53,6 @@ from fedjax_sim.core.settings.errors import ConfigError as ConfigError
 from fedjax_sim.core.settings.errors import Named as Named
 from fedjax_sim.core.settings.errors import UnknownAttributeError as UnknownAttributeError
 from fedjax_sim.core.settings.errors import check_file as check_file
-from fedjax_sim.core.settings.errors import plain as plain
 from fedjax_sim.core.settings.errors import writing_to as writing_to
 from fedjax_sim.core.settings.names import ASSUMED as ASSUMED
 from fedjax_sim.core.settings.names import Checked as Checked
@@ -71,6 +70,7 @@ from fedjax_sim.core.settings.names import is_traced as is_traced
 from fedjax_sim.core.settings.names import known_values as known_values
 from fedjax_sim.core.settings.names import late_of as late_of
 from fedjax_sim.core.settings.names import names_of as names_of
+from fedjax_sim.core.settings.names import plain as plain
 from fedjax_sim.core.settings.names import unknown_name as unknown_name
 from fedjax_sim.core.settings.names import usual_values as usual_values
 from fedjax_sim.core.settings.names import value_of as value_of

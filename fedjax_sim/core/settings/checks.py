@@ -11,6 +11,7 @@ structs among the arguments are checked too, see `check`. JAX rebuilds pytrees f
 kind, so of those only static fields are checked when they are made.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -27,7 +28,7 @@ import numpy as np
 from fedjax_sim.core.settings import declared, names
 from fedjax_sim.core.settings.declared import Kind, Lengths
 from fedjax_sim.core.settings.errors import ConfigError
-from fedjax_sim.core.settings.names import ASSUMED, fields, groups
+from fedjax_sim.core.settings.names import ASSUMED, fields
 
 TargetT = TypeVar("TargetT", bound=Callable[..., Any])
 MOST_COUNTED = 2**31 - 1
@@ -47,10 +48,10 @@ def checked(target: TargetT) -> TargetT:
       and what is allowed, before anything else happens.
     """
     if not isinstance(target, type):
-        return typing.cast(TargetT, _guard(target, target))
+        return typing.cast(TargetT, guard(target, target))
     # A NamedTuple has no __init__. `_make`, by which `_replace` works, passes by its __new__.
     maker = "__new__" if issubclass(target, tuple) else "__init__"
-    setattr(target, maker, _guard(getattr(target, maker), target))
+    setattr(target, maker, guard(getattr(target, maker), target))
     return target
 
 
@@ -67,9 +68,19 @@ def checked_all(module: str) -> None:
             held[name] = checked(value)
 
 
-def _guard(function: Callable[..., Any], owner: object) -> Callable[..., Any]:
-    """Return a function that checks its arguments and calls `function`."""
-    read = functools.cache(lambda: (inspect.signature(function), _kinds_of(function, owner)))
+def guard(
+    function: Callable[..., Any],
+    owner: object,
+    within: Callable[[Mapping[str, Any]], contextlib.AbstractContextManager] | None = None,
+) -> Callable[..., Any]:
+    """Return a function that checks its arguments and calls `function`.
+
+    Args:
+      function: The function.
+      owner: The function, or the class that it makes.
+      within: From the arguments by name to a context in which the function is called.
+    """
+    read = functools.cache(lambda: (inspect.signature(function), _Kinds(function, owner)))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -87,13 +98,17 @@ def _guard(function: Callable[..., Any], owner: object) -> Callable[..., Any]:
                     _check_argument(f"argument {place}", each, by_name[name], lengths)
             elif kind is inspect.Parameter.VAR_KEYWORD:
                 for further, each in value.items():
-                    if (allowed := by_name.get(further, by_name.get(name))) is None:
+                    declared_as = further if further in by_name.hints else name
+                    if declared_as not in by_name.hints:
                         words = f"{function.__qualname__}() got an unexpected keyword argument"
                         raise TypeError(f"{words} {further!r}")
-                    _check_argument(further, each, allowed, lengths)
+                    _check_argument(further, each, by_name[declared_as], lengths)
             else:
                 _check_argument(name, value, by_name[name], lengths)
-        return function(*args, **kwargs)
+        if within is None:
+            return function(*args, **kwargs)
+        with within(signature.bind_partial(*args).arguments | kwargs):
+            return function(*args, **kwargs)
 
     call.__checked__ = read  # type: ignore[attr-defined]
     return call
@@ -104,49 +119,59 @@ def _check_argument(name: str, value: object, kind: Kind, lengths: Lengths) -> N
     if kind is declared.OPEN:
         return
     if kind is not declared.ANYTHING and not kind.accepts(value, lengths):
-        named = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]|below \w+", kind.words)))
-        known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
-        allowed = kind.words + (f" with {', '.join(known)}" * bool(known))
-        if isinstance(value, int) and abs(value) > declared.MOST_WHOLE:
-            allowed += ", of 64 bits"
-        if isinstance(value, types.ModuleType):  # Such as that of a system in its place.
-            module = value.__name__.rpartition(".")[2]
-            meant = [
-                name
-                for name, held in vars(value).items()
-                if type(held).__module__.startswith("fedjax_sim.") and kind.accepts(held, lengths)
-            ]
-            if len(meant) == 1 or "system" in meant:  # A family's module has several systems.
-                which = "system" if "system" in meant else meant[0]
-                allowed += f" (did you mean {module}.{which}?)"
-        raise ConfigError(name, value, allowed)
+        raise _refusal(name, value, kind, lengths)
     if hasattr(type(value), ASSUMED):
         check_known(value)
 
 
-def _kinds_of(function: Callable[..., Any], owner: Any) -> dict[str, Kind]:
-    """Read the kinds of a function's arguments; of a record's class those of its fields."""
-    is_record = owner is not function and (
-        issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
-    )
-    hints = declared.hints_of(owner if is_record else function)
-    is_pytree = dataclasses.is_dataclass(owner) and hasattr(owner, "replace")
-    for field in dataclasses.fields(owner) if is_pytree else ():
-        if field.metadata.get("pytree_node", True):
-            hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
-    parameters = list(inspect.signature(function).parameters)
-    allowed = {
-        name: declared.kind_of(hints[name]) if name in hints else declared.ANYTHING
-        for name in parameters
-    }
-    if owner is not function:
-        allowed[parameters[0]] = declared.OPEN  # An object that is being made is not looked at.
-    for name, hint in hints.items():
-        if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
-            del allowed[name]
-            listed = declared.hints_of(typing.get_args(hint)[0])
-            allowed |= {each: declared.kind_of(of_each) for each, of_each in listed.items()}
-    return allowed
+def _refusal(name: str, value: object, kind: Kind, lengths: Lengths) -> ConfigError:
+    """Return the error for an argument that is not of its kind."""
+    named = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]|below \w+", kind.words)))
+    known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
+    allowed = kind.words + (f" with {', '.join(known)}" * bool(known))
+    if isinstance(value, int) and abs(value) > declared.MOST_WHOLE:
+        allowed += ", of 64 bits"
+    if isinstance(value, types.ModuleType):  # Such as that of a system in its place.
+        module = value.__name__.rpartition(".")[2]
+        meant = [
+            name
+            for name, held in vars(value).items()
+            if type(held).__module__.startswith("fedjax_sim.") and kind.accepts(held, lengths)
+        ]
+        if len(meant) == 1 or "system" in meant:  # A family's module has several systems.
+            which = "system" if "system" in meant else meant[0]
+            allowed += f" (did you mean {module}.{which}?)"
+    return ConfigError(name, value, allowed)
+
+
+class _Kinds(dict[str, Kind]):
+    """Kinds of a function's arguments, each read from its annotation when it is first given.
+
+    Attributes:
+      hints: The annotations; of a record's class those of its fields.
+    """
+
+    def __init__(self, function: Callable[..., Any], owner: Any):
+        is_record = owner is not function and (
+            issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
+        )
+        hints = declared.hints_of(owner if is_record else function)
+        is_pytree = dataclasses.is_dataclass(owner) and hasattr(owner, "replace")
+        for field in dataclasses.fields(owner) if is_pytree else ():
+            if field.metadata.get("pytree_node", True):
+                hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
+        parameters = list(inspect.signature(function).parameters)
+        for name in parameters:
+            hint = hints.setdefault(name, Any)
+            if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
+                del hints[name]
+                hints |= declared.hints_of(typing.get_args(hint)[0])
+        if owner is not function:
+            hints[parameters[0]] = TargetT  # An object that is being made is not looked at.
+        self.hints = hints
+
+    def __missing__(self, name: str) -> Kind:
+        return self.setdefault(name, declared.kind_of(self.hints[name]))
 
 
 def check(hyper: object) -> None:
@@ -188,15 +213,17 @@ def _check_together(hyper: object) -> None:
 
 def _refuse_idle(hypers: Sequence[object]) -> None:
     """Refuse a setting that has no effect in any of several settings, and is not at its default."""
-    kind: type = type(hypers[0])
-    for name in names.idle_of(hypers[0]):
+    kind, idle = type(hypers[0]), names.idle_of(hypers[0])
+    for name in idle:
         top = name.partition(".")[0]  # Most points of a sweep share a group.
         for hyper in {id(getattr(hyper, top)): hyper for hyper in hypers}.values():
+            if not names.is_given(hyper, name):
+                continue
             value, usual = names.value_of(hyper, name), names.usual_values(kind, name)
-            if names.is_given(hyper, name) and not any(_is_same(value, each) for each in usual):
-                idle = [names.idle_of(hyper).get(name) for hyper in hypers]
-                if all(idle):
-                    allowed = f"left at {names.default_text(fields(kind)[name])} {idle[0]}"
+            if not any(_is_same(value, each) for each in usual):
+                if all(name in names.idle_of(hyper) for hyper in hypers):
+                    why = names.why_idle(hypers[0], idle[name])
+                    allowed = f"left at {names.default_text(fields(kind)[name])} {why}"
                     raise ConfigError(name, value, allowed)
                 break
 
@@ -244,18 +271,18 @@ def check_known(value: object) -> None:
 
 def _check_fields(hyper: object, seen: Seen) -> None:
     """Check every field alone, and every group, unless its very value was seen before."""
-    kind: type = type(hyper)
-    own = {name: field for name, field in fields(kind).items() if "." not in name}
-    for name, field in (own | {owner.name: owner for owner in groups(kind)}).items():
+    kind = type(hyper)
+    table = names.table_of(kind)
+    for name, field in table.own.items():
         value = getattr(hyper, name)
         if (kind, name, id(value)) not in seen:
             seen.add((kind, name, id(value)))
-            if name in own:
-                _check_setting(name, value, field.metadata)
-            else:
+            if "group" in field.metadata:
                 check_kind(field, value)
                 _check_group(field, value, seen)
-    for field in names.table_of(kind).fixed:
+            else:
+                _check_setting(name, value, field.metadata)
+    for field in table.fixed:
         value = getattr(hyper, field.name)
         if not _is_same(value, field.default):
             given = getattr(value, "__name__", value)
@@ -265,21 +292,20 @@ def _check_fields(hyper: object, seen: Seen) -> None:
 def _check_setting(name: str, value: Any, about: Mapping[str, Any]) -> None:
     """Check one setting alone."""
     allowed, held = about["allowed"], value if isinstance(value, tuple) else (value,)
-    if not about["accepts"](value) or (
-        about["is_part"] and not all(names.is_struct(type(part)) for part in held)
-    ):
+    parts = held if about["is_part"] else ()
+    if not about["accepts"](value) or not all(map(names.is_struct, map(type, parts))):
         is_several = about["is_single"] and (
             isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
         )
         raise ConfigError(name, value, allowed + " (to sweep, use settings=...)" * is_several)
-    for part in held if about["is_part"] else ():
+    for part in parts:
         try:
             check(part)
         except ConfigError as error:
             raise error if isinstance(value, tuple) else _inside(name, error) from None
     if about["parse"] is int and value > MOST_COUNTED:
         raise ConfigError(name, value, f"{allowed} and at most {MOST_COUNTED}")
-    if about["pytree_node"]:
+    if about["pytree_node"] and not parts:
         _check_range(name, value, allowed)
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import operator
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import jax
@@ -57,36 +59,31 @@ class Limit(NamedTuple):
 
     def __str__(self) -> str:
         """Return the limits in words, such as "of at least 1", "" for none."""
-        words = {"least": "of at least", "above": "above", "most": "of at most", "below": "below"}
-        limits = {name: getattr(self, name) for name in words if getattr(self, name) is not None}
-        text = " and ".join(f"{words[name]} {_shown(limit)}" for name, limit in limits.items())
-        if limits.keys() == {"least", "most"}:
-            text = f"from {self.least:.10g} to {self.most:.10g}"
-        return text
+        if None not in (self.least, self.most) and self.above is self.below is None:
+            return f"from {self.least:.10g} to {self.most:.10g}"
+        words, text = ("of at least", "above", "of at most", "below"), []
+        limits = self.least, self.above, self.most, self.below
+        for word, limit in zip(words, limits, strict=True):
+            if limit is not None:
+                text.append(f"{word} {limit if isinstance(limit, str) else f'{limit:.10g}'}")
+        return " and ".join(text)
 
-    def within(self, lengths: dict[str, int]) -> "Limit":
-        """Return the limits in a call.
-
-        Args:
-          lengths: Lengths of the dimensions that have been seen in the call, by letter.
-        """
-        is_named = isinstance(self.below, str)
-        return self._replace(below=lengths.get(str(self.below))) if is_named else self
-
-    def holds(self, value: object) -> bool:
+    def holds(self, value: object, lengths: Mapping[str, int] = MappingProxyType({})) -> bool:
         """Tell whether numbers are finite and within the limits.
 
         Args:
           value: A number or an array, known before tracing.
+          lengths: Lengths of the dimensions that have been seen in the call, by letter.
         """
         if isinstance(value, int | float):
+            below = lengths.get(self.below) if isinstance(self.below, str) else self.below
             return (
                 not isinstance(value, bool)
                 and (isinstance(value, int) or math.isfinite(value))
                 and (self.least is None or value >= self.least)
                 and (self.most is None or value <= self.most)
                 and (self.above is None or value > self.above)
-                and (self.below is None or value < self.below)
+                and (below is None or value < below)
                 and not (self.is_whole and value != math.floor(value))
             )
         x = np.asarray(value)
@@ -101,11 +98,8 @@ class Limit(NamedTuple):
         for limit in (self.least, self.most):
             if limit is not None:
                 ends = [limit if abs(end - limit) <= slack else end for end in ends]
-        return all(map(self.holds, ends)) and not (self.is_whole and bool(np.any(x % 1)))
-
-
-def _shown(limit: float | str) -> str:
-    return limit if isinstance(limit, str) else f"{limit:.10g}"
+        are_within = self.holds(ends[0], lengths) and self.holds(ends[1], lengths)
+        return are_within and not (self.is_whole and bool(np.any(x % 1)))
 
 
 class Shape(NamedTuple):
@@ -120,7 +114,7 @@ class Shape(NamedTuple):
 
     def __str__(self) -> str:
         """Return the shapes in words, such as "of shape [N, P]"."""
-        return "of shape " + " or ".join(f"[{', '.join(dims)}]" for dims in self.choices)
+        return "of shape " + " or ".join(map("[{}]".format, map(", ".join, self.choices)))
 
     def fits(self, value: Any, lengths: dict[str, int]) -> bool:
         """Tell whether an array has an allowed shape, and note the lengths of its dimensions.
@@ -130,15 +124,18 @@ class Shape(NamedTuple):
           lengths: Lengths of the dimensions that have been seen in the call, by letter.
         """
         for dims in self.choices:
-            found, seen = np.shape(value), dict(lengths)
-            num = len(dims) - ("..." in dims)
-            if "..." in dims and len(found) >= num:
-                found = found[:num] if dims[-1] == "..." else found[len(found) - num :]
-            letters = [dim for dim in dims if dim != "..."]
-            if len(found) == num and all(
-                length == (int(dim) if dim.isdigit() else seen.setdefault(dim, length))
-                for dim, length in zip(letters, found, strict=True)
-            ):
+            found, seen = list(np.shape(value)), dict(lengths)
+            if "..." in dims and len(found) >= len(dims) - 1:
+                # Any further dimensions become one, which equals itself.
+                end, more = dims.index("..."), len(found) - len(dims) + 1
+                found[end : end + more] = ["..."]
+            wanted = []
+            for dim, length in zip(dims, found, strict=False):
+                if dim.isdigit():
+                    wanted.append(int(dim))
+                else:
+                    wanted.append(length if dim == "..." else seen.setdefault(dim, length))
+            if len(found) == len(dims) and wanted == found:
                 lengths.update(seen)
                 return True
         return False
@@ -215,15 +212,19 @@ def hints_of(source: object) -> dict[str, Any]:
     Returns:
       The annotations by name.
     """
-    try:
+    with contextlib.suppress(NameError):
         return typing.get_type_hints(source, include_extras=True)
-    except NameError:
-        module = sys.modules[source.__module__]
-        names = dict(vars(module))
-        # Python's `ast.parse` fails now and then if two threads call it.
-        blocks = re.findall(r"^if TYPE_CHECKING:\n((?: .*\n|\n)+)", inspect.getsource(module), re.M)
-        exec(textwrap.dedent("".join(blocks)), names)
-        return typing.get_type_hints(source, names, include_extras=True)
+    return _hints_with_imports(source)
+
+
+def _hints_with_imports(source: object) -> dict[str, Any]:
+    """Read annotations with names that a module imports for type checkers alone."""
+    module = sys.modules[source.__module__]
+    names = dict(vars(module))
+    # Python's `ast.parse` fails now and then if two threads call it.
+    blocks = re.findall(r"^if TYPE_CHECKING:\n((?: .*\n|\n)+)", inspect.getsource(module), re.M)
+    exec(textwrap.dedent("".join(blocks)), names)
+    return typing.get_type_hints(source, names, include_extras=True)
 
 
 def kind_of(annotation: Any) -> Kind:
@@ -260,7 +261,7 @@ def kind_of(annotation: Any) -> Kind:
     if kind.__module__.partition(".")[0] in ("numpy", "jax", "jaxlib") and hasattr(kind, "ndim"):
         return ARRAY
     if issubclass(kind, os.PathLike):
-        return Kind(_accepts_path, "a path")
+        return PATH
     if kind is collections.abc.Callable:
         return Kind(lambda value, _: callable(value), "a function")
     if issubclass(kind, Mapping):
@@ -276,9 +277,7 @@ def kind_of(annotation: Any) -> Kind:
         return _kind_of_several(kind, args)
     name = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
     if getattr(kind, "_is_protocol", False):
-        bases = [base for base in kind.__mro__ if getattr(base, "_is_protocol", False)]
-        held = {name for base in bases for name in {**vars(base), **inspect.get_annotations(base)}}
-        members = {member for member in held if not member.startswith("_")}
+        members = members_of(kind)
         # Looked up in the class where possible, as a property may take long to compute.
         return Kind(
             lambda value, _: all(
@@ -290,6 +289,20 @@ def kind_of(annotation: Any) -> Kind:
     return Kind(lambda value, _: isinstance(value, kind), name)
 
 
+@functools.cache
+def members_of(protocol: type) -> list[str]:
+    """List the public members of a protocol, inherited ones first.
+
+    Args:
+      protocol: Its class.
+    """
+    found: dict[str, Any] = {}
+    for base in reversed(protocol.__mro__):
+        if getattr(base, "_is_protocol", False):
+            found |= vars(base) | inspect.get_annotations(base)
+    return [name for name in found if not name.startswith("_")]
+
+
 def _narrowed(kind: Kind, narrow: object) -> Kind:
     """Narrow a kind by an annotation's further conditions."""
     if isinstance(narrow, Limit):
@@ -298,8 +311,7 @@ def _narrowed(kind: Kind, narrow: object) -> Kind:
             words += f" of {'whole' if narrow.is_whole else 'finite'} numbers"
         return kind._replace(
             accepts=lambda value, lengths: (
-                kind.accepts(value, lengths)
-                and (_is_traced(value) or narrow.within(lengths).holds(value))
+                kind.accepts(value, lengths) and (_is_traced(value) or narrow.holds(value, lengths))
             ),
             words=f"{words} {narrow}".rstrip(),
         )
@@ -324,16 +336,19 @@ def _kind_of_names(names: Sequence[str]) -> Kind:
 
 def _kind_of_union(args: Sequence[object]) -> Kind:
     """Join kinds. A union has an array where it has all that NumPy makes an array of."""
-    kinds = [kind_of(each) for each in args if not str(each).startswith(NUMPYS)]
+    kinds: list[Kind] = []
+    for each in args:
+        if not str(each).startswith(NUMPYS):
+            kinds.append(kind_of(each))
     for kind in (OPEN, ANYTHING):
         if kind in kinds:
             return kind
     if ARRAY in kinds or len(kinds) < len(args):
         kinds = [kind for kind in kinds if kind not in (*SCALARS.values(), ARRAY)] + [ARRAY]
-    if any(kind.words == "a path" for kind in kinds):
+    if PATH in kinds:
         kinds.remove(SCALARS[str])
-    kinds.sort(key=lambda kind: kind is NOTHING)
-    words = list(dict.fromkeys(kind.words for kind in kinds))
+    kinds.sort(key=NOTHING.__eq__)
+    words = list(dict.fromkeys(map(operator.attrgetter("words"), kinds)))
 
     def parse(text: str) -> Any:
         for kind in kinds:
@@ -370,7 +385,7 @@ def _kind_of_several(kind: type, args: Sequence[object]) -> Kind:
         lambda value, _: (
             # An array's elements are looked at as Python has them.
             of is ANYTHING
-            or all(of.accepts(item, {}) for item in getattr(value, "tolist", lambda: value)())
+            or all(of.accepts(item, {}) for item in (value.tolist() if _dims(value) else value))
             if _is_list(value)
             else is_open
             and isinstance(value, kind)
@@ -472,6 +487,7 @@ OPEN = Kind(lambda value, _: True, "anything")
 """The kind of a type variable: the function itself checks the argument."""
 ANYTHING = Kind(lambda value, _: True, "anything")
 ARRAY = Kind(_accepts_array, "an array")
+PATH = Kind(_accepts_path, "a path")
 NAMED = {
     "a random key": Kind(
         lambda value, _: _shape_of_keys(value) == (),

@@ -7,9 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
-import numpy as np
-
 from fedjax_sim.core.lifecycle import InputError, nearest
 
 MOST_SHOWN = 8
@@ -150,16 +147,6 @@ def check_file(field: str, path: str | Path) -> None:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise ConfigError(field, str(path), "a file on disk, not a pipe or a device")
-
-
-def plain(value: Any) -> Any:
-    """Return a number of NumPy or JAX as Python has it, and any other value as it is.
-
-    Args:
-      value: object value.
-    """
-    is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
-    return value.item() if is_number else value
 
 
 def _shown(value: Any) -> str:

@@ -93,6 +93,7 @@ class Table(NamedTuple):
     Attributes:
       fields: Settable fields by full name.
       groups: Fields that hold groups.
+      own: The struct's own settable fields, and then its groups, by name.
       fixed: Inherited fields that the struct has fixed to one value.
       names: Full names by all names, short ones and full ones.
       conditions: Of dependent settings: the full name, that of another one, the condition on it.
@@ -101,6 +102,7 @@ class Table(NamedTuple):
 
     fields: Mapping[str, Field]
     groups: tuple[Field, ...]
+    own: Mapping[str, Field]
     fixed: tuple[Field, ...]
     names: Mapping[str, str]
     conditions: tuple[tuple[str, str, Any], ...]
@@ -142,6 +144,7 @@ def table_of(hyper_type: type) -> Table:
     return Table(
         MappingProxyType(known),
         held,
+        settable | {field.name: field for field in held},
         fixed,
         MappingProxyType(shorts | {name: name for name in known}),
         tuple(
@@ -239,6 +242,16 @@ def known_values(hyper: object) -> Iterator[tuple[str, float]]:
                     yield name, simple
 
 
+def plain(value: Any) -> Any:
+    """Return a number of NumPy or JAX as Python has it, and any other value as it is.
+
+    Args:
+      value: object value.
+    """
+    is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
+    return value.item() if is_number else value
+
+
 def is_known(value: object, number: float) -> bool:
     """Tell whether a setting has this value in every lane and was known before tracing.
 
@@ -254,7 +267,7 @@ def is_not(number: float) -> Callable[[object], bool]:
     return lambda value: not is_known(value, number)
 
 
-def idle_of(hyper: object) -> dict[str, str]:
+def idle_of(hyper: object) -> dict[str, Any]:
     """Find the settings without effect, as `only_with` and `decided` say.
 
     A condition names a setting of the same struct, or of one of its groups.
@@ -263,20 +276,30 @@ def idle_of(hyper: object) -> dict[str, str]:
       hyper: Settings, none of which are traced.
 
     Returns:
-      By full name, when a setting has no effect, in words that follow "left at its default".
+      By full name, the substitute in words, or the other setting that decides and the condition on
+      it.
     """
-    decided = hyper.decided() if hasattr(hyper, "decided") else {}
-    found = {name: f"with {what}, where it has no effect" for name, what in decided.items()}
-    kind: type = type(hyper)
-    for name, where, values in table_of(kind).conditions:
+    found: dict[str, Any] = dict(hyper.decided()) if hasattr(hyper, "decided") else {}
+    for name, where, values in table_of(type(hyper)).conditions:
         value = value_of(hyper, where)
-        if callable(values):
-            if not values(value):
-                words = f"with {where} = {_text_of(value)}, where it has no effect"
-                found.setdefault(name, words)
-        elif value not in values:
-            found.setdefault(name, f"unless {where} is {' or '.join(map(repr, values))}")
+        if not (values(value) if callable(values) else value in values):
+            found.setdefault(name, (where, values))
     return found
+
+
+def why_idle(hyper: object, reason: Any) -> str:
+    """Say when a setting has no effect, in words that follow "left at its default".
+
+    Args:
+      hyper: Settings.
+      reason: An entry of `idle_of`.
+    """
+    if isinstance(reason, str):
+        return f"with {reason}, where it has no effect"
+    where, values = reason
+    if callable(values):
+        return f"with {where} = {_text_of(value_of(hyper, where))}, where it has no effect"
+    return f"unless {where} is {' or '.join(map(repr, values))}"
 
 
 def late_of(hyper: object, num_ticks: int) -> dict[str, tuple[int, str]]:
@@ -291,15 +314,15 @@ def late_of(hyper: object, num_ticks: int) -> dict[str, tuple[int, str]]:
     """
     found: dict[str, tuple[int, str]] = {}
     for name, field in fields(type(hyper)).items():
-        value = value_of(hyper, name)
+        value, begins = value_of(hyper, name), field.metadata["begins"]
         for part in value if isinstance(value, tuple) else (value,):
-            if dataclasses.is_dataclass(part):
-                found |= {f"{name}.{each}": late for each, late in late_of(part, num_ticks).items()}
-        begins = field.metadata["begins"]
+            for inside, late in late_of(part, num_ticks).items() if is_struct(type(part)) else ():
+                found[f"{name}.{inside}"] = late
         if begins and value != field.default and value >= num_ticks:
             found[name] = int(value), begins
-    idle = idle_of(hyper) if found else {}
-    return {name: late for name, late in found.items() if name not in idle}
+    for name in idle_of(hyper) if found else ():
+        found.pop(name, None)
+    return found
 
 
 def is_given(hyper: object, name: str) -> bool:
@@ -333,8 +356,11 @@ def assumed_of(hyper: Any, given: Collection[str] = ()) -> Assumed:
       hyper: A settings struct.
       given: Names of its own fields that were given.
     """
-    own = [field.name for field in dataclasses.fields(hyper) if field.name != ASSUMED]
-    return Assumed({name: getattr(hyper, name) for name in own if name not in given})
+    found, left = Assumed(), {*given, ASSUMED}
+    for field in dataclasses.fields(hyper):
+        if field.name not in left:
+            found[field.name] = getattr(hyper, field.name)
+    return found
 
 
 def usual_values(hyper_type: type, name: str) -> list[Any]:

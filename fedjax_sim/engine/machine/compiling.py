@@ -152,34 +152,24 @@ MOST_KNOWN = 128
 """Forms that are kept; the one that was looked for longest ago is dropped first."""
 
 
-_known: OrderedDict[Hashable, int | None] = OrderedDict()
+_known: OrderedDict[Hashable, int] = OrderedDict()
 _lock = threading.Lock()
 
 
-def is_known(form: Hashable) -> bool:
-    """Tell whether programs are compiled.
+def known_size(form: Hashable) -> int | None:
+    """Look up the bytes that programs take; None if they are not compiled.
 
     Args:
       form: Static arguments of the programs, and shapes of the others. No arrays.
     """
-    return form in _known
-
-
-def known_size(form: Hashable) -> int | None:
-    """Look up the bytes that programs take; None if they are not compiled, or not measured."""
     with _lock:
         if form in _known:
             _known.move_to_end(form)
         return _known.get(form)
 
 
-def note_known(form: Hashable, size: int | None = None) -> None:
-    """Note that programs are compiled.
-
-    Args:
-      form: As in `is_known`.
-      size: Bytes that they take; None if they were not measured.
-    """
+def note_known(form: Hashable, size: int) -> None:
+    """Note that programs are compiled, and the bytes that they take."""
     with _lock:
         _known[form] = size
         _known.move_to_end(form)

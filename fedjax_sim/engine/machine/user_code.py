@@ -12,7 +12,6 @@ import functools
 import gc
 import hashlib
 import itertools
-import os
 import sys
 import sysconfig
 import threading
@@ -32,13 +31,8 @@ from jax.extend.linear_util import WrappedFun
 
 from fedjax_sim.core import lifecycle, trees
 
-FIXED = tuple(
-    f"{folder}{os.sep}"
-    for folder in (
-        Path(__file__).parents[2],
-        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    )
-)
+_INSTALLED = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
+FIXED = tuple(map("{}/".format, (Path(__file__).parents[2], *_INSTALLED)))
 """Folders of this package and of installed ones, in which nobody edits code while it runs."""
 
 
@@ -108,6 +102,13 @@ def number_of_code(
     is_users, parts = _look_through(used)
     if not is_users:
         return _number(parts) if parts else 0
+    return _number_of_users(trace, parts, used, facts, may_rest)
+
+
+def _number_of_users(
+    trace: Callable, parts: Hashable, used: Any, facts: Hashable, may_rest: bool
+) -> int:
+    """Number a program with code of users, as `number_of_code`."""
     forms = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(used) if _is_data(leaf))
     asked = parts, trees.typed_structure(used), forms, jax.dtypes.result_type(float), facts
     of_call = _of_call.get()

@@ -28,7 +28,9 @@ MOST_OF_ESTIMATE = 4
 """How many times the estimated ticks a live lane has at most, if nobody says."""
 
 
-def first_request(system: System, hypers: Sequence[HyperT], budget: Budget) -> tuple[Budget, int]:
+def first_request(
+    system: System, hypers: Sequence[HyperT], budget: Time | Energy
+) -> tuple[Budget, int]:
     """Return the budget of the timelines that are drawn, and how many ticks to draw first.
 
     A live system's timelines have all ticks at most.
@@ -37,8 +39,6 @@ def first_request(system: System, hypers: Sequence[HyperT], budget: Budget) -> t
       ConfigError: If a stretch of time or an energy has a number of ticks and the system is
         planned, or they are too many for any machine; or if an energy of a live system has none.
     """
-    if isinstance(budget, Ticks):
-        return budget, budget.num_ticks
     most, within = budget.most_ticks, system.hints.ticks_within
     if system.live is None:
         if most is not None:
@@ -63,9 +63,9 @@ def first_request(system: System, hypers: Sequence[HyperT], budget: Budget) -> t
 
 def lengthen(
     draw: Callable[[int], Timeline],
-    budget: Budget,
+    budget: Time | Energy,
     *,
-    first: int = 0,
+    first: int,
     overshoot: bool = False,
     energy: Callable[[Timeline], np.ndarray] | None = None,
 ) -> tuple[Timeline, np.ndarray]:
@@ -74,7 +74,7 @@ def lengthen(
     Args:
       draw: From a number of ticks to leaves `[L, T, ...]`.
       budget: How long a run lasts.
-      first: Number of ticks to draw first, at least those of the budget.
+      first: Number of ticks to draw first.
       overshoot: As in `System`.
       energy: The energy that is used up to each tick, see `energy_used`, where the budget is one.
 
@@ -82,17 +82,12 @@ def lengthen(
       The timelines, and `i64[L]`, the ticks of each lane.
 
     Raises:
-      ConfigError: If the budget ends before the first tick, a recorded trace holds fewer ticks, or
-        too many ticks must be drawn.
+      ConfigError: If the budget ends before the first tick, or too many ticks must be drawn.
     """
-    asked = max(first, budget.num_ticks) if isinstance(budget, Ticks) else first
+    asked = first
     while asked <= MAX_TICKS:
         timelines = draw(asked)
         asked *= 2
-        if isinstance(budget, Ticks):
-            if _has_ticks(timelines, budget.num_ticks):
-                return timelines, np.full(len(timelines.time), budget.num_ticks)
-            continue
         used, limit = timelines.time, budget.named[1]
         if energy is not None:
             used, overshoot = energy(timelines), False
@@ -111,22 +106,7 @@ def lengthen(
             least = float(np.nanmax(used, axis=1, initial=0.0).min())
             needed = asked / 2 * limit / least if least > 0 else asked
             asked = max(asked, min(int(1.1 * needed), 2 * MAX_TICKS))
-    if isinstance(budget, Ticks):
-        raise ConfigError("num_ticks", budget.num_ticks, f"at most {MAX_TICKS // 2}")
     raise _too_long(budget)
-
-
-def _has_ticks(timelines: Timeline, num_ticks: int) -> bool:
-    """Tell whether so many ticks of all lanes are known.
-
-    Raises:
-      ConfigError: If a recorded trace holds fewer.
-    """
-    missing = np.isinf(timelines.time[:, :num_ticks])
-    if missing.any():
-        known = int(np.argmax(missing.any(axis=0)))
-        raise ConfigError("num_ticks", num_ticks, f"at most the {known} ticks that the trace holds")
-    return not np.isnan(timelines.time[:, :num_ticks]).any()
 
 
 def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool = False) -> int | None:

@@ -7,9 +7,11 @@ Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +23,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import tracing_for
 from fedjax_sim.core.trees import TypedStructure, typed_structure
-from fedjax_sim.core.types import Array, Budget, Energy, HyperT, Key, System, Timeline
+from fedjax_sim.core.types import Array, Budget, Energy, HyperT, Key, System, Ticks, Timeline
 from fedjax_sim.engine.machine import compiling, memory, processes, user_code
 from fedjax_sim.engine.planning import budgets, lanes
 from fedjax_sim.engine.planning.lanes import Known, Lane, Stacked, known_in_all
@@ -78,56 +80,11 @@ Drawing these takes milliseconds, and small sweeps of many sizes share a program
 """
 
 
+FEW_ENOUGH = "few enough for the schedule of {} to fit in memory"
+
+
 CLIENTS_AS_A_SLOT = 8
 """Clients that count as a slot: each takes part in drawing a tick, such as a draw of its cohort."""
-
-
-SWITCHES = ("jax_default_prng_impl", "jax_threefry_partitionable")
-"""Switches of JAX that decide which random numbers a traced program draws."""
-
-
-def request_timelines(
-    system: System,
-    seeds: Sequence[int],
-    hypers: Sequence[HyperT],
-    budget: Budget,
-    *,
-    metered: Sequence[Sequence[Lane]] | None = None,
-) -> tuple[Timeline, np.ndarray]:
-    """Draw timelines that cover the budget.
-
-    Args:
-      seeds: D seeds.
-      hypers: D settings of equal static parts.
-      budget: How long a run lasts.
-      metered: The lanes of each timeline, where the budget is one of energy.
-
-    Returns:
-      The timelines, leaves `[D, T, ...]`, and the ticks that belong to each, `i64[D]`.
-
-    Raises:
-      ConfigError: If the budget is too short for one tick, or too long, also to be drawn within an
-        hour.
-      OutOfMemoryError: If the timelines do not fit in memory.
-    """
-    asked = budget
-    budget, first = budgets.first_request(system, hypers, budget)
-    _check_size(system, hypers, asked, first)
-    try:
-        draw, energy = partial(draw_timelines, system, seeds, hypers), None
-        if metered is not None and isinstance(budget, Energy):
-            energy = partial(budgets.energy_used, system, budget, metered)
-        return budgets.lengthen(
-            draw, budget, first=first, overshoot=system.overshoot, energy=energy
-        )
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not memory.is_out_of_memory(error):
-            raise
-        raise memory.OutOfMemoryError(*asked.named, _few_enough(system)) from None
-
-
-def _few_enough(system: System) -> str:
-    return f"few enough for the schedule of {system.name} to fit in memory"
 
 
 def _check_size(system: System, hypers: Sequence[HyperT], budget: Budget, ticks: int) -> None:
@@ -147,7 +104,7 @@ def _check_size(system: System, hypers: Sequence[HyperT], budget: Budget, ticks:
         raise ConfigError(*budget.named, allowed)
     needed = BYTES_OF_A_PLANNED_SLOT * ticks * slots * num
     if needed > DRAWN_TOGETHER and needed > memory.SHARE * lifecycle.free_on_host():
-        raise memory.DoesNotFitError(*budget.named, _few_enough(system))
+        raise memory.DoesNotFitError(*budget.named, FEW_ENOUGH.format(system.name))
 
 
 class Schedules(NamedTuple):
@@ -155,19 +112,19 @@ class Schedules(NamedTuple):
 
     Attributes:
       system: What runs.
-      budget: How long.
-      row: `i64[L]`, the number of each lane's schedule.
       seeds: D seeds.
       hypers: D settings of equal static parts.
+      budget: How long a run lasts.
+      row: `i64[L]`, the number of each lane's schedule.
       metered: The lanes of each schedule, where the budget is one of energy.
     """
 
     system: System
-    budget: Budget
-    row: np.ndarray
-    seeds: list[int]
+    seeds: Sequence[int]
     hypers: list[Any]
-    metered: list[list[Lane]] | None
+    budget: Budget
+    row: np.ndarray = np.zeros(0, int)
+    metered: list[list[Lane]] | None = None
 
     @classmethod
     def of(cls, system: System, group: list[Lane], budget: Budget) -> "Schedules":
@@ -179,19 +136,46 @@ class Schedules(NamedTuple):
         Raises:
           ConfigError: If the budget is one of energy, and a lane's energy is not known.
         """
-        known = known_in_all([lane.hyper for lane in group])
+        known = known_in_all(lanes.column(group, "hyper"))
         reads = read_timeline(system, group[0].hyper, known).reads
         firsts, row = lanes.distinct_schedules(group, reads)
-        seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        metered = None
+        drawn, metered = list(map(group.__getitem__, firsts)), None
         if isinstance(budget, Energy):
             metered = budgets.lanes_to_meter(system, group, row, budget)
-        return cls(system, budget, row, seeds, hypers, metered)
+        seeds, hypers = lanes.column(drawn, "seed"), lanes.column(drawn, "hyper")
+        return cls(system, seeds, hypers, budget, row, metered)
 
     def request(self) -> tuple[Timeline, np.ndarray]:
-        """Draw them, see `request_timelines`."""
-        given = self.system, self.seeds, self.hypers, self.budget
-        return request_timelines(*given, metered=self.metered)
+        """Draw timelines that cover the budget.
+
+        Returns:
+          The timelines, leaves `[D, T, ...]`, and the ticks that belong to each, `i64[D]`.
+
+        Raises:
+          ConfigError: If the budget is too short for one tick, or too long, also to be drawn within
+            an hour.
+          OutOfMemoryError: If the timelines do not fit in memory.
+        """
+        system, hypers, until, energy = self.system, self.hypers, self.budget, None
+        if isinstance(until, Ticks):
+            first = until.num_ticks
+        else:
+            until, first = budgets.first_request(system, hypers, until)
+        _check_size(system, hypers, self.budget, first)
+        draw = partial(draw_timelines, system, self.seeds, hypers)
+        try:
+            if isinstance(until, Ticks):
+                return draw_ticks(draw, until.num_ticks)
+            if self.metered is not None and isinstance(until, Energy):
+                energy = partial(budgets.energy_used, system, until, self.metered)
+            return budgets.lengthen(
+                draw, until, first=first, overshoot=system.overshoot, energy=energy
+            )
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not memory.is_out_of_memory(error):
+                raise
+            allowed = FEW_ENOUGH.format(system.name)
+            raise memory.OutOfMemoryError(*self.budget.named, allowed) from None
 
     def count_ticks(self) -> np.ndarray:
         """Count their ticks, `i64[D]`, and keep none: they are halved until they fit."""
@@ -207,6 +191,32 @@ class Schedules(NamedTuple):
             some = self._replace(seeds=self.seeds[few], hypers=self.hypers[few], metered=metered)
             found.append(some.count_ticks())
         return np.concatenate(found)
+
+
+def draw_ticks(draw: Callable[[int], Timeline], num_ticks: int) -> tuple[Timeline, np.ndarray]:
+    """Draw timelines until so many ticks of all lanes are known.
+
+    Args:
+      draw: From a number of ticks to leaves `[L, T, ...]`.
+      num_ticks: The ticks of each lane.
+
+    Returns:
+      The timelines, and `i64[L]`, the ticks of each lane.
+
+    Raises:
+      ConfigError: If a recorded trace holds fewer ticks, or too many must be drawn.
+    """
+    asked = num_ticks
+    while asked <= budgets.MAX_TICKS:
+        timelines = draw(asked)
+        time = timelines.time[:, :num_ticks]
+        if (missing := np.isinf(time).any(axis=0)).any():
+            allowed = f"at most the {int(np.argmax(missing))} ticks that the trace holds"
+            raise ConfigError("num_ticks", num_ticks, allowed)
+        if not np.isnan(time).any():
+            return timelines, np.full(len(time), num_ticks)
+        asked *= 2
+    raise ConfigError("num_ticks", num_ticks, f"at most {budgets.MAX_TICKS // 2}")
 
 
 def draw_timelines(
@@ -229,13 +239,10 @@ def draw_timelines(
     reads, _, slots, code, _ = read()
     if code:  # A user's code may depend on their number.
         code = read(num_ticks).code
-    asked = (
-        *(system.timeline, settings.structure, settings.known, num_ticks, code, *_switches()),
-        *(
-            None if leaf is None else (leaf.shape, leaf.tobytes())
-            for leaf in (all_seeds, *settings.varying, *settings.shared)
-        ),
-    )
+    asked: tuple = (system.timeline, settings.structure, settings.known, num_ticks, code)
+    asked += _switches(jax.config), all_seeds.tobytes()
+    for leaf in (*settings.varying, *settings.shared):
+        asked += (None if leaf is None else (leaf.shape, leaf.tobytes()),)
     if (known := _drawn.get(asked)) is not None:
         return known
     # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
@@ -278,11 +285,8 @@ def draw_timelines(
 
 
 _drawn: dict[tuple, Timeline] = {}
-
-
-def _switches() -> list[Any]:
-    """List the values of the switches that decide which numbers are drawn."""
-    return [getattr(jax.config, name) for name in SWITCHES]
+_switches = operator.attrgetter("jax_default_prng_impl", "jax_threefry_partitionable")
+"""From JAX's configuration to the switches that decide which random numbers a program draws."""
 
 
 def _round_up(number: int, bits: int) -> int:
@@ -339,16 +343,13 @@ def _draw_with(
     """
     draw = _draw.quickly if is_quick else _draw.well
     # What the timeline does not read is no input, so that there may be any number of it.
-    varying, shared = (
-        [leaf for leaf, is_read in zip(leaves, reads, strict=True) if is_read]
-        for leaves in (hypers.varying, hypers.shared)
-    )
+    varying, shared = list(compress(hypers.varying, reads)), list(compress(hypers.shared, reads))
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return draw(timeline, tuple(reads), seeds, varying, shared)
     traced = draw.trace(timeline, tuple(reads), seeds, varying, shared)
     # Programs of users may call functions that are not in their text.
     same = user_code.number_of_program(traced.jaxpr) if is_shared else traced.jaxpr
-    known = is_quick, same, jax.tree.structure((varying, shared)), *_switches()
+    known = is_quick, same, jax.tree.structure((varying, shared)), _switches(jax.config)
     if (program := _programs.get(known)) is None:
         program = _programs[known] = traced.lower().compile()
         for old in list(_programs)[:-MOST_PROGRAMS]:
@@ -378,18 +379,20 @@ def _draw(
 
     def lane(seed: Array, varying: list[Array | None]) -> list[Array]:
         key = stream(jax.random.key(seed), "timeline")
-        read = (b if a is None else a for a, b in zip(varying, shared, strict=True))
-        # Nobody looks at results of the others, but they have their shapes.
-        described = [var.aval for var in timeline.jaxpr.invars[1:]]
-        leaves = [
-            next(read) if is_read else np.ones(each.shape, each.dtype)
-            for is_read, each in zip(reads, described, strict=True)
-        ]
+        read, leaves = zip(varying, shared, strict=True), []
+        for is_read, var in zip(reads, timeline.jaxpr.invars[1:], strict=True):
+            if is_read:
+                own, of_all = next(read)
+                leaves.append(of_all if own is None else own)
+            else:  # Nobody looks at results of the others, but they have their shapes.
+                leaves.append(np.ones(var.aval.shape, var.aval.dtype))
         return jax.core.eval_jaxpr(timeline.jaxpr, timeline.consts, key, *leaves)
 
     drawn = Timeline(*jax.vmap(lane)(seeds, varying))
-    whole = {name: getattr(drawn, name).astype("int32") for name in checks.INTEGERS}
-    return drawn._replace(**whole), checks.find_fractions(drawn)
+    whole = drawn
+    for name in checks.INTEGERS:
+        whole = whole._replace(**{name: getattr(drawn, name).astype("int32")})
+    return whole, checks.find_fractions(drawn)
 
 
 def timeline_digest(system: System, hyper: HyperT) -> str:
@@ -427,7 +430,7 @@ def read_timeline(
       num_ticks: Ticks of the timeline; by default two of one that a user wrote, and otherwise as
         many as are often drawn.
     """
-    shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
+    shapes = tuple(map(np.shape, jax.tree.leaves(hyper)))
     given, short = (system.timeline, typed_structure(hyper), shapes, known), num_ticks or 2
     trace = partial(_program_of, *given, short)
     code = user_code.number_of_code(trace, system.timeline, hyper, facts=short)
@@ -450,7 +453,7 @@ def _program_of(
 
     with jax.enable_x64(True), tracing_for("cpu"):
         leaves = [jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]
-        key = jax.eval_shape(lambda: jax.random.key(0))
+        key = jax.eval_shape(jax.random.key, 0)
         return jax.make_jaxpr(drawn, return_shape=True)(key, leaves)
 
 
@@ -462,13 +465,12 @@ def _facts_of(code: int, *given: Any) -> TimelineFacts:
 
     def reads_of(results: Sequence[Atom]) -> list[bool]:
         # From the results backwards. An equation with a program inside reads all its inputs.
-        needed = {id(var) for var in results}
+        needed = {*map(id, results)}
         for equation in reversed(program.eqns):
-            if any(id(var) in needed for var in equation.outvars):
-                needed |= {id(var) for var in equation.invars}
+            if not needed.isdisjoint(map(id, equation.outvars)):
+                needed.update(map(id, equation.invars))
         return [id(var) in needed for var in program.invars[1:]]  # The first is the key.
 
-    weight = Timeline._fields.index("weight")
-    others = [var for place, var in enumerate(program.outvars) if place != weight]
-    reads, places = reads_of(program.outvars), reads_of(others)
+    weight, results = Timeline._fields.index("weight"), program.outvars
+    reads, places = reads_of(results), reads_of(results[:weight] + results[weight + 1 :])
     return TimelineFacts(reads, places, drawn.clients.shape[1], code, closed)

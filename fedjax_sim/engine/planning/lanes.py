@@ -9,6 +9,7 @@ Dimension letters: `L` lanes.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import compress
 from types import MappingProxyType
@@ -49,19 +50,22 @@ class Lane(NamedTuple):
 
 def groups_of(lanes: list[Lane]) -> list[list[Lane]]:
     """Group lanes of equal static settings and shapes."""
-
-    def static_part(lane: Lane) -> Hashable:
-        kinds = map(jax.typeof, jax.tree.leaves(lane.problem))
-        shapes = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in kinds)
-        return typed_structure(lane.hyper), typed_structure(lane.problem), shapes
-
     # Thousands of seeds may share settings and problem.
-    firsts, number = distinct((id(lane.hyper), id(lane.problem)) for lane in lanes)
-    kinds, group_of = distinct(static_part(lanes[i]) for i in firsts)
-    groups: list[list[Lane]] = [[] for _ in kinds]
-    for lane, group in zip(lanes, group_of[number].tolist(), strict=True):
-        groups[group].append(lane)
-    return groups
+    known: dict[tuple[int, int], list[Lane]] = {}
+    groups: dict[Hashable, list[Lane]] = {}
+    for lane in lanes:
+        objects = id(lane.hyper), id(lane.problem)
+        if objects not in known:
+            shapes = tuple(map(jax.typeof, jax.tree.leaves(lane.problem)))
+            form = typed_structure(lane.hyper), typed_structure(lane.problem), shapes
+            known[objects] = groups.setdefault(form, [])
+        known[objects].append(lane)
+    return list(groups.values())
+
+
+def column(group: Iterable[Lane], field: str) -> list[Any]:
+    """List one field of some lanes."""
+    return [getattr(lane, field) for lane in group]
 
 
 def distinct(keys: Iterable[Hashable]) -> tuple[list[int], np.ndarray]:
@@ -74,7 +78,7 @@ def distinct(keys: Iterable[Hashable]) -> tuple[list[int], np.ndarray]:
       The first lane of each key, in order, and for each lane the number of its key, `i64[L]`.
     """
     first: dict[Hashable, int] = {}
-    of_lane = [first.setdefault(key, i) for i, key in enumerate(keys)]
+    of_lane = list(map(first.setdefault, keys, itertools.count()))
     firsts = list(first.values())  # They rise.
     return firsts, np.searchsorted(firsts, of_lane)
 
@@ -89,12 +93,12 @@ def distinct_objects(each: Sequence[ObjectT]) -> tuple[list[ObjectT], np.ndarray
       The different objects, in order, and for each lane the number of its object, `i64[L]`.
     """
     firsts, number = distinct(map(id, each))
-    return [each[i] for i in firsts], number
+    return list(map(each.__getitem__, firsts)), number
 
 
 def distinct_rows(*numbers: np.ndarray) -> tuple[list[int], np.ndarray]:
     """Find the lanes that differ in some numbers, `i64[L]` each; as `distinct`."""
-    return distinct(zip(*(each.tolist() for each in numbers), strict=True))
+    return distinct(zip(*map(np.ndarray.tolist, numbers), strict=True))
 
 
 def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[int], np.ndarray]:
@@ -107,12 +111,12 @@ def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[i
     Returns:
       As `distinct`.
     """
-    hypers, number = distinct_objects([lane.hyper for lane in group])
-    read = [
-        tuple(np.asarray(leaf, float).tobytes() for leaf in compress(jax.tree.leaves(each), reads))
-        for each in hypers
-    ]
-    return distinct((lane.seed, read[i]) for lane, i in zip(group, number.tolist(), strict=True))
+    read: dict[int, tuple[bytes, ...]] = {}
+    for lane in group:
+        if id(lane.hyper) not in read:
+            leaves = compress(jax.tree.leaves(lane.hyper), reads)
+            read[id(lane.hyper)] = tuple(np.asarray(leaf, float).tobytes() for leaf in leaves)
+    return distinct((lane.seed, read[id(lane.hyper)]) for lane in group)
 
 
 def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
@@ -126,7 +130,7 @@ def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
       An order of the lanes, `i64[L]`, in which the members of a family are adjacent, and the size
       of the families: 1 if they are not all of one size.
     """
-    _, of_problem = distinct_objects([lane.problem for lane in group])
+    _, of_problem = distinct_objects(column(group, "problem"))
     # Lanes of one schedule have one seed.
     family = distinct_rows(of_problem, row)[1]
     sizes = np.bincount(family)
@@ -196,8 +200,8 @@ def precision_of(model: Params) -> np.dtype:
     Args:
       model: A model, or only its shapes and types.
     """
-    bits = max((jnp.finfo(leaf.dtype).bits for leaf in jax.tree.leaves(model)), default=32)
-    return np.dtype("float64" if bits > 32 else "float32")
+    is_wide = any(jnp.finfo(leaf.dtype).bits > 32 for leaf in jax.tree.leaves(model))
+    return np.dtype("float64" if is_wide else "float32")
 
 
 def stack_settings(hypers: Sequence[HyperT], dtype: np.typing.DTypeLike = float) -> Stacked:
@@ -209,7 +213,7 @@ def stack_settings(hypers: Sequence[HyperT], dtype: np.typing.DTypeLike = float)
     """
     distinct, rows = distinct_objects(hypers)
     varying, shared = [], []
-    for leaves in zip(*(jax.tree.leaves(hyper) for hyper in distinct), strict=True):
+    for leaves in zip(*map(jax.tree.leaves, distinct), strict=True):
         values = np.stack([np.asarray(leaf, float) for leaf in leaves])
         is_shared = bool((values == values[0]).all())
         values = values.astype(dtype)
@@ -220,9 +224,8 @@ def stack_settings(hypers: Sequence[HyperT], dtype: np.typing.DTypeLike = float)
 
 def known_in_all(hypers: Sequence[Any]) -> Known:
     """Name settings that make programs simpler, and have the value for it in all lanes."""
-    different, _ = distinct_objects(hypers)
-    known = set.intersection(*(set(known_values(hyper)) for hyper in different))
-    return tuple(sorted(known))
+    known = map(known_values, distinct_objects(hypers)[0])
+    return tuple(sorted(set.intersection(*map(set, known))))
 
 
 def stack_problems(problems: Sequence[AnyProblem]) -> Stacked:
@@ -230,7 +233,7 @@ def stack_problems(problems: Sequence[AnyProblem]) -> Stacked:
     varying, shared = [], []
     distinct, rows = distinct_objects(problems)
     for leaves in zip(*map(jax.tree.leaves, distinct), strict=True):
-        is_shared = all(leaf is leaves[0] for leaf in leaves)
+        is_shared = len({*map(id, leaves)}) == 1
         shared.append(leaves[0] if is_shared else None)
         varying.append(None if is_shared else _stack([leaves[row] for row in rows]))
     return Stacked(varying, shared, typed_structure(problems[0]))

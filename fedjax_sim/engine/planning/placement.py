@@ -12,13 +12,12 @@ import math
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
 from fedjax_sim.core.settings import ConfigError, plain
 from fedjax_sim.core.trees import TypedStructure, programs_within, typed_structure
-from fedjax_sim.core.types import PRECISIONS, AnyProblem, Layout, PackedRows, Params
+from fedjax_sim.core.types import PRECISIONS, AnyProblem, Key, Layout, PackedRows, Params
 from fedjax_sim.engine import contract
 
 TINY = 1e4
@@ -135,9 +134,10 @@ def measure_step(
     is_wide = jax.dtypes.result_type(float) == "float64"
     structure = typed_structure(problem)
     model, products = _traced(structure, given, num_examples, has_loss, code, is_wide)
-    leaves = jax.tree.leaves(model)
-    operations = max(6.0 * sum(leaf.size for leaf in leaves) * num_examples, 3.0 * products)
-    return model, StepCost(operations, 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+    size, num_bytes = 0, 0
+    for leaf in jax.tree.leaves(model):
+        size, num_bytes = size + leaf.size, num_bytes + leaf.size * leaf.dtype.itemsize
+    return model, StepCost(max(6.0 * size * num_examples, 3.0 * products), 2 * num_bytes)
 
 
 @functools.lru_cache(maxsize=256)
@@ -150,23 +150,18 @@ def _traced(
     is_wide: bool,
 ) -> tuple[Params, float]:
     """Check the model and the loss, once for problems of equal shapes, and count its products."""
-    problem = structure.unflatten(
-        [jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type) for each in leaves]
-    )
+    problem, key = structure.unflatten(leaves), jax.eval_shape(jax.random.key, 0)
 
-    def init(problem: AnyProblem) -> Params:
-        model = problem.init(jax.random.key(0))
+    def init(problem: AnyProblem, key: Key) -> Params:
+        model = problem.init(key)
         contract.check_model(problem, model)  # Outside of the trace, Python's numbers are arrays.
         return model
 
-    model = jax.eval_shape(init, problem)
+    model = jax.eval_shape(init, problem, key)
     if not has_loss:
         return model, 0.0
-    client = jax.ShapeDtypeStruct((), jnp.int32)
-    examples = jax.ShapeDtypeStruct((num_examples,), jnp.int32)
-    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given, jax.random.key(0)))(
-        problem, model, client, examples
-    )
+    given = model, np.int32(0), np.zeros(num_examples, "int32"), key
+    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given))(problem, *given)
     contract.check_loss(program.out_avals)
     return model, _count_products(program.jaxpr)
 
@@ -191,7 +186,7 @@ def _count_products(program: Jaxpr) -> float:
             features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
             total += 2.0 * out.size * kernel.size / features
         else:
-            counts = [_count_products(inner) for inner in programs_within(equation)]
+            counts = [*map(_count_products, programs_within(equation))]
             if name == "cond":
                 total += max(counts, default=0)
             else:
@@ -350,7 +345,7 @@ def choose(
     padding = longest.sum() * num_slots / max(steps.sum(), 1)
     for_lanes = layout.lane_devices or max(1, num_devices // (layout.client_devices or 1))
     family_size = 1
-    if layout.lanes_at_once is None:
+    if layout.lanes_at_once is None and members > 1:
         devices_per_family = for_lanes * members / num_lanes
         # So that every device has work, and on a CPU no batch is too large.
         operations = cost.operations if on_cpu else 0.0
@@ -369,18 +364,14 @@ def choose(
     lanes_at_once = layout.lanes_at_once
     if lanes_at_once is None:
         lanes_at_once = not on_cpu or is_tiny
-    client_devices = layout.client_devices or 1
-    if layout.client_devices is None and layout.lane_devices is None and not lanes_at_once:
+    client_devices, idle = layout.client_devices or 1, num_devices // lane_devices
+    if idle > 1 and layout.client_devices is layout.lane_devices is None and not lanes_at_once:
         # Devices that have no lane take slots, if a tick has enough work to share.
         work = cost.operations * family_size * steps.sum(axis=-1).mean()
-        is_worth = work >= WORTH_SPLITTING
-        client_devices = max(1, min(num_devices // lane_devices, num_slots)) if is_worth else 1
+        client_devices = min(idle, num_slots) if work >= WORTH_SPLITTING else 1
     packed = bool(layout.packed)
     if layout.packed is None and layout.slots_at_once is None and platform == "gpu":
-        # The steps that are run if all slots share rows, over those of the longest for all.
-        most = int(steps.max(initial=0)) * steps.shape[0] * num_slots
-        run = float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0))
-        packed = run / max(1, most) <= WORTH_PACKING
+        packed = _is_worth_packing(steps)
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
         lanes_at_once=lanes_at_once,
@@ -392,7 +383,7 @@ def choose(
         packed=packed,
         devices=devices,
     )
-    if not lanes_at_once:
+    if not lanes_at_once or num_sets == 1:
         return placement
     batches = layout.lane_batches or 1
     # The slots of all lanes fill packed rows better than those of a batch.
@@ -400,6 +391,13 @@ def choose(
         trips = longest.reshape(len(longest), -1)[rows if len(longest) > 1 else rows * 0]
         batches = _lane_batches(trips, placement)
     return placement._replace(lane_batches=min(batches, num_sets))
+
+
+def _is_worth_packing(steps: np.ndarray) -> bool:
+    """Compare the steps that run if all slots share rows with those of the longest for all."""
+    most = int(steps.max(initial=0)) * steps.shape[0] * steps.shape[-1]
+    run = float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0))
+    return run / max(1, most) <= WORTH_PACKING
 
 
 def _over_processes(layout: Layout, num_lanes: int, num_devices: int) -> Layout:

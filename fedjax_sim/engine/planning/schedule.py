@@ -1,7 +1,7 @@
 """Lay out timelines for replay: cut them to their budgets and assign rows of the model store.
 
-Everything here is NumPy on the host, before anything is compiled, but `event_at` and `look_up`, by
-which a compiled program reads what was laid out.
+Everything here is NumPy on the host, before anything is compiled, but `Ticks.event` and `look_up`,
+by which a compiled program reads what was laid out.
 
 The store holds the old server models from which clients still work, and is as small as possible. A
 second one is for models that clients hold at an evaluation, for the metric `client_variance`
@@ -23,7 +23,6 @@ Dimension letters: those of `core.types`, `D` schedules, `V` evaluations, `E` ti
 evaluations, `R` rows of the second store.
 """
 
-import heapq
 import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -61,6 +60,22 @@ class Ticks(NamedTuple):
     offset: Leaf | None
     read: Leaf
     write: Leaf
+
+    def event(
+        self, row: Array, tick: Array, place: tuple[Array, Array], facts: Facts = Facts()
+    ) -> Event:
+        """Build the event of one tick on the device.
+
+        Args:
+          row: `i32[]`, which of the schedules.
+          tick: `i32[]`, number of the tick since the start of the run.
+          place: Where the tick stands in the axes of evaluations and of ticks, `i32[]` each.
+          facts: What is known of all ticks.
+        """
+        at = jax.tree.map(lambda leaf: look_up(leaf, (row, *place)), self)
+        offset = tick * at.steps if at.offset is None else at.offset
+        slots = at.clients, at.steps, tick - at.staleness, at.weight, offset, at.read, at.write
+        return Event(tick, *slots, facts=facts)
 
 
 class Ends(NamedTuple):
@@ -225,7 +240,13 @@ def lay_out(
     if not present.all():
         steps, weight = np.where(present, steps, 0), np.where(present, weight, 0)
     # Rows of the store: where each slot reads its old model, and where each tick writes its own.
-    row, read, rows = _assign_stores(numbers - staleness, present, ends[:, -1], shape)
+    has_any = present.any(axis=2) | ~is_within
+    if has_any.all() and not (present & (staleness != 0)).any():
+        # Only the next tick reads a version: one row is enough, and a scratch row.
+        rows = _round_up(2)
+        row, read = np.zeros((num, total + 1), np.int32), np.where(present, 0, rows - 1)
+    else:
+        row, read, rows = _assign_stores(numbers - staleness, present, ends[:, -1], shape)
     if not is_whole:
         # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
         read = np.where(is_within[..., None], read, rows - 1)
@@ -341,19 +362,13 @@ def _assign_stores(
       scratch row in all.
     """
     num, total, _ = shape
-    is_newest = (version == np.arange(total)[:, None]) | ~present
-    has_any = present.any(axis=2) | (np.arange(total) >= ends[:, None])
-    if is_newest.all() and has_any.all():
-        # Only the next tick reads a version: one row is enough.
-        row = np.zeros((num, total + 1), np.int32)
-        return row, np.where(present, 0, _round_up(2) - 1), _round_up(2)
     present, version = np.broadcast_to(present, shape), np.broadcast_to(version, shape)
     last = np.full((num, total + 1), -1)
     # One schedule at a time, which bounds the memory.
     for i, end in enumerate(ends):
         tick, slot = np.nonzero(present[i, :end])
         np.maximum.at(last[i], version[i][tick, slot], tick)
-    row, used = _assign_rows_of_all(last)
+    row, used = assign_rows(last)
     row[np.arange(total + 1) > ends[:, None]] = 0
     read = np.stack([own[versions] for own, versions in zip(row, version, strict=True)])
     rows = _round_up(int(used.max()))
@@ -362,36 +377,37 @@ def _assign_stores(
     return row, np.where(present, read, rows - 1), rows
 
 
-def assign_rows(last_read: np.ndarray) -> tuple[np.ndarray, int]:
-    """Assign rows of the store.
+def assign_rows(last_read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Assign rows of the stores of D schedules.
 
     Args:
-      last_read: `i64[T + 1]`, the tick at which each version is read last; -1 if it never is.
+      last_read: `i64[D, T + 1]`, the tick at which each version is read last; -1 if it never is.
 
     Returns:
-      The row of each version, `i32[T + 1]`, and the number of rows. The last row is a scratch row
-      for versions that nobody reads. A row is free again after its last read, so there are exactly
-      as many rows as versions that are needed at one time.
+      The row of each version, `i32[D, T + 1]`, and the numbers of rows, `i64[D]`. The last row is a
+      scratch row for versions that nobody reads. A row is free again after its last read, so there
+      are exactly as many rows as versions that are needed at one time.
     """
-    last = last_read.tolist()
-    last[0] = max(last[0], 0)  # The first version is there from the start.
-    rows, used, free = [-1] * len(last), 0, list[int]()
-    freed: list[list[int]] = [[] for _ in last]
-    for version, end in enumerate(last):
-        # It is written at the end of the tick before it, after that tick's reads.
-        for row in freed[version - 1] if version else ():
-            heapq.heappush(free, row)
-        if end >= version:
-            rows[version] = heapq.heappop(free) if free else used
-            used = max(used, rows[version] + 1)
-            freed[end].append(rows[version])
-    return np.array([used if row < 0 else row for row in rows], "int32"), used + 1
-
-
-def _assign_rows_of_all(last_read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Assign rows of the stores of D schedules: `i32[D, T + 1]`, and their numbers `i64[D]`."""
-    rows, used = zip(*map(assign_rows, last_read), strict=True)
-    return np.stack(rows), np.array(used)
+    num, length = last_read.shape
+    version = np.arange(length, dtype=np.int32)
+    last = np.where(version == 0, np.maximum(last_read, 0), last_read)  # The first one is there.
+    is_read = last >= version
+    number = np.cumsum(is_read, axis=1, dtype=np.int32) - 1
+    # A version is written at the end of the tick before it, after that tick's reads: those read
+    # until then are over.
+    places = (np.arange(num)[:, None] * (length + 1) + last + 1)[is_read]
+    over = np.bincount(places, minlength=num * (length + 1)).reshape(num, -1).cumsum(axis=1)
+    used = (number + 1 - over[:, :-1]).max(axis=1, keepdims=True)
+    # The first versions get a row each, and every later one that of the version that has been over
+    # for longest. The first owner of a row is found by doubling the strides back to it.
+    ending = np.argsort(np.where(is_read, last, length), axis=1, kind="stable").astype(np.int32)
+    is_later = is_read & (number >= used)
+    former = np.take_along_axis(ending, np.where(is_later, number - used, 0), axis=1)
+    before, first = version, np.where(is_later, former, version)
+    while not np.array_equal(before, first):
+        before, first = first, np.take_along_axis(first, first, axis=1)
+    row = np.where(is_read, np.take_along_axis(number, first, axis=1), used)
+    return row.astype(np.int32), used[:, 0] + 1
 
 
 def _round_up(rows: int) -> int:
@@ -429,7 +445,7 @@ def held_versions(
     last_read = np.full((num_lanes, total + 1), -1)
     for i in range(num_evals):
         last_read[lanes, held[:, i]] = ends[:, i : i + 1]
-    rows, used = _assign_rows_of_all(last_read)
+    rows, used = assign_rows(last_read)
     num_rows = _round_up(int(used.max()))
     # Ticks after a lane's end, and versions that nobody holds, are written to the scratch row.
     is_scratch = np.arange(total + 1) > ends[:, -1:]
@@ -498,41 +514,6 @@ def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
         held = HeldVersions(write, np.concatenate([held.holders, last], axis=1))
     shape = (num_schedules, num_evals + num, per_eval)
     return schedule._replace(stored=stored, shape=shape, held=held)
-
-
-def event_at(
-    stored: Ticks,
-    row: Array,
-    tick: Array,
-    place: tuple[Array, Array],
-    *,
-    facts: Facts = Facts(),
-) -> Event:
-    """Build the event of one tick on the device.
-
-    Args:
-      stored: The ticks.
-      row: `i32[]`, which of the schedules.
-      tick: `i32[]`, number of the tick since the start of the run.
-      place: Where the tick stands in the axes of evaluations and of ticks, `i32[]` each.
-      facts: What is known of all ticks.
-    """
-
-    def pick(leaf: Array) -> Array:
-        return look_up(leaf, (row, *place))
-
-    steps, staleness = pick(stored.steps), pick(stored.staleness)
-    return Event(
-        tick=tick,
-        clients=pick(stored.clients),
-        steps=steps,
-        version=tick - staleness,
-        weight=pick(stored.weight),
-        offset=tick * steps if stored.offset is None else pick(stored.offset),
-        read=pick(stored.read),
-        write=pick(stored.write),
-        facts=facts,
-    )
 
 
 def look_up(leaf: Array, index: tuple) -> Array:

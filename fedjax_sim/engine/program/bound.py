@@ -20,7 +20,7 @@ from fedjax_sim.core.settings import ConfigError, check, fields, value_of
 from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.machine.compiling import RunsOnce
-from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
+from fedjax_sim.engine.planning.schedule import Ends, Ticks
 from fedjax_sim.engine.program.opened import LANES, BoundLane, Machine, TreeT, nan_if, to_leaves
 from fedjax_sim.kernels import linear
 
@@ -495,7 +495,7 @@ def named_leaves(tree: object) -> list[tuple[str, Any]]:
 
 @jax.jit
 def _event(bound: Bound, t: Array) -> types.Event:
-    return event_at(bound._ticks, jnp.int32(0), t, (jnp.int32(0), t), facts=bound._static.facts)
+    return bound._ticks.event(jnp.int32(0), t, (jnp.int32(0), t), bound._static.facts)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from fedjax_sim.core.targets import is_for_cpu, put, tracing_for
 from fedjax_sim.core.types import EMPTY, Array, StateT
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.planning.schedule import Ends
-from fedjax_sim.results.metric_names import check_metrics
+from fedjax_sim.results.curves import check_metrics
 
 TreeT = TypeVar("TreeT")
 """A pytree of arrays."""
@@ -179,17 +179,21 @@ class BoundLane:
         return {}
 
     def evaluate(
-        self, state: Any, further: Collection[str] = ()
+        self,
+        state: Any,
+        further: Collection[str] = (),
+        output: Callable[[types.Params], types.Params] = lambda server: server,
     ) -> tuple[types.Params, dict[str, Array]]:
         """Compute the model and the metrics of a state.
 
         Args:
           further: Names that no metric may have, besides those of settings.
+          output: From the server's model to the one that is evaluated.
         """
         # What is fused with a step, or what of the model with its metrics, must not depend on where
         # they are computed: last bits would.
         state = jax.lax.optimization_barrier(self.learnt(state))
-        model = jax.lax.optimization_barrier(self.algorithm.model(state))
+        model = output(jax.lax.optimization_barrier(self.algorithm.model(state)))
         found = [contract.read_metrics(self.problem.evaluate(model)), self.algorithm.metrics(state)]
         taken = {*settings.names_of(self.system.Hyper), *further}
         check_metrics([pair for each in found for pair in each.items()], taken)

@@ -63,12 +63,12 @@ class PlacedLanes:
         self.place_of = np.unique(self.lane_of, return_index=True)[1]
         self._is_in_order = np.array_equal(self.lane_of, np.arange(len(row)))
         per_device = row[self.lane_of].reshape(placement.lane_devices, -1)
-        wanted = [np.unique(rows) for rows in per_device]
-        most = max(len(rows) for rows in wanted)
+        wanted = list(map(np.unique, per_device))
+        most = max(map(len, wanted))
         self._rows = np.concatenate(
             [np.pad(rows, (0, most - len(rows)), mode="edge") for rows in wanted]
         )
-        local = [np.searchsorted(*pair) for pair in zip(wanted, per_device, strict=True)]
+        local = list(map(np.searchsorted, wanted, per_device))
         self._split = NamedSharding(placement.mesh, PartitionSpec("lanes"))
         self._whole = NamedSharding(placement.mesh, PartitionSpec())
         self._given = lanes._replace(row=np.concatenate(local).astype("int32"))
@@ -144,57 +144,39 @@ class PlacedLanes:
         """Put the same arrays on all devices. Devices that are cores of a CPU read one copy."""
         if self.is_described or self._placement.platform != "cpu":
             return self.put(tree, is_whole=True)
-
         leaves, structure = jax.tree.flatten(tree)
-        devices = self._whole.device_set
-
-        def is_ready(leaf: types.Leaf) -> bool:
-            """Tell whether a leaf is a number, a few numbers of the host, or on the only device."""
-            if isinstance(leaf, jax.Array):
-                return len(devices) == 1 and leaf.devices() == devices
-            return np.size(leaf) <= MOST_TOGETHER
-
-        # Numbers, such as settings, are put together with what is on the only device already.
-        places = [i for i, leaf in enumerate(leaves) if is_ready(leaf)]
-        kinds = list(map(jax.dtypes.result_type, leaves))
-        given = [
-            # An array of NumPy is copied, as its owner may write into it.
-            leaves[i] if isinstance(leaves[i], jax.Array) else np.array(leaves[i], kinds[i])
-            for i in places
-        ]
-        put = dict(zip(places, self.put(given, is_whole=True), strict=True))
-        known: dict[int, jax.Array] = {}
-
-        def share(leaf: types.Leaf) -> jax.Array:
-            is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            if is_key or getattr(leaf, "weak_type", False):  # NumPy has neither.
-                return self.put(leaf, is_whole=True)
+        own: dict[int, Any] = {}
+        for leaf in leaves:
             # An array of NumPy is copied once, as its owner may write into it.
-            if id(leaf) not in known:
-                known[id(leaf)] = jnp.array(leaf, copy=not isinstance(leaf, jax.Array))
-            view = np.asarray(known[id(leaf)])
-            copies = [
-                jax.device_put(view, device, may_alias=True)
-                for device in self._whole.addressable_devices
-            ]
-            return jax.make_array_from_single_device_arrays(view.shape, self._whole, copies)
+            if not isinstance(leaf, jax.Array) and id(leaf) not in own:
+                is_small, kind = np.size(leaf) <= MOST_TOGETHER, jax.dtypes.result_type(leaf)
+                own[id(leaf)] = np.array(leaf, kind) if is_small else jnp.array(leaf)
+        leaves = [own.get(id(leaf), leaf) for leaf in leaves]
+        if len(self._whole.device_set) > 1:
+            leaves = list(map(self._on_cores, leaves))
+        # Numbers, such as settings, are put together with what is on the only device already.
+        return jax.tree.unflatten(structure, self.put(leaves, is_whole=True))
 
-        shared = [put[i] if i in put else share(leaf) for i, leaf in enumerate(leaves)]
-        return jax.tree.unflatten(structure, shared)
+    def _on_cores(self, leaf: types.Leaf) -> types.Leaf:
+        """Let all devices read an array that is on one, if NumPy knows its type."""
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        if not isinstance(leaf, jax.Array) or is_key or getattr(leaf, "weak_type", False):
+            return leaf
+        view, devices = np.asarray(leaf), self._whole.addressable_devices
+        copies = [jax.device_put(view, device, may_alias=True) for device in devices]
+        return jax.make_array_from_single_device_arrays(view.shape, self._whole, copies)
 
     def _of_devices(self, tables: TreeT) -> TreeT:
         """Give each device its rows, and all devices arrays that are equal in all schedules."""
-
-        def give(leaf: np.ndarray) -> np.ndarray:
-            is_in_order = np.array_equal(self._rows, np.arange(len(leaf)))
-            return leaf if leaf.shape[0] == 1 or is_in_order else leaf[self._rows]
-
         leaves, structure = jax.tree.flatten(tables)
-        given = list(map(give, leaves))
+        given: dict[bool, list[np.ndarray]] = {True: [], False: []}
+        for leaf in leaves:
+            is_whole = leaf.shape[0] == 1
+            is_in_order = is_whole or np.array_equal(self._rows, np.arange(len(leaf)))
+            given[is_whole].append(leaf if is_in_order else leaf[self._rows])
         # Those of equal sharding are put together, which takes less time.
-        whole = iter(self.put([leaf for leaf in given if leaf.shape[0] == 1], is_whole=True))
-        split = iter(self.put([leaf for leaf in given if leaf.shape[0] > 1]))
-        placed = [next(whole if leaf.shape[0] == 1 else split) for leaf in given]
+        whole, split = iter(self.put(given[True], is_whole=True)), iter(self.put(given[False]))
+        placed = [next(whole if leaf.shape[0] == 1 else split) for leaf in leaves]
         return jax.tree.unflatten(structure, placed)
 
 

@@ -45,7 +45,7 @@ LARGEST_BLOCK = 32
 
 
 class Planned:
-    """A group of lanes, ready to be replayed once all planners were called.
+    """A group of lanes, ready to be replayed.
 
     Attributes:
       system: The system.
@@ -54,6 +54,7 @@ class Planned:
       budget: How long the lanes run.
       timelines: Leaves `[D, T, ...]`.
       ticks: `i64[D]`, ticks of each timeline.
+      cut: The D timelines, each cut to its ticks.
       row: `i64[L]`, the number of each lane's timeline.
       members: Lanes of each family.
       schedule: The timelines laid out.
@@ -66,14 +67,37 @@ class Planned:
       program: The program.
     """
 
-    def __init__(self, system: types.System, group: list[Lane], options: Options):
+    def __init__(
+        self,
+        system: types.System,
+        group: list[Lane],
+        options: Options,
+        *,
+        longest: int = 0,
+        per_eval: int | None = None,
+        drawn: tuple[types.Timeline, np.ndarray] | None = None,
+        row: np.ndarray | None = None,
+    ):
+        """Draw the group's timelines, lay them out and choose a layout.
+
+        Args:
+          longest: As in `lay_out`.
+          per_eval: Ticks between two evaluations, in place of their number.
+          drawn: The timelines and their ticks, if they are known.
+          row: `i64[L]`, the number of each lane's timeline, if these are the caller's own.
+        """
         self.system, self.group, self.options = system, group, options
         self.budget = options.budget
+        self.draw(drawn, row)
+        self.store(longest, per_eval)
+        self.price()
+        self.place()
+        self.compose()
 
     @property
     def hypers(self) -> list[Any]:
         """The settings of the lanes."""
-        return [lane.hyper for lane in self.group]
+        return lanes.column(self.group, "hyper")
 
     def draw(self, drawn: tuple[types.Timeline, np.ndarray] | None, row: np.ndarray | None) -> None:
         """Draw the timelines, once for lanes that share one, and check messages and settings."""
@@ -85,6 +109,8 @@ class Planned:
             self.group, row = [self.group[i] for i in order], schedules.row[order]
         assert drawn is not None
         (self.timelines, self.ticks), self.row = drawn, row
+        ends = enumerate(self.ticks.tolist())
+        self.cut = [types.Timeline(*(leaf[i, :end] for leaf in drawn[0])) for i, end in ends]
         self._check_messages()
         warn_of_late(self.hypers, self.ticks[row].tolist())
         order, self.members = lanes.families_of(self.group, row)
@@ -101,7 +127,7 @@ class Planned:
             num_clients=system.messages.num_senders(hypers[0]) or hypers[0].num_clients,
             num_evals=options.num_evals,
             per_eval=per_eval,
-            client_variance=options.keep.client_variance,
+            client_variance=options.keep.of_clients is not None,
             longest=longest,
         )
         if system.live is not None:
@@ -128,10 +154,10 @@ class Planned:
         """Stack the lanes, and choose their layout by the cost of a local step."""
         stored = self.schedule.stored
         self.lanes = lanes.Lanes(
-            np.array([lane.seed for lane in self.group], "int32"),
+            np.array(lanes.column(self.group, "seed"), "int32"),
             self.row.astype("int32"),
             lanes.stack_settings(self.hypers, stored.weight.dtype),
-            lanes.stack_problems([lane.problem for lane in self.group]),
+            lanes.stack_problems(lanes.column(self.group, "problem")),
         )
         chosen_among = alternatives_in(self.group[0].hyper)
         self.placement = choose(
@@ -186,6 +212,7 @@ class Planned:
             machine=Machine(placement.platform, options.precision, on_cpu and is_small),
             can_stop=options.watch.on_evaluation is not None,
             held_rows=0 if laid_out.held is None else laid_out.held.holders.shape[2],
+            has_mean=options.keep.output == "mean",
             code=self.code,
         )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves((self.lanes, laid_out.stored))]
@@ -259,36 +286,33 @@ class Planned:
     def _check_messages(self) -> None:
         """Check the server's messages: the ticks of lanes with equal settings together."""
         different, number = distinct_objects(self.hypers)
-        seeds, num_slots = {lane.seed for lane in self.group}, self.timelines.clients[0].size
-
-        def check(i: int, rows: np.ndarray) -> None:
-            try:
-                self.system.messages.check(different[i], self._ticks_of(rows))
-            except ConfigError as error:
-                if len(rows) > 1:  # One by one, to say which.
-                    for row in rows:
-                        check(i, row[None])
-                    return
-                if len(seeds) == 1:
-                    raise
-                lane = self.group[np.argmax((number == i) & (self.row == rows))]
-                field, value, allowed = error.parts
-                allowed += f" (in a lane with seed {lane.seed}, one of {len(seeds)} seeds)"
-                raise ConfigError(field, value, allowed) from None
-
-        for i in range(len(different)):
+        num_slots, check = self.timelines.clients[0].size, self.system.messages.check
+        for i, hyper in enumerate(different):
             rows = np.unique(self.row[number == i])
             num_pieces = min(len(rows), max(1, -(-len(rows) * num_slots // CHECKED_TOGETHER)))
             for few in np.array_split(rows, num_pieces):
-                check(i, few)
+                ticks, *more = map(self.cut.__getitem__, few)
+                if more:  # After one another.
+                    leaves = zip(ticks, *more, strict=True)
+                    ticks = types.Timeline(*map(np.concatenate, leaves))
+                try:
+                    check(hyper, ticks)
+                except ConfigError:
+                    for row in few:  # One by one, to say which.
+                        self._check_messages_of(hyper, row)
 
-    def _ticks_of(self, rows: np.ndarray) -> types.Timeline:
-        """Put the ticks of some timelines after one another."""
-        ticks = self.ticks[rows]
-        if len(rows) == 1:
-            return types.Timeline(*(leaf[rows[0], : ticks[0]] for leaf in self.timelines))
-        is_own = np.arange(self.timelines.time.shape[1]) < ticks[:, None]
-        return types.Timeline(*(leaf[rows][is_own] for leaf in self.timelines))
+    def _check_messages_of(self, hyper: types.Settings, row: int) -> None:
+        """Check the messages of one timeline, and name a lane whose messages are refused."""
+        try:
+            self.system.messages.check(hyper, self.cut[row])
+        except ConfigError as error:
+            if (num_seeds := len({lane.seed for lane in self.group})) == 1:
+                raise
+            lanes = zip(self.group, self.row, strict=True)
+            seed = next(lane.seed for lane, own in lanes if lane.hyper is hyper and own == row)
+            field, value, allowed = error.parts
+            allowed += f" (in a lane with seed {seed}, one of {num_seeds} seeds)"
+            raise ConfigError(field, value, allowed) from None
 
     @property
     def extra_facts(self) -> list[dict[str, np.ndarray]]:
@@ -297,20 +321,22 @@ class Planned:
         extra_facts = extra_facts_of(system, hypers, ticks, row)
         if not system.messages.replaces("facts_of_schedule"):
             return extra_facts
-        different, of_hyper = distinct_objects(hypers)
+        _, of_hyper = distinct_objects(hypers)
         firsts, number = distinct_rows(of_hyper, row)
-
-        def facts(i: int) -> dict[str, np.ndarray]:
-            given = hypers[i], self._ticks_of(row[[i]]), ticks[row[i]]
-            return dict(system.messages.facts_of_schedule(*given))
-
-        # Most settings have none, whatever the schedule is.
-        has_any = [bool(facts(int(np.argmax(of_hyper == i)))) for i in range(len(different))]
-        known = [facts(i) if has_any[of_hyper[i]] else {} for i in firsts]
+        known: list[dict[str, np.ndarray]] = []
+        without = set()  # Most settings have none, whatever the schedule is.
+        for i in firsts:
+            given = hypers[i], self.cut[row[i]], ticks[row[i]]
+            is_known = of_hyper[i] in without
+            known.append({} if is_known else dict(system.messages.facts_of_schedule(*given)))
+            if not known[-1]:
+                without.add(of_hyper[i])
+        if not any(known):
+            return extra_facts
         return [each | known[i] for each, i in zip(extra_facts, number, strict=True)]
 
     def decided(self, replay: Replay) -> dict[str, Any]:
-        """Collect the decisions of planning, for `_plan_again` and to compare with a resumed run.
+        """Collect the decisions of planning, to compare with a resumed run.
 
         Args:
           replay: The lanes on their devices, or described.
@@ -344,35 +370,6 @@ class Planned:
         if missing := -padded.shape[1] % self.program.chunk[0]:
             padded = schedule.pad_evaluations(padded, missing)
         return Replay(self.program, PlacedLanes(self.placement, self.lanes, padded, starts))
-
-
-def plan_group(
-    system: types.System,
-    group: list[Lane],
-    options: Options,
-    *,
-    longest: int = 0,
-    per_eval: int | None = None,
-    drawn: tuple[types.Timeline, np.ndarray] | None = None,
-    row: np.ndarray | None = None,
-) -> Planned:
-    """Draw the group's timelines, lay them out and choose a layout.
-
-    Args:
-      group: The lanes.
-      options: The options of the sweep.
-      longest: As in `lay_out`.
-      per_eval: Ticks between two evaluations, in place of their number.
-      drawn: The timelines and their ticks, if they are known.
-      row: `i64[L]`, the number of each lane's timeline among these, if they are the caller's own.
-    """
-    planned = Planned(system, group, options)
-    planned.draw(drawn, row)
-    planned.store(longest, per_eval)
-    planned.price()
-    planned.place()
-    planned.compose()
-    return planned
 
 
 def _trace_problem(

@@ -19,7 +19,8 @@ apart local models are before they are averaged.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Collection, Hashable
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from inspect import unwrap
 from typing import Any, NamedTuple
@@ -35,10 +36,10 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import compiling, memory, processes
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
-from fedjax_sim.engine.planning.schedule import event_at, look_up
+from fedjax_sim.engine.planning.schedule import look_up
 from fedjax_sim.engine.program import opened
 from fedjax_sim.engine.program.placed import PlacedLanes
-from fedjax_sim.results.metric_names import scalars_of
+from fedjax_sim.results.curves import scalars_of
 
 LIMB_BITS = 11
 """Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""
@@ -73,6 +74,7 @@ class Program(NamedTuple):
       can_stop: Whether single lanes may be stopped, and then cost nothing where lanes run one after
         another.
       held_rows: Rows of the store behind `client_variance`, H; 0 if that is not measured.
+      has_mean: Whether the mean of the server's and all clients' models is evaluated.
       code: Number of the users' code in the program, see `number_of_code`.
     """
 
@@ -86,6 +88,7 @@ class Program(NamedTuple):
     machine: opened.Machine = opened.Machine()
     can_stop: bool = False
     held_rows: int = 0
+    has_mean: bool = False
     code: int = 0
 
 
@@ -95,10 +98,12 @@ class Carry(NamedTuple):
     Attributes:
       state: The algorithm's state.
       versions: Server versions that clients hold, leaves `[H, ...]`; () if they are not needed.
+      output: The mean model of the last evaluation, if that is evaluated; otherwise ().
     """
 
     state: Any
     versions: Any
+    output: Any = ()
 
 
 Observed = tuple[dict[str, types.Array], types.Params | None]
@@ -182,56 +187,46 @@ class Replay:
         carries, _ = self._begin.eval_shape(self.program, lanes, None, starts)
         return self.placed.carried(carries)
 
-    def prepare(self, *, begins: bool = True) -> None:
-        """Compile the programs, unless those of an equal form are known."""
-        if not compiling.is_known(self.form):
-            self.compile(begins=begins)
-            if begins:
-                compiling.note_known(self.form)
+    def prepare(self, *, begins: bool = True, room: float = math.inf) -> int:
+        """Compile the programs of a chunk and of the beginning, unless equal ones are known.
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the memory of programs of this form is known, so that none need be compiled."""
-        return compiling.known_size(self.form) is not None
+        They are compiled at the same time, and traced in this thread, because JAX's settings belong
+        to a thread. JAX keeps what is compiled here for the calls that follow.
 
-    def size(self, room: float) -> int:
-        """Count the bytes of the programs on each device, without the data that lanes share.
+        Args:
+          begins: Whether the beginning is needed.
+          room: Bytes, above which the states of the lanes alone are counted and nothing compiled.
 
-        The programs are compiled, unless their memory is known or the states of the lanes alone
-        take more than `room`.
+        Returns:
+          The bytes of the programs on each device, without the data that lanes share.
         """
-        found = compiling.known_size(self.form)
-        if found is None:
-            found = memory.count_bytes(self.carries()) // self.program.placement.lane_devices
-            if found <= room:
-                lanes = self._described.lanes
-                shared = memory.count_bytes((lanes.hyper.shared, lanes.problem.shared))
-                found = max(0, memory.measure_programs(self.compile()) - shared)
-                compiling.note_known(self.form, found)
-        return found
-
-    def compile(self, *, begins: bool = True) -> list[jax.stages.Compiled]:
-        """Compile the programs of a chunk and of the beginning, if it `begins`, at the same time.
-
-        Both are traced in this thread, because JAX's settings belong to a thread. JAX keeps what is
-        compiled here for the calls that follow.
-        """
+        if (known := compiling.known_size(self.form)) is not None:
+            return known
+        carries, lanes = self.carries(), self._described.lanes
+        if (size := memory.count_bytes(carries) // self.program.placement.lane_devices) > room:
+            return size
         memory.drop_programs_near_the_limit()
         with ThreadPoolExecutor(2) as workers:
-            begun = [workers.submit(self._begin_lowered.compile)] if begins else []
-            chunk = self.lowered
+            lowered = self.lowered_beginning() if begins else None
+            begun = lowered and workers.submit(lowered.compile)
+            chunk = _advance.lower(*self._inputs(self._described, carries))
             # Results are made of it, and importing it takes half a second.
             workers.submit(importlib.import_module, "xarray")
-            return [chunk.compile(), *(each.result() for each in begun)]
+            programs = [chunk.compile()]
+            if begun:
+                programs.append(begun.result())
+        shared = memory.count_bytes((lanes.hyper.shared, lanes.problem.shared))
+        size = max(0, memory.measure_programs(programs) - shared)
+        if begins:
+            compiling.note_known(self.form, size)
+        return size
 
-    @functools.cached_property
     def lowered(self) -> jax.stages.Lowered:
-        """The program of a chunk."""
+        """Lower the program of a chunk."""
         return _advance.lower(*self._inputs(self._described, self.carries()))
 
-    @functools.cached_property
-    def _begin_lowered(self) -> jax.stages.Lowered:
-        """The program of the beginning."""
+    def lowered_beginning(self) -> jax.stages.Lowered:
+        """Lower the program of the beginning."""
         placed = self._described
         return self._begin.lower(self.program, placed.lanes, None, placed.starts)
 
@@ -263,7 +258,7 @@ class Replay:
     def program_digest(self) -> str:
         """Hash the texts of all programs: the beginning, a chunk, and the final models."""
         final = _final_models.lower(self.program, self._described.lanes, None, self.carries())
-        return processes.hash_programs(self._begin_lowered, self.lowered, final)
+        return processes.hash_programs(self.lowered_beginning(), self.lowered(), final)
 
 
 @dataclasses.dataclass(eq=False)
@@ -301,51 +296,61 @@ class _ReplayedLane:
             if self.lane.algorithm.client_models is None:
                 store = first_store(self.lane.received(carry.state), rows)
                 carry = carry._replace(versions=store)
-        return carry, self.observe(carry, holders)
+        output, observed = self.observe(carry, holders)
+        return carry._replace(output=output), observed
 
     def final_model(self, carry: Carry) -> types.Params:
-        """Return the model of the last state."""
+        """Return the model of the last state, or of the last evaluation if that is a mean."""
+        if self.program.has_mean:
+            return carry.output
         return self.lane.algorithm.model(self.lane.learnt(carry.state))
 
-    def advance(self, carry: Carry, runs: types.Array | None) -> tuple[Carry, Evaluated]:
+    def advance(self, carry: Carry, runs: types.Array | None = None) -> tuple[Carry, Evaluated]:
         """Replay a chunk. runs: `bool[]`, whether the lane goes on; None if none is stopped."""
-        return self.replay(carry) if runs is None else opened.take_if(runs, self.replay, carry)
-
-    def replay(self, carry: Carry) -> tuple[Carry, Evaluated]:
-        """Replay a chunk of a lane that goes on."""
-        (num_evals, per_eval), size = self.program.chunk, self.program.block
+        if runs is not None:
+            return opened.take_if(runs, self.advance, carry)
         if self.tables.until is not None:
             # Limits belong to the schedule: states begin without them.
             until = jax.tree.map(lambda leaf: look_up(leaf, (self.row,)), self.tables.until)
             carry = carry._replace(state=carry.state._replace(until=until))
-        if not size:
-            return jax.lax.scan(self.evaluation, carry, jnp.arange(num_evals, dtype="int32"))
+        if self.program.block:
+            return self.stretch(carry)
+        evaluations = jnp.arange(self.program.chunk[0], dtype="int32")
+        return jax.lax.scan(self.evaluation, carry, evaluations)
+
+    def stretch(self, carry: Carry) -> tuple[Carry, Evaluated]:
+        """Replay a chunk that is a stretch of ticks up to the next evaluation, or not so far."""
         # The bounds are no part of the program, so stretches of all lengths share one.
+        per_eval, size = self.program.chunk[1], self.program.block
         first, (_, begin, end) = jnp.int32(0), self.place[0]
         nothing, totals = opened.zeros_of(lambda carry: self.evaluation(carry, first)[1], carry)
         both = jax.lax.fori_loop(begin // size, end // size, self.block, (carry, totals))
         carry, totals = both
-        observed = jax.lax.cond(
+        output, observed = jax.lax.cond(
             end == per_eval,
             lambda carry: self.observe(carry, self.holders(first)),
-            lambda _: nothing,
+            lambda carry: (carry.output, nothing),
             carry,
         )
-        return carry, jax.tree.map(lambda leaf: leaf[None], (observed, totals))
+        return carry._replace(output=output), jax.tree.map(
+            lambda leaf: leaf[None], (observed, totals)
+        )
 
     def evaluation(self, carry: Carry, number: types.Array) -> tuple[Carry, Evaluated]:
         """Take the ticks before an evaluation, and compute the metrics of the model after them."""
-        carry, (counts, realised) = self.take_ticks(carry, number, 0, self.program.chunk[1])
+        ticks = self.ticks(carry, number, 0, self.program.chunk[1])
+        carry, (counts, realised) = self.scan(self.tick, carry, ticks)
         means = "", "client_"  # names of the metrics that sums of measures become
         names = [name.replace(events.MEASURED, each) for name in counts for each in means]
-        observed = self.observe(carry, self.holders(number), names)
-        return carry, (observed, {**_summed(counts), **realised})
+        output, observed = self.observe(carry, self.holders(number), names)
+        return carry._replace(output=output), (observed, {**_summed(counts), **realised})
 
     def block(self, i: types.Array, both: tuple[Carry, Any]) -> tuple[Carry, Totals]:
         """Take a block of ticks, with counts that add up until the evaluation."""
         carry, totals = both
         size = self.program.block
-        carry, (counts, realised) = self.take_ticks(carry, jnp.int32(0), i * size, size)
+        ticks = self.ticks(carry, jnp.int32(0), i * size, size)
+        carry, (counts, realised) = self.scan(self.tick, carry, ticks)
         after = {
             name: jax.tree.map(jnp.add, totals[name], count)
             for name, count in _summed(counts).items()
@@ -354,25 +359,35 @@ class _ReplayedLane:
             after[name] = jax.lax.dynamic_update_slice_in_dim(totals[name], piece, i * size, 0)
         return carry, after
 
-    def take_ticks(
+    def ticks(
         self, carry: Carry, number: types.Array, begin: types.Array | int, length: int
-    ) -> tuple[Carry, Counted]:
-        """Take ticks before an evaluation of the chunk.
+    ) -> tuple[tuple[types.Array, types.Array], Any]:
+        """Collect the inputs of ticks before an evaluation of the chunk, see `tick`.
 
         Args:
           number: Number of the evaluation within the chunk.
           begin: The first tick, counted from the evaluation before it.
           length: How many.
         """
-        lengths = self.tables.num_ticks
+        places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
+        return places, self.lane.draw_ahead(carry.state, length)
+
+    @property
+    def scan(self) -> Callable[..., tuple[Carry, Counted]]:
+        """The function that takes ticks one after another, as `jax.lax.scan` does."""
         # Lanes that are batched together may end at different ticks.
-        differs = lengths is not None and self.program.plan.lanes_at_once and len(lengths) > 1
-        if self.num_ticks is None or not differs:
-            places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
-            ahead = self.lane.draw_ahead(carry.state, length)
-            return targets.scan(self.tick, carry, (places, ahead))
-        # First the ticks of all lanes, without a copy of their states; then, until the last lane
-        # ends, those of some, where the states of the others are selected.
+        may_differ = self.num_ticks is not None and self.program.plan.lanes_at_once
+        if may_differ and len(self.tables.num_ticks) > 1:
+            return self.scan_unequal
+        return jax.lax.scan if targets.is_for_cpu() else targets.packed_scan
+
+    def scan_unequal(self, _: object, carry: Carry, ticks: tuple) -> tuple[Carry, Counted]:
+        """Take ticks of lanes some of which end before others.
+
+        First the ticks of all lanes, without a copy of their states; then, until the last lane
+        ends, those of some, where the states of the others are selected.
+        """
+        (number, begin), length = (each[0] for each in ticks[0]), len(ticks[0][0])
         before = (self.place[0, 0] + number) * self.program.chunk[1] + begin
         left = jnp.clip(self.num_ticks - before, 0, length)
         shortest, longest = (of(left, batching.LANE_AXIS) for of in (jax.lax.pmin, jax.lax.pmax))
@@ -406,21 +421,22 @@ class _ReplayedLane:
         """
         lane, tables, (place, ahead) = self.lane, self.tables, inputs
         number = (self.place[0, 0] + place[0]) * self.program.chunk[1] + place[1]
-        event = event_at(tables.ticks, self.row, number, place, facts=self.program.facts)
+        event = tables.ticks.event(self.row, number, place, self.program.facts)
         if self.num_ticks is None or is_of_all:
             state, info = lane.step(carry.state, event, ahead)
         else:  # Ticks that pad a lane change nothing and count nothing.
             state, info = opened.learn_if(number < self.num_ticks, lane.step, carry.state, event)
         counts, realised = _counts_of(info, event, lane.problem.counts.shape[0])
         realised |= lane.realised(state, info)
-        versions = carry.versions
+        carry = carry._replace(state=state)
         if tables.held is not None and lane.algorithm.client_models is None:
             if realised and not info.event.facts.keeps("clients"):
                 allowed = "false where a step changes who takes part: which models clients hold"
                 raise ConfigError("client_variance", True, f"{allowed} follows from the schedule")
             written = look_up(tables.held.write, (self.row, *place))
-            versions = write_version(versions, written, lane.received(state))
-        return Carry(state, versions), (counts, realised)
+            store = write_version(carry.versions, written, lane.received(state))
+            carry = carry._replace(versions=store)
+        return carry, (counts, realised)
 
     def holders(self, number: types.Array) -> types.Array | None:
         """Count the clients that hold each version at an evaluation, by its number: `i32[H]`."""
@@ -430,23 +446,31 @@ class _ReplayedLane:
     @jax.named_scope("evaluation")
     def observe(
         self, carry: Carry, holders: types.Array | None, counted: Collection[str] = ()
-    ) -> Observed:
+    ) -> tuple[Any, Observed]:
         """Compute an evaluation's metrics; also return the model if models are kept, else None.
 
         Args:
           holders: Clients that hold each version, if `client_variance` is measured.
           counted: Names of the algorithm's `Info`.
+
+        Returns:
+          The model if it is a mean, otherwise (); and the evaluation.
         """
-        lane = self.lane
-        model, metrics = lane.evaluate(carry.state, counted)
+        lane, has_mean, models = self.lane, self.program.has_mean, carry.versions
+        if holders is not None and lane.algorithm.client_models is not None:
+            models, holders = lane.algorithm.client_models(lane.learnt(carry.state))
+        if has_mean and holders is not None:
+            of_all = functools.partial(mean_model, models, holders)
+            model, metrics = lane.evaluate(carry.state, counted, of_all)
+        else:
+            model, metrics = lane.evaluate(carry.state, counted)
         if holders is not None:
-            models = carry.versions
-            if lane.algorithm.client_models is not None:
-                models, holders = lane.algorithm.client_models(lane.learnt(carry.state))
-            metrics["client_variance"] = client_variance(models, holders, model)
+            server = lane.algorithm.model(lane.learnt(carry.state)) if has_mean else model
+            metrics["client_variance"] = client_variance(models, holders, server)
         numbers = [*jax.tree.leaves(model), *scalars_of(metrics)]
         metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
-        return metrics, model if self.program.keep_models else None
+        observed = metrics, model if self.program.keep_models else None
+        return model if has_mean else (), observed
 
 
 def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[..., batching.ResultT]:
@@ -515,10 +539,7 @@ _final_models = jax.jit(_over_lanes("_final_models", _ReplayedLane.final_model),
 
 
 def _counts_of(info: types.Work, event: types.Event, num_clients: int) -> Counted:
-    """Split an `Info` into numbers, by name, and who took part if the step has changed that.
-
-    Measures are summed for each client, `f[N]`, as are the steps over which their means are taken.
-    """
+    """Split an `Info` into numbers, by name, and who took part if the step has changed that."""
     counts, realised = info._asdict(), dict[str, types.Array]()
     changed: Any = counts.get("event")
     if not isinstance(changed, tuple):  # A number, or nothing.
@@ -529,12 +550,21 @@ def _counts_of(info: types.Work, event: types.Event, num_clients: int) -> Counte
         realised = {f"{events.HAPPENED}{name}": getattr(changed, name) for name in names}
     if isinstance(info, types.Work):
         del counts["seen"], counts["aux"], counts["measured"]  # of live clocks, and of losses
-        event = changed if realised else event
-        for name, sums in ({**info.measured, "": event.steps} if info.measured else {}).items():
-            places = jnp.where(event.clients < 0, num_clients, event.clients)
-            of_clients = jnp.zeros(num_clients, "float32").at[places].add(sums, mode="drop")
-            counts[f"{events.MEASURED}{name}"] = of_clients
+        if info.measured:
+            counts |= _measured(info.measured, changed if realised else event, num_clients)
     return counts, realised
+
+
+def _measured(
+    sums: Mapping[str, types.Array], event: types.Event, num_clients: int
+) -> dict[str, types.Array]:
+    """Sum measures, and the steps over which they were taken, for each client: `f[N]` by name."""
+    places = jnp.where(event.clients < 0, num_clients, event.clients)
+    none = jnp.zeros(num_clients, "float32")
+    return {
+        f"{events.MEASURED}{name}": none.at[places].add(each, mode="drop")
+        for name, each in {**sums, "": event.steps}.items()
+    }
 
 
 def _summed(counts: dict[str, types.Array]) -> Totals:
@@ -580,3 +610,18 @@ def client_variance(
     )
     distance = jax.tree.reduce(jnp.add, per_leaf)
     return jnp.where(holders > 0, holders.astype(distance.dtype) * distance, 0.0).sum()
+
+
+def mean_model(models: types.Params, holders: types.Array, server: types.Params) -> types.Params:
+    """Mean of the server's and all clients' models, mu = (w + sum_i w_i) / (n + 1): leaves `[...]`.
+
+    The arguments are those of `client_variance`.
+    """
+
+    def held(leaf: types.Array) -> types.Array:
+        """Replace models without holders, which need not be finite, by 0."""
+        return jnp.where((holders > 0).reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+
+    share = 1 / (1 + holders.sum())
+    total = batching.weighted_sum(holders * share, jax.tree.map(held, models))
+    return jax.tree.map(lambda w, each: (w * share + each).astype(w.dtype), server, total)

@@ -72,6 +72,8 @@ SHOWN = (
     "num_evals",
     "keep_models",
     "client_variance",
+    "measures",
+    "output",
     "precision",
     "most_ticks",
     *BUDGETS,
@@ -104,6 +106,8 @@ def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, o
         "num_evals": options.num_evals,
         "keep_models": options.keep.models,
         "client_variance": options.keep.client_variance,
+        "measures": list(options.keep.measures),
+        "output": options.keep.output,
         "layout": options.layout.deciding(),
         "precision": options.precision,
     }

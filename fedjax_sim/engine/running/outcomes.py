@@ -5,7 +5,7 @@ between two evaluations.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import jax
 import numpy as np
@@ -17,12 +17,11 @@ from fedjax_sim.core.lifecycle import say
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import System, Ticks, Timeline
 from fedjax_sim.engine.planning import budgets
-from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
+from fedjax_sim.engine.planning.lanes import Lane, column, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.schedule import Schedule, as_happened
 from fedjax_sim.engine.program.prepare import Planned, extra_facts_of
 from fedjax_sim.engine.request import Options
-from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
-from fedjax_sim.results.metric_names import COORDINATES
+from fedjax_sim.results.curves import COORDINATES, NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.timelines.checks import check_values
 
 ENDED_BECAUSE = {
@@ -42,53 +41,27 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     """Add the curves that follow from schedules and settings to those of a replay."""
     group, schedule, row = planned.group, planned.schedule, planned.row
     system, extra_facts = planned.program.system, planned.extra_facts
-    is_live = planned.program.plan.live is not None
-    realised = _realised(planned, curves.infos)
+    realised, infos = _split(curves.infos, schedule.shape[1])
+    timelines = [planned.cut[i] for i in row.tolist()]
     if realised:
         # Where steps changed who took part, the schedule becomes the one that happened.
-        schedule, row = happened_so_far(planned, curves.infos), np.arange(len(group))
-    if is_live:
-        extra_facts = extra_facts_of(system, [lane.hyper for lane in group], schedule.ticks, row)
-        timelines = []
-        for i, end in enumerate(schedule.ticks[:, -1].tolist()):
-            known: dict[str, Any] = {**_happened(realised, i, end)}
-            time, version = Instant(known["time"], known["rest"]).to_float64(), known["version"]
-            slots = known["clients"], known["steps"], version, known["weight"]
-            timelines.append(Timeline(time, *slots, holds=version))
-    else:
-        # Each lane's schedule, cut to its ticks.
-        ends = planned.ticks.tolist()
-        cut = [
-            Timeline(*(leaf[i, :end] for leaf in planned.timelines)) for i, end in enumerate(ends)
-        ]
-        timelines = [cut[i] for i in planned.row.tolist()]
-        if realised:
-            timelines = [
-                timeline._replace(**_happened(realised, i, len(timeline.time)))
-                for i, timeline in enumerate(timelines)
-            ]
-    for lane, timeline in zip(group, timelines if realised else (), strict=False):
-        num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
-        each = Timeline(*(leaf[None] for leaf in timeline))
-        num = len(timeline.time)
-        check_values(system, each, num, num_clients, least_weight=-np.inf)
+        schedule, row = as_happened(schedule.take(row), realised), np.arange(len(group))
+        timelines = _timelines_of(planned, realised, schedule.ticks[:, -1])
     num_evals = schedule.shape[1]
     metrics, samples = jax.tree.map(
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
     )
-    infos = {
-        name: value[:, :num_evals]
-        for name, value in curves.infos.items()
-        if not name.startswith(HAPPENED)
-    }
+    infos = jax.tree.map(lambda value: value[:, :num_evals], infos)
     facts = _facts_of(schedule, row) | _count(planned, schedule, row, timelines)
     facts["collapsed_at"] = _collapsed_at(group, metrics)
-    metrics |= _means_of_steps(infos)
-    if is_live:
+    if MEASURED in infos:
+        metrics |= _means_of_steps(infos)
+    if planned.program.plan.live is not None:
+        extra_facts = extra_facts_of(system, planned.hypers, schedule.ticks, row)
         _say_what_a_rule_refuses(system, group, timelines)
         facts["ended"] = _endings(planned, schedule, realised["ended"], curves.stopped_at)
     part = Returned(
-        places=[lane.place for lane in group],
+        places=column(group, "place"),
         curves=Curves(metrics, infos, curves.models, samples),
         facts=facts,
         timelines=timelines,
@@ -98,6 +71,52 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
         return part
     assert curves.stopped_at is not None
     return end_stopped_lanes(part, curves.stopped_at)
+
+
+def _split(
+    infos: Mapping[str, np.ndarray], num_evals: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Split counts, `[L, V, ...]`, into recorded fields of events, by field, and all others."""
+    realised, others = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for name, value in infos.items():
+        into = realised if name.startswith(HAPPENED) else others
+        into[name.removeprefix(HAPPENED)] = value[:, :num_evals]
+    return realised, others
+
+
+def happened_so_far(planned: Planned, infos: Mapping[str, np.ndarray]) -> Schedule:
+    """Make the schedule of each lane from the events among the counts so far."""
+    realised, _ = _split(infos, planned.schedule.shape[1])
+    return as_happened(planned.schedule.take(planned.row), realised)
+
+
+def _timelines_of(
+    planned: Planned, realised: Mapping[str, np.ndarray], ends: np.ndarray
+) -> list[Timeline]:
+    """Make the timelines of lanes whose steps changed who took part, or whose clock is live.
+
+    Args:
+      planned: The lanes.
+      realised: The fields of their events.
+      ends: `i64[L]`, ticks of each lane.
+    """
+    system, timelines = planned.program.system, []
+    for i, (lane, end) in enumerate(zip(planned.group, ends.tolist(), strict=True)):
+        known = {
+            name: each[i].reshape(-1, *each.shape[3:])[:end] for name, each in realised.items()
+        }
+        known["weight"] = known["weight"].astype("float64")
+        if planned.program.plan.live is None:
+            timeline = planned.cut[planned.row[i]]._replace(**known)
+        else:
+            time, version = Instant(known["time"], known["rest"]).to_float64(), known["version"]
+            slots = known["clients"], known["steps"], version, known["weight"]
+            timeline = Timeline(time, *slots, holds=version)
+        num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
+        each = Timeline(*(leaf[None] for leaf in timeline))
+        check_values(system, each, end, num_clients, least_weight=-np.inf)
+        timelines.append(timeline)
+    return timelines
 
 
 def _means_of_steps(infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -117,26 +136,6 @@ def _means_of_steps(infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         name: np.concatenate([np.full_like(mean[:, :1], np.nan), mean], axis=1)
         for name, mean in sorted(means.items())
     }
-
-
-def _realised(planned: Planned, infos: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Find the recorded fields of events among counts: `[L, V, E, ...]` by field."""
-    return {
-        name.removeprefix(HAPPENED): value[:, : planned.schedule.shape[1]]
-        for name, value in infos.items()
-        if name.startswith(HAPPENED)
-    }
-
-
-def happened_so_far(planned: Planned, infos: Mapping[str, np.ndarray]) -> Schedule:
-    """Make the schedule of each lane from the events among the counts so far."""
-    return as_happened(planned.schedule.take(planned.row), _realised(planned, infos))
-
-
-def _happened(realised: Mapping[str, np.ndarray], lane: int, end: int) -> dict[str, np.ndarray]:
-    """Collect the events of a lane before tick `end`, `[end, ...]` by field of its timeline."""
-    found = {name: each[lane].reshape(-1, *each.shape[3:])[:end] for name, each in realised.items()}
-    return {**found, "weight": found["weight"].astype("float64")}
 
 
 def _say_what_a_rule_refuses(system: System, group: list[Lane], timelines: list[Timeline]) -> None:
@@ -193,20 +192,20 @@ def _stacked(extra_facts: list[dict[str, np.ndarray]], length: int) -> dict[str,
     distinct, number = distinct_objects(extra_facts)
     return {
         name: np.stack([lane.get(name, nothing) for lane in distinct])[number]
-        for name in sorted({name for lane in distinct for name in lane})
+        for name in sorted(set[str]().union(*distinct))
     }
 
 
 def _collapsed_at(group: list[Lane], metrics: dict[str, np.ndarray]) -> np.ndarray:
     """Find out which lanes are at chance, and since when, as in `collapsed_at`."""
-    found = np.empty(len(group), np.int64)
-    problems, number = distinct_objects([lane.problem for lane in group])
+    found = np.full(len(group), NEVER)
+    problems, number = distinct_objects(column(group, "problem"))
     for i, problem in enumerate(problems):
-        lanes = np.flatnonzero(number == i)
         # Attributes may be handed on by a problem's `__getattr__`.
-        known = trees.has(problem, "chance")
-        chance = problem.chance() if known else {}  # type: ignore[union-attr]
-        found[lanes] = collapsed_at({k: value[lanes] for k, value in metrics.items()}, chance)
+        if trees.has(problem, "chance"):
+            lanes = np.flatnonzero(number == i)
+            of_lanes = {name: value[lanes] for name, value in metrics.items()}
+            found[lanes] = collapsed_at(of_lanes, problem.chance())
     return found
 
 
@@ -227,14 +226,14 @@ def _count(
     """
     group, model, system = planned.group, planned.model, planned.program.system
     messages, counted = system.messages, schedule.messages[row]
-    hypers, of_hyper = distinct_objects([lane.hyper for lane in group])
-    per_message = np.array([messages.bits(model, hyper) for hyper in hypers])[of_hyper]
-    found = {name: counted * each[:, None] for name, each in zip(BITS, per_message.T, strict=True)}
+    hypers, of_hyper = distinct_objects(planned.hypers)
+    per_message = np.array([*map(partial(messages.bits, model), hypers)])[of_hyper]
+    found = dict(zip(BITS, counted * per_message.T[..., None], strict=True))
     if any(getattr(hyper, "energies", None) is not None for hyper in hypers):
         found["energy"] = np.full(counted.shape, np.nan)
     if not messages.replaces("per_tick", "further") and "energy" not in found:
         return found
-    _, of_problem = distinct_objects([lane.problem for lane in group])
+    _, of_problem = distinct_objects(column(group, "problem"))
     firsts, number = distinct_rows(of_hyper, of_problem, row)
     for i, first in enumerate(firsts):
         given = group[first].problem, group[first].hyper, timelines[first]
@@ -298,6 +297,7 @@ def _facts_of(schedule: Schedule, row: np.ndarray) -> dict[str, np.ndarray]:
     total = staleness.sum(axis=(1, 2, 3), dtype=np.int64) * repeated
     largest = staleness.max(axis=(1, 2, 3)).astype(np.int64)
     mean = np.where(messages > 0, total / np.maximum(messages, 1), np.nan)
-    facts = {name: getattr(schedule, name)[row] for name in COORDINATES[:3]}
     largest = np.broadcast_to(largest, schedule.shape[0])
+    time, ticks, steps = schedule.time[row], schedule.ticks[row], schedule.local_steps[row]
+    facts = dict(zip(COORDINATES, (time, ticks, steps), strict=False))
     return {**facts, "staleness_mean": mean[row], "staleness_max": largest[row]}

@@ -14,10 +14,10 @@ Dimension letters: those of `fedjax_sim.core.types`; `D` schedules.
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -26,11 +26,11 @@ from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import FolderLock, write_bytes
 from fedjax_sim.core.settings import ConfigError, writing_to
 from fedjax_sim.core.types import EMPTY, AnyProblem, HyperT, Layout, System, Ticks
-from fedjax_sim.engine.machine import memory
+from fedjax_sim.engine.machine import compiling, memory
 from fedjax_sim.engine.machine.memory import DoesNotFitError, OutOfMemoryError, count_bytes
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane
-from fedjax_sim.engine.program.prepare import Planned, plan_group
+from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming import checkpoint
@@ -38,7 +38,7 @@ from fedjax_sim.engine.running.chunks import Evaluations, replay_schedule
 from fedjax_sim.engine.running.outcomes import collect, happened_so_far
 from fedjax_sim.engine.watching import Watcher
 from fedjax_sim.results import store
-from fedjax_sim.results.curves import Returned
+from fedjax_sim.results.curves import Curves, Returned
 
 
 class Ready(NamedTuple):
@@ -107,25 +107,34 @@ class Pieces:
             except (MemoryError, jax.errors.JaxRuntimeError) as error:
                 if not memory.is_out_of_memory(error):
                     raise
-                is_estimated = isinstance(error, DoesNotFitError)
-                # Processes agree on estimates alone.
-                is_common = is_estimated or jax.process_count() == 1
-                if size == 1 or not is_common or self._has_states():
-                    is_told = isinstance(error, OutOfMemoryError)
-                    raise (error if is_told else self._refusal(size)) from None
+                half = self._half_of(size, error)
             # Without the error nothing holds the arrays of the failed attempt.
             gc.collect()
-            if saved is not None:
-                checkpoint.remove_checkpoints(self._folder)
-            half = -(-size // 2)  # Rounded up: pieces of equal size share one program.
-            if not is_estimated:
-                self._has_run_out = True
-                memory.say(
-                    f"memory ran out with {size} lanes of {self._system.name} at a time; from here "
-                    f"on {half} run at a time."
-                )
             size = half
         return parts
+
+    def _half_of(self, size: int, error: Exception) -> int:
+        """Halve the lanes of a piece for which memory ran out, or was found to be too little.
+
+        Raises:
+          OutOfMemoryError: If they cannot be fewer.
+        """
+        is_estimated = isinstance(error, DoesNotFitError)
+        # Processes agree on estimates alone.
+        is_common = is_estimated or jax.process_count() == 1
+        if size == 1 or not is_common or self._has_states():
+            is_told = isinstance(error, OutOfMemoryError)
+            raise (error if is_told else self._refusal(size)) from None
+        if self._options.checkpoints is not None:
+            checkpoint.remove_checkpoints(self._folder)
+        half = -(-size // 2)  # Rounded up: pieces of equal size share one program.
+        if not is_estimated:
+            self._has_run_out = True
+            memory.say(
+                f"memory ran out with {size} lanes of {self._system.name} at a time; from here "
+                f"on {half} run at a time."
+            )
+        return half
 
     def _run_together(self, lanes: list[Lane]) -> Returned:
         """Run lanes in one piece.
@@ -134,37 +143,50 @@ class Pieces:
           DoesNotFitError: If their schedules, their states or their compiled program ask for more
             memory than is free.
         """
-        num, ready = len(lanes), self._plan_or_load(lanes)
-        if isinstance(ready, Returned):
-            return ready
+        num, asked = len(lanes), self._options.checkpoints
+        if asked is None:
+            longest = self._longest_of_all(num)
+            planned = Planned(self._system, lanes, self._options, longest=longest)
+            ready = Ready(planned, planned.on_devices())
+        elif isinstance(loaded := self._plan_or_load(lanes, asked), Returned):
+            return loaded
+        else:
+            ready = loaded
         if num == len(self._whole):
             self._longest = int(ready.planned.ticks.max())
         if num > self._accepted and not self._has_states():
-            needed, free = self._compare(ready)
+            stacked, placement = ready.planned.lanes, ready.planned.placement
+            devices, here = list(placement.mesh.devices.flat), 1
+            if placement.platform == "cpu":
+                # All devices of this process share one memory.
+                here = [device.process_index for device in devices].count(jax.process_index())
+            free = memory.free_memory()
+            usable = free if self._options.layout.max_lanes is not None else memory.SHARE * free
+            leaves = stacked.hyper.shared, stacked.problem.shared
+            shared = memory.bytes_to_share(leaves, devices)
+            room = ((free if num == 1 else usable) - shared) / here
+            needed = here * ready.replay.prepare(room=room) + shared
             # One lane cannot be fewer, and is refused if its state is larger than the device.
-            if needed > free and (num > 1 or not ready.replay.is_known):
+            if needed > usable and (num > 1 or compiling.known_size(ready.replay.form) is None):
                 raise self._refusal(num, DoesNotFitError)
             self._accepted = num
             if not self._has_run_out:
-                self._say_what_is_chosen(ready, needed, free)
+                self._say_what_is_chosen(ready, needed, usable)
         return replay_group(ready)
 
-    def _plan_or_load(self, lanes: list[Lane]) -> Ready | Returned:
+    def _plan_or_load(self, lanes: list[Lane], asked: Checkpoints) -> Ready | Returned:
         """Plan lanes as when they began, or load the result of their replay if it is finished."""
-        system, options, saved, drawn = self._system, self._options, None, None
-        decided: Mapping[str, Any] = {}
-        if options.checkpoints is not None:
-            kept = dataclasses.replace(options.checkpoints, folder=self._folder)
-            options = dataclasses.replace(options, checkpoints=kept)
-            saved = checkpoint.Checkpoint(kept, checkpoint.asked_of(system, lanes, options))
-            drawn, decided = saved.drawn(), saved.decided
+        system, kept = self._system, dataclasses.replace(asked, folder=self._folder)
+        options = dataclasses.replace(self._options, checkpoints=kept)
+        saved = checkpoint.Checkpoint(kept, checkpoint.asked_of(system, lanes, options))
         # A part of a sweep whose longest lane is in another part would choose other evaluations,
         # and less memory another layout.
+        decided = saved.decided
         num_evals, per_eval = decided.get("evaluations", (0, None))
         most = num_evals * per_eval if decided else self._longest_of_all(len(lanes))
-        plan = partial(plan_group, system, lanes, longest=most, per_eval=per_eval)
-        planned, layout = plan(options, drawn=drawn), decided.get("placement", {})
-        if decided and planned.program.placement.layout() != layout:
+        plan = partial(Planned, system, lanes, longest=most, per_eval=per_eval)
+        planned, layout = plan(options, drawn=saved.drawn()), decided.get("placement", {})
+        if decided and planned.placement.layout() != layout:
             placed = options.layout._replace(
                 **{name: layout[name] for name in Layout._fields if name in layout}
             )
@@ -172,9 +194,7 @@ class Pieces:
             with contextlib.suppress(ConfigError):
                 drawn = planned.timelines, planned.ticks
                 planned = plan(dataclasses.replace(options, layout=placed), drawn=drawn)
-        known = None
-        if saved is not None:
-            known = saved.finished(lambda: planned.decided(planned.on_devices()))
+        known = saved.finished(lambda: planned.decided(planned.on_devices()))
         if known is None:
             return Ready(planned, planned.on_devices(), saved)
         lifecycle.say(f"{system.name} had ended; its result is read (lanes: {len(lanes)}).")
@@ -186,19 +206,6 @@ class Pieces:
             watcher = Watcher(system.name, planned.group, ticks, time, watch)
             watcher.track(ticks.shape[1] - 1, part.curves.metrics, part.facts.get("stopped_at"))
         return part
-
-    def _compare(self, ready: Ready) -> tuple[float, float]:
-        """Count the bytes that lanes need in a device's memory, and those that they may take."""
-        lanes, placement = ready.planned.lanes, ready.planned.program.placement
-        devices, here = list(placement.mesh.devices.flat), 1
-        if placement.platform == "cpu":
-            # All devices of this process share one memory.
-            here = [device.process_index for device in devices].count(jax.process_index())
-        free = memory.free_memory()
-        usable = free if self._options.layout.max_lanes is not None else memory.SHARE * free
-        shared = memory.bytes_to_share((lanes.hyper.shared, lanes.problem.shared), devices)
-        room = (free if len(ready.planned.group) == 1 else usable) - shared
-        return here * ready.replay.size(room / here) + shared, usable
 
     @property
     def _folder(self) -> Path:
@@ -257,32 +264,37 @@ def replay_group(ready: Ready) -> Returned:
     planned, replay, saved = ready
     if saved is not None:
         saved.open(planned.decided(replay), planned.timelines, planned.ticks)
-    if planned.options.watch.is_needed:
-        schedule, row, plan = planned.schedule, planned.row, planned.program.plan
-        watch = Watcher(
-            planned.program.system.name,
-            planned.group,
-            schedule.ticks[row],
-            schedule.time[row],
-            planned.options.watch,
-            is_batched=plan.lanes_at_once or plan.family_size > 1,
-        )
-
-        def report(done: int, seen: Evaluations) -> np.ndarray:
-            if plan.live is not None:
-                happened = happened_so_far(planned, seen.kinds["info"])
-                watch.know(happened.ticks, happened.time)
-            return watch.update(done, seen.kinds["metric"], seen.stopped_at)
-
-        with watch.display:
-            curves = replay_schedule(replay, report, saved)
-            # A run that was stopped after its last tick reports nothing when it is resumed.
-            watch.track(schedule.shape[1], curves.metrics, curves.stopped_at)
-    else:
-        curves = replay_schedule(replay, None, saved)
+    is_watched = planned.options.watch.is_needed
+    curves = _watched(ready) if is_watched else replay_schedule(replay, None, saved)
     if saved is not None:
         saved.finish(store.pack(curves))
     return collect(planned, curves, planned.options)
+
+
+def _watched(ready: Ready) -> Curves:
+    """Replay a piece while somebody watches."""
+    planned, replay, saved = ready
+    schedule, row, plan = planned.schedule, planned.row, planned.program.plan
+    watch = Watcher(
+        planned.program.system.name,
+        planned.group,
+        schedule.ticks[row],
+        schedule.time[row],
+        planned.options.watch,
+        is_batched=plan.lanes_at_once or plan.family_size > 1,
+    )
+
+    def report(done: int, seen: Evaluations) -> np.ndarray:
+        if plan.live is not None:
+            happened = happened_so_far(planned, seen.kinds["info"])
+            watch.know(happened.ticks, happened.time)
+        return watch.update(done, seen.kinds["metric"], seen.stopped_at)
+
+    with watch.display:
+        curves = replay_schedule(replay, report, saved)
+        # A run that was stopped after its last tick reports nothing when it is resumed.
+        watch.track(schedule.shape[1], curves.metrics, curves.stopped_at)
+    return curves
 
 
 def _name_large_stores(ready: Ready, least: float) -> None:
@@ -326,11 +338,8 @@ def _name_large_stores(ready: Ready, least: float) -> None:
 
 
 @contextlib.contextmanager
-def locked(asked: Checkpoints | None) -> Iterator[None]:
-    """Lock the folder of checkpoints, if there is one; if nothing is resumed, remove older ones."""
-    if asked is None:
-        yield
-        return
+def locked(asked: Checkpoints) -> Iterator[None]:
+    """Lock the folder of checkpoints; if nothing is resumed, remove older ones."""
     folder = Path(asked.folder)
     with writing_to("folder of checkpoints", folder):
         lock = FolderLock(folder)

@@ -52,6 +52,7 @@ KINDS: dict[str, tuple[type, type]] = {
 Images = Annotated[np.ndarray, Limit()]
 
 
+@checked
 def principal_components(images: Images, dimensions: Count) -> np.ndarray:
     """Project images on their first principal components.
 
@@ -79,6 +80,7 @@ def principal_components(images: Images, dimensions: Count) -> np.ndarray:
     return PCA(dimensions, svd_solver="full").fit_transform(used / scale)
 
 
+@checked
 def binary(images: Images) -> np.ndarray:
     """Turn images into black and white at the middle of the range of all their values.
 

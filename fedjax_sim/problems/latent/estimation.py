@@ -106,12 +106,7 @@ class Estimation(client_data.ClientExamples):
             client_data.check_fields(self.model)
         super()._check_together()
         try:
-            described = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf)),
-                self,
-            )
-            leaves = tuple(jax.tree.leaves(described))
-            drawn = _describe_statistics(trees.typed_structure(described), leaves)
+            drawn = _describe_statistics(*client_data.described(self))
         except Exception as error:  # Whatever a model raises.
             reason = " ".join(str(error).split())
             allowed = f"examples that {type(self.model).__name__} takes ({reason})"
@@ -160,7 +155,7 @@ class Estimation(client_data.ClientExamples):
         """
         chex.assert_rank([client, examples], [0, 1])
         chex.assert_equal_shape([examples, weight])
-        rows = self._rows(self.index[client, examples])
+        rows = client_data.rows_of(self.data, self.index[client, examples])
         return self.model.statistics(natural, rows, weight * self.share[client])
 
     def client_statistics(self, natural: Array) -> Array:
@@ -232,14 +227,10 @@ class Estimation(client_data.ClientExamples):
         if jax.default_backend() == "cpu":
             at_once = min(max(1, EXAMPLES_AT_ONCE // num_places), num_clients)
         return jax.lax.map(
-            lambda client: function(self._rows(client[0]), client[1]),
+            lambda client: function(client_data.rows_of(self.data, client[0]), client[1]),
             (self.index, self._weights()),
             batch_size=at_once,
         )
-
-    def _rows(self, places: Array) -> Params:
-        """Gather examples at positions `i32[...]` of `data`; leaves keep their other dimensions."""
-        return jax.tree.map(lambda leaf: leaf[places], self.data)
 
     def _weights(self) -> Array:
         """Compute share_i / counts_i for every place of client i, 0 for padding: `f[N, M]`."""
@@ -248,7 +239,8 @@ class Estimation(client_data.ClientExamples):
 
     def _pooled(self) -> tuple[Params, Array]:
         """Gather all clients' examples, leaves `[N M, ...]`, and their weights with sum 1."""
-        return self._rows(self.index.ravel()), self._weights().ravel() / self.counts.shape[0]
+        examples = client_data.rows_of(self.data, self.index.ravel())
+        return examples, self._weights().ravel() / self.counts.shape[0]
 
 
 @functools.lru_cache(maxsize=256)

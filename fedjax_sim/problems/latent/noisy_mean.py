@@ -3,9 +3,12 @@
     z ~ N(theta, I),  y | z ~ N(z, tau^2 I),  kappa = 1 / (1 + tau^2)
     s(y, z) = z,  phi(theta) = theta,  psi = ||theta||^2 / 2
     expected statistic = (1 - kappa) theta + kappa y
-    R(theta) = (ridge / 2) ||theta||^2,  T(s) = s / (1 + ridge)
+    R(theta) = (ridge / 2) ||theta||^2 + lasso ||theta||_1
+    T(s) = sign(s) max(|s| - lasso, 0) / (1 + ridge)
 
-The mean field is h(s) = mean(kappa y) - a s, where a is the mean of (ridge + kappa) / (1 + ridge).
+With lasso 0 the mean field is h(s) = mean(kappa y) - a s, where a is the mean of
+(ridge + kappa) / (1 + ridge). A penalty "to promote sparsity" (FedEM, arXiv 2111.02083, eq. 1) is
+lasso above 0.
 
 If all examples have the same kappa ("toy A"), the statistics of a mini-batch differ from the mean
 over all examples by a noise that does not depend on theta. If kappa differs between examples
@@ -44,10 +47,12 @@ class NoisyMean(LatentModel):
     """The model of this module; its parameters theta are a vector `f[q]`.
 
     Attributes:
-      ridge: Strength of the penalty R(theta) = (ridge / 2) ||theta||^2, at least 0.
+      ridge: Strength of the penalty (ridge / 2) ||theta||^2, at least 0.
+      lasso: Strength of the penalty lasso ||theta||_1, at least 0.
     """
 
     ridge: AtLeast0 = 0.0
+    lasso: AtLeast0 = 0.0
 
     def with_data(self, examples: Seen, weight: Array) -> Self:
         """Check the shapes of the examples and return the model as it is."""
@@ -62,7 +67,8 @@ class NoisyMean(LatentModel):
 
     def maximise(self, statistics: Array) -> Array:
         """Compute the M-step T(s) from statistics `f[q]`: `f[q]`."""
-        return statistics / (1 + self.ridge)
+        soft = jnp.sign(statistics) * jnp.maximum(jnp.abs(statistics) - self.lasso, 0)
+        return jnp.where(self.lasso > 0, soft, statistics) / (1 + self.ridge)
 
     def natural(self, params: Array) -> Array:
         """Return phi(theta), which is theta: `f[q]`."""
@@ -95,4 +101,4 @@ class NoisyMean(LatentModel):
         Args:
           params: theta.
         """
-        return self.ridge / 2 * jnp.sum(jnp.square(params))
+        return self.ridge / 2 * jnp.sum(jnp.square(params)) + self.lasso * jnp.abs(params).sum()

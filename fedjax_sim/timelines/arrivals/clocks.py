@@ -197,6 +197,7 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     return schedules.get(hyper.clock.restart, _held_back)(key, hyper, num_ticks)
 
 
+@checked
 def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 
@@ -643,6 +644,7 @@ class ClientQueues(Clients):
         return super().decided() | given
 
 
+@checked
 def routing_shares(key: Key, hyper: ClientQueues) -> Array:
     """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1.
 
@@ -683,6 +685,7 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
     return Timeline(time, client, steps, before, weight[:, None], holds)
 
 
+@checked
 def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time: if no client were ever idle.
 
@@ -694,6 +697,10 @@ def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
       time: Length of the stretch, in units of virtual time.
     """
     return hyper.ticks_within(time, np.minimum(hyper.num_tasks, hyper.num_clients))
+
+
+Finished = tuple[tuple[Array, ...], Array]
+"""What arrives as a task is finished, and whether it was lost instead."""
 
 
 def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[tuple[Array, ...], Array]:
@@ -713,95 +720,72 @@ def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[tuple[Array, ...], 
 
     class State(NamedTuple):
         queue: Queue  # over tasks; those that wait have the time inf
-        client: Array  # i32[M]  where each task is
+        keys: Array  # f64[M, 2]  when each task will be finished, with its tie breaker
+        client: Array  # i32[M]  where it is, or EMPTY before it is sent out
+        number: Array  # i32[M]  number of the client's update that it will be
         before: Array  # i32[M]  arrivals before it was sent out
-        behind: Array  # i32[M]  the next task in the same queue, or EMPTY
-        last: Array  # i32[N]  the last task in each client's queue, or EMPTY
-        updates: Array  # i32[N]  number of each client's present or next update
+        behind: Array  # i32[M]  the next task in the same line, or EMPTY
+        last: Array  # i32[N]  the task that was sent last to each client
+        sent: Array  # i32[N]  tasks sent to each client
         event: Array  # i32[]
         arrived: Array  # i32[]
 
-    def draw(event: Array) -> Array:
-        place = jax.random.uniform(jax.random.fold_in(routing_key, event), dtype=ends.dtype)
+    def finish(state: State, task: Array, now: Array, tie: Array) -> tuple[State, Finished]:
+        """Send a task that is finished, with a tie breaker, to the client drawn for it."""
+        place = jax.random.uniform(jax.random.fold_in(routing_key, state.event), dtype=ends.dtype)
         drawn = jnp.searchsorted(ends, place * ends[-1], side="right").astype("int32")
-        return jnp.minimum(drawn, num_clients - 1)
-
-    def finish_one(state: State) -> tuple[State, tuple[tuple[Array, ...], Array]]:
-        """Process the earliest finish; also tell whether the task was lost."""
-        tasks, keys = state.queue.earliest(1)
-        task, now, last_drawn = tasks[0], keys[0, 0], keys[0, 1]
-        client, other = take_rows(state.client, task), draw(state.event)
-        following = take_rows(state.behind, task)  # begins next
-        task, client, following, before, after, update, update_of_other, last, last_of_other = (
+        other = jnp.minimum(drawn, num_clients - 1)
+        ahead, following = take_rows(state.last, other), take_rows(state.behind, task)
+        begins = jnp.where(following == EMPTY, task, following)
+        task, client, number, before, following, ahead, ahead_at, begins, after, keys, sent = (
             _read_first(
                 now,
                 task,
-                client,
+                *(take_rows(leaf, task) for leaf in (state.client, state.number, state.before)),
                 following,
-                take_rows(state.before, task),
-                take_rows(state.before, jnp.maximum(following, 0)),
-                take_rows(state.updates, client),
-                take_rows(state.updates, other),
-                take_rows(state.last, client),
-                take_rows(state.last, other),
+                ahead,
+                take_rows(state.client, ahead),
+                begins,
+                take_rows(state.before, begins),
+                take_rows(state.keys, jnp.stack([ahead, begins])),
+                take_rows(state.sent, other),
             )
         )
-        # What arrived, and the task that begins next at the same client.
-        lost = work.devices.are_lost(client, update)
-        is_last = following == EMPTY
-        report = now, client, before, jnp.where(is_last, EMPTY, after)
-        arrived = state.arrived + (1 - lost.astype("int32"))
-
-        # The client goes on with the task behind, and the other gets the finished one.
-        last = jnp.where(is_last, EMPTY, last)
-        ahead = jnp.where(other == client, last, last_of_other)
-        is_free = ahead == EMPTY
-        updates = jnp.stack([update + 1, update_of_other + (other == client)])
-        # Keys of two tasks: the one behind, and the finished one, which waits unless
-        # its queue is empty.
-        both, begin = jnp.stack([client, other]), jnp.full(2, now)
-        _, new = work.begin(both, updates, begin, now, last_drawn)
-        of_finished = jnp.where(is_free, new[1], jnp.inf)
-        changed = jnp.stack([task, jnp.where(is_last, task, following)])
-        new_keys = jnp.stack([of_finished, jnp.where(is_last, of_finished, new[0])])
-        queue = state.queue.replaced(changed, new_keys)
+        lost = work.devices.are_lost(client, number)
+        arrived = state.arrived + (~lost & (client != EMPTY)).astype("int32")
+        report = now, client, before, jnp.where(following == EMPTY, EMPTY, after)
+        # It begins at once, or when the one ahead of it at its new client is finished.
+        is_free = (ahead_at != other) | (ahead == task)
+        begin, tie = jnp.where(is_free, jnp.stack([now, tie]), keys[0])
+        _, key = work.begin(other, sent, begin, begin, tie)
+        waits = jnp.where(is_free, key, jnp.inf)
+        changed = jnp.stack([waits, jnp.where(following == EMPTY, waits, keys[1])])
         behind = put_rows(state.behind, task, jnp.int32(EMPTY))
-        behind = put_rows(behind, jnp.where(is_free, task, ahead), jnp.where(is_free, EMPTY, task))
         state = State(
-            queue,
+            state.queue.replaced(jnp.stack([task, begins]), changed),
+            put_rows(state.keys, task, key),
             put_rows(state.client, task, other),
+            put_rows(state.number, task, sent),
             put_rows(state.before, task, arrived),
-            behind,
-            put_rows(put_rows(state.last, client, last), other, task),
-            put_rows(state.updates, client, update + 1),
+            put_rows(behind, jnp.where(is_free, task, ahead), jnp.where(is_free, EMPTY, task)),
+            put_rows(state.last, other, task),
+            put_rows(state.sent, other, sent + 1),
             state.event + 1,
             arrived,
         )
         return state, (report, lost)
 
-    # At time 0 the tasks of a client stand in line by number, and the first of each line
-    # begins.
+    def finish_one(state: State) -> tuple[State, Finished]:
+        """Process the earliest finish; also tell whether the task was lost."""
+        tasks, keys = state.queue.earliest(1)
+        return finish(state, tasks[0], keys[0, 0], keys[0, 1])
+
+    # At time 0 all tasks are sent out, by number.
+    none, no_task = jnp.full(num_tasks, EMPTY, "int32"), jnp.zeros(num_clients, "int32")
+    keys, zero, start = jnp.full((num_tasks, 2), jnp.inf), jnp.int32(0), jnp.zeros(())
+    state = State(Queue.of(keys, 1), keys, *[none] * 4, no_task, no_task, zero, zero)
     tasks = jnp.arange(num_tasks, dtype="int32")
-    client = jax.vmap(draw)(tasks)
-    in_line = jnp.argsort(client, stable=True).astype("int32")
-    is_next = jnp.append(client[in_line][1:] == client[in_line][:-1], False)
-    behind = jnp.where(is_next, jnp.roll(in_line, -1), EMPTY)
-    waits = jnp.roll(is_next, 1)
-    updates = jnp.zeros(num_clients, "int32")
-    begin = jnp.zeros(num_tasks)
-    _, keys = work.begin(client, updates[client], begin, begin[0] - 1, begin[0])
-    keys = jnp.where(jnp.zeros(num_tasks, bool).at[in_line].set(waits)[:, None], jnp.inf, keys)
-    state = State(
-        Queue.of(keys, 1),
-        client,
-        jnp.zeros(num_tasks, "int32"),
-        jnp.zeros(num_tasks, "int32").at[in_line].set(behind),
-        # Of a client's tasks the one with the highest number is the last.
-        jnp.full(num_clients, EMPTY, "int32").at[client].max(tasks),
-        updates,
-        jnp.int32(num_tasks),
-        jnp.int32(0),
-    )
+    state, _ = jax.lax.scan(lambda s, task: (finish(s, task, start, start)[0], None), state, tasks)
     found = _first(finish_one, state, num, has_losses=work.devices.loss is not None)
     return found, 1 / (num_clients * share[found[1]])
 

@@ -65,7 +65,7 @@ import hashlib
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -152,10 +152,8 @@ class ClientTable:
         columns = {"rate": rate, "up": up, "down": down, "drop_rate": drop_rate}
         columns |= {"energy_step": energy_step, "energy_byte": energy_byte}
         sizes = {name: np.shape(column) for name, column in columns.items() if column is not None}
-        if len(names):
-            sizes["client"] = (len(names),)
-        if available is not None:
-            sizes["available"] = (len(available),)
+        lists = {"client": names or None, "available": available}
+        sizes |= {name: (len(each),) for name, each in lists.items() if each is not None}
         if len(set(sizes.values())) != 1 or len(shape := next(iter(sizes.values()))) != 1:
             words = "one value per client in every column, and at least one column"
             raise ConfigError("client_table", f"columns of {sizes or 'no'} values", words)
@@ -163,11 +161,10 @@ class ClientTable:
             raise ConfigError("client_table", "without rows", "one row per client")
         (self.size,) = shape
         self.names = tuple(names)
-        known: set[str] = set()
+        first = {name: row for row, name in reversed([*enumerate(self.names)])}
         for row, name in enumerate(self.names):
-            if name in known or not name:
+            if not name or first[name] < row:
                 raise _bad_cell("client", row, name, "a name, different from the others")
-            known.add(name)
         self.rate, self.up, self.down, self.drop_rate, self.energy_step, self.energy_byte = (
             None if column is None else _checked_column(name, column)
             for name, column in columns.items()
@@ -331,18 +328,14 @@ def read_client_table(path: str | Path) -> ClientTable:
     """
     known = dict.fromkeys(["client", "available", *_COLUMNS])
     rows, header = read_rows("client_table", path, known)
-    kinds: dict[str, tuple[Callable, str]] = dict.fromkeys(_COLUMNS, (_read_number, "a number"))
-    kinds["available"] = _read_windows, "windows such as 0-480 1200-1440"
-    if_empty = {name: column.if_empty for name, column in _COLUMNS.items()} | {"available": []}
     with naming_file(path):
         columns: dict[str, Any] = {
-            name: [
-                _read_cell(name, row, values[name], *kind, if_empty=if_empty[name])
-                for row, values in enumerate(rows)
-            ]
-            for name, kind in kinds.items()
+            name: read_column(f"client_table {name}", rows, name, _read_number, column.if_empty)
+            for name, column in _COLUMNS.items()
             if name in header
         }
+        if (name := "available") in header:
+            columns[name] = read_column(f"client_table {name}", rows, name, _read_windows, [])
         names = [values["client"] for values in rows] if "client" in header else ()
         return ClientTable(**columns, names=names)
 
@@ -362,10 +355,8 @@ class Trace:
       client: `i32[R]`, client that worked; all -1 if clients are named.
       start: `f64[R]`, virtual time at which the work began.
       finish: `f64[R]`, virtual time at which it ended.
-      texts: The texts that name the clients, in the order in which they first appear; () if clients
-        were given as numbers.
-      text: `i32[R]`, place of each row's client in `texts`.
-      rows: The row, counted from 1, in which each text first appears.
+      names: The text that names the client of each row; () if clients were given as numbers.
+      row: `i64[R]`, where each row was given, counted from 1.
     """
 
     def __init__(
@@ -385,20 +376,11 @@ class Trace:
         Raises:
           ConfigError: If the columns differ in length or hold values that are not allowed.
         """
-        self.texts: tuple[str, ...] = ()
-        self.rows: tuple[int, ...] = ()
-        self._numbers: dict[str, float] = {}  # texts that are numbers
-        text, named = np.zeros(0, np.int32), cast(Sequence[str], client)
-        if len(named) > 0 and all(isinstance(each, str) for each in named):
-            first = dict(reversed([(each, row) for row, each in enumerate(named, start=1)]))
-            self.texts, self.rows = zip(*sorted(first.items(), key=lambda x: x[1]), strict=True)
-            place = {each: i for i, each in enumerate(self.texts)}
-            text = np.array([place[each] for each in named], np.int32)
-            for each in self.texts:
-                with contextlib.suppress(ValueError):
-                    self._numbers[each] = float(each)
-            is_numbered = len(self._numbers) == len(self.texts)
-            client = [self._numbers[each] if is_numbered else -1 for each in named]
+        given = cast(Sequence[str], client)
+        is_text = len(given) > 0 and all(isinstance(each, str) for each in given)
+        if is_text:
+            numbers = [_number_of(each) for each in given]
+            client = [-1] * len(given) if None in numbers else cast(list[float], numbers)
         columns = [np.asarray(client), np.asarray(start, float), np.asarray(finish, float)]
         shapes = [column.shape for column in columns]
         if len(set(shapes)) > 1 or len(shapes[0]) != 1 or shapes[0][0] == 0:
@@ -407,29 +389,29 @@ class Trace:
         if np.any(columns[1] > columns[2]) or np.any(columns[1] < 0):
             found = "a row with finish before start, or start below 0"
             raise ConfigError("trace", found, "rows with 0 <= start <= finish")
-        numbers = columns[0].astype(float) if columns[0].dtype.kind in "iuf" else np.array([np.nan])
-        least = -np.inf if self.texts else 0  # Of texts, rows are named where clients are known.
-        if not np.all((numbers == np.round(numbers)) & (numbers >= least) & (numbers < 2**31)):
+        found = columns[0].astype(float) if columns[0].dtype.kind in "iuf" else np.array([np.nan])
+        least = -np.inf if is_text else 0  # Of texts, rows are named where clients are known.
+        if not np.all((found == np.round(found)) & (found >= least) & (found < 2**31)):
             found = "a client that is not a whole number from 0"
             raise ConfigError("trace", found, "whole client numbers from 0")
         order = np.lexsort((columns[0], columns[2]))
-        self.text = text[order] if self.texts else text
+        self.names = tuple(given[i] for i in order) if is_text else ()
+        self.row = order + 1
         self.client = columns[0].astype(np.int32)[order]
         self.start, self.finish = columns[1][order], columns[2][order]
 
     def __str__(self) -> str:
         """Describe the trace by its length and content."""
-        content = repr(self.texts).encode()
-        content += b"".join(x.tobytes() for x in (self.text, self.client, self.start, self.finish))
+        content = repr(self.names).encode()
+        content += b"".join(x.tobytes() for x in (self.client, self.start, self.finish))
         digest = hashlib.sha256(content).hexdigest()
         return f"trace of {len(self.client)} rows, sha256 {digest[:16]}"
 
     def as_csv(self) -> str:
         """Write the trace as `read_trace` reads it, clients without names in a column `number`."""
-        who = [self.texts[place] for place in self.text] if self.texts else self.client.tolist()
+        who = self.names or self.client.tolist()
         rows = zip(who, self.start.tolist(), self.finish.tolist(), strict=True)
-        header = ("client" if self.texts else "number", "start", "finish")
-        return write_rows(header, rows)
+        return write_rows(("client" if self.names else "number", "start", "finish"), rows)
 
     def of_clients(self, num_clients: int, names: Sequence[str] = ()) -> "Trace":
         """Return the trace with numbers of clients in place of their names.
@@ -441,16 +423,23 @@ class Trace:
         Raises:
           ConfigError: If a row belongs to nobody of these clients.
         """
-        if not names or not self.texts:
-            self._check_numbers(num_clients)
-            return self
-        number = {name: i for i, name in enumerate(names)}
-        for text, row in zip(self.texts, self.rows, strict=True):
-            if text not in number:
-                allowed = f"one of the {len(names)} names of the clients, such as {names[0]}"
-                raise ConfigError(f"trace client in row {row}", text, allowed)
-        numbers = np.array([number[text] for text in self.texts])
-        return Trace(numbers[self.text].tolist(), self.start, self.finish)
+        found: Sequence[float | None] = self.client.tolist()
+        allowed = f"from 0 to num_clients - 1 = {num_clients - 1}"
+        if self.names and names:
+            number = {name: float(i) for i, name in enumerate(names)}
+            found = [number.get(name) for name in self.names]
+            allowed = f"one of the {len(names)} names of the clients, such as {names[0]}"
+        elif self.names:
+            found = [_number_of(name) for name in self.names]
+            allowed += ", or a name in a client_table"
+        wrong = [i for i, n in enumerate(found) if n is None or not 0 <= n < num_clients]
+        if wrong and self.names:
+            first = min(wrong, key=self.row.__getitem__)
+            raise ConfigError(f"trace client in row {self.row[first]}", self.names[first], allowed)
+        if wrong:
+            least, most = int(self.client.min()), int(self.client.max())
+            raise ConfigError("trace client", least if least < 0 else most, allowed)
+        return Trace(found, self.start, self.finish) if self.names and names else self
 
     def of_names(self, client_names: Sequence[object]) -> "Trace":
         """Return the trace with numbers of clients in place of their names, if it has such names.
@@ -462,20 +451,7 @@ class Trace:
           ConfigError: If some rows name a client, and another row does not.
         """
         names = names_as_text(client_names)
-        if set(self.texts).isdisjoint(names):
-            return self
-        return _of_names(self, names)
-
-    def _check_numbers(self, num_clients: int) -> None:
-        """Check that all rows belong to clients below `num_clients`."""
-        allowed = f"from 0 to num_clients - 1 = {num_clients - 1}"
-        for text, row in zip(self.texts, self.rows, strict=True):
-            if text not in self._numbers or not 0 <= self._numbers[text] < num_clients:
-                allowed += ", or a name in a client_table"
-                raise ConfigError(f"trace client in row {row}", text, allowed)
-        if self.client.min() < 0 or self.client.max() >= num_clients:
-            worst = self.client.min() if self.client.min() < 0 else self.client.max()
-            raise ConfigError("trace client", int(worst), allowed)
+        return self if set(self.names).isdisjoint(names) else _of_names(self, names)
 
     def by_client(self, num_clients: int) -> "ClientRows":
         """Group the rows by client, each client's in order of finish.
@@ -489,6 +465,14 @@ class Trace:
         order = np.argsort(self.client, kind="stable")
         first = np.searchsorted(self.client[order], np.arange(num_clients + 1)).astype(np.int32)
         return ClientRows(first, self.start[order], self.finish[order])
+
+
+def _number_of(text: str) -> float | None:
+    """Read a number; None if the text is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 @functools.lru_cache(maxsize=64)  # Equal settings must have the same object.
@@ -554,18 +538,11 @@ def read_trace(path: str | Path) -> Trace:
         allowed = "a CSV file with rows, and with columns client, start and finish"
         raise ConfigError("trace", str(path), allowed)
 
-    def number(name: str, row: int) -> float:
-        try:
-            return float(rows[row][name])
-        except ValueError:
-            field = f"trace {name} in row {row + 1}"
-            raise ConfigError(field, rows[row][name], "a number") from None
-
     with naming_file(path):
-        times = [[number(name, row) for row in range(len(rows))] for name in ("start", "finish")]
-        if "client" not in header:
-            return Trace([int(number("number", row)) for row in range(len(rows))], *times)
-        return Trace([row["client"] for row in rows], *times)
+        times = (read_column(f"trace {name}", rows, name, float) for name in ("start", "finish"))
+        if "client" in header:
+            return Trace([row["client"] for row in rows], *times)
+        return Trace([int(x) for x in read_column("trace number", rows, "number", float)], *times)
 
 
 def write_rows(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -714,16 +691,34 @@ def _read_windows(text: str) -> list[tuple[float, float]]:
     return [(_read_number(begin), _read_number(end)) for begin, end in pairs]
 
 
-def _read_cell(
-    name: str, row: int, text: str, read: Callable, allowed: str, *, if_empty: Any
-) -> Any:
-    """Read one cell, or return the meaning of an empty one."""
-    if not text and if_empty is not None:
-        return if_empty
-    try:
-        return read(text)
-    except ValueError:
-        raise _bad_cell(name, row, text, allowed) from None
+def read_column(
+    field: str,
+    rows: Sequence[Mapping[str, str]],
+    name: str,
+    read: Callable[[str], Any],
+    if_empty: Any = None,
+) -> list[Any]:
+    """Read the cells of a column.
+
+    Args:
+      field: What the column is in errors.
+      rows: The rows of the file, as `read_rows` returns them.
+      name: Name of the column.
+      read: From a text to a value; raises ValueError for others.
+      if_empty: What an empty cell stands for; None if it may not be empty.
+
+    Raises:
+      ConfigError: If a cell cannot be read.
+    """
+    allowed = "windows such as 0-480 1200-1440" if read is _read_windows else "a number"
+    found = []
+    for row, cells in enumerate(rows, start=1):
+        try:
+            is_empty = not cells[name] and if_empty is not None
+            found.append(if_empty if is_empty else read(cells[name]))
+        except ValueError:
+            raise ConfigError(f"{field} in row {row}", cells[name], allowed) from None
+    return found
 
 
 def _bad_cell(name: str, row: int, value: object, allowed: str) -> ConfigError:

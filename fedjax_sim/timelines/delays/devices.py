@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import settings
-from fedjax_sim.core.settings import Limit
+from fedjax_sim.core.settings import Limit, checked
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Instant, Key
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, update_time
@@ -282,6 +282,7 @@ def draw_devices(key: Key, hyper: Clients, drawn: Drawn | None = None) -> Device
     return Devices(speeds, hyper.delays.transfer, loss_shares(hyper), windows, key, hyper)
 
 
+@checked
 def loss_shares(hyper: Clients) -> Array | None:
     """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is.
 
@@ -292,6 +293,7 @@ def loss_shares(hyper: Clients) -> Array | None:
     return jnp.asarray(hyper.delays.drop_rates, float) if hyper.delays.loses_updates else None
 
 
+@checked
 def draw_losses(
     key: Key, shares: Annotated[Array, Limit(least=0, most=1)] | None, client: Array, update: Array
 ) -> Array:

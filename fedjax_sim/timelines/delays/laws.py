@@ -15,7 +15,16 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from fedjax_sim.core import settings, streams
-from fedjax_sim.core.settings import Checked, ConfigError, Kind, Named, fields, setting, struct
+from fedjax_sim.core.settings import (
+    Checked,
+    ConfigError,
+    Kind,
+    Named,
+    checked,
+    fields,
+    setting,
+    struct,
+)
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Limit, Probability
 from fedjax_sim.core.types import Array, Key, Leaf, Settings
 from fedjax_sim.timelines.delays.client_table import (
@@ -663,6 +672,7 @@ class Clients(Checked):
         return time * at_once * self.delays.mean_rate / self.times_per_update
 
 
+@checked
 def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
@@ -708,6 +718,7 @@ def draw_client_rates(key: Key, clients: Clients) -> Array:
     return draw_client_speeds(key, clients).rate
 
 
+@checked
 def draw_runtimes(key: Key, speeds: Speeds, num: Count, law: Law | str) -> Array:
     """Draw running times of mean 1/rate.
 

@@ -23,7 +23,7 @@ from scipy.special import ndtri
 from experiments.fald.formulas import bounds, exact_laws
 from experiments.fald.formulas import rounds as counting
 from experiments.fald.formulas.exact_laws import FULL, GaussianTarget, Participation, Real
-from fedjax_sim.results.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
 
 Numbers = npt.NDArray[np.float64]
 R1 = GaussianTarget(np.array([1.0, 4.0])[:, None, None], np.array([[-1.0], [1.0]]), np.full(2, 0.5))

@@ -14,7 +14,7 @@ import pytest
 from experiments.fald.formulas import equal_hessians as shared
 from experiments.fald.formulas import exact_laws
 from experiments.fald.formulas.exact_laws import FULL, GaussianTarget, Participation
-from fedjax_sim.results.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
 
 Numbers = npt.NDArray[np.float64]
 RHOS = (0.0, 0.5, 1.0)

@@ -12,11 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim.systems.favano import (
-    StepCounts,
-    mean_steps_given,
-    prob_any_given,
-)
+from fedjax_sim.systems.favano import StepCounts
 from fedjax_sim.theory import favano as theory
 from fedjax_sim.timelines import STEP_COUNT_LAWS
 
@@ -98,55 +94,6 @@ def test_mean_under_a_lower_cap() -> None:
     np.testing.assert_allclose(of("runtime_geom").mean(5), [4.665, 1.915], atol=6e-4)
 
 
-def test_mean_given_the_window() -> None:
-    windows = jnp.array([[7.0, 14.0, 35.0, 70.0]])
-    found = mean_steps_given(
-        both_speeds()[:, None], window=windows, max_steps=20, law="runtime_geom"
-    )
-    np.testing.assert_allclose(
-        found, [[3.5, 7.0, 17.179174, 19.999874], [0.4375, 0.875, 2.1875, 4.375]], atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("max_steps", [1, 2, 20])
-@pytest.mark.parametrize("law", ["runtime_geom", "runtime_exp"])
-def test_given_the_window_agrees_with_the_sum_over_counts(law: str, max_steps: int) -> None:
-    window = np.array([0.0, 1.0, 6.0, 7.0, 20.0, 70.0])
-    counts = np.arange(200)[:, None]
-    law_of_count = (
-        stats.binom(window, 0.3) if law == "runtime_geom" else stats.poisson(0.3 * window)
-    )
-    weights = np.asarray(law_of_count.pmf(counts))
-    found = mean_steps_given(0.3, window=window, max_steps=max_steps, law=law)
-    np.testing.assert_allclose(
-        found, np.sum(weights * np.minimum(counts, max_steps), axis=0), atol=1e-9
-    )
-    np.testing.assert_allclose(
-        prob_any_given(0.3, window=window, law=law), 1 - weights[0], atol=1e-12
-    )
-
-
-def test_means_early_in_a_run() -> None:
-    found = of("runtime_geom").mean_by_tick(20, num_ticks=20)
-    expected = [
-        [3.5, 6.3, 8.54, 11.6333, 12.4929, 12.4929],
-        [0.4375, 0.7875, 1.0675, 1.4707, 1.9526, 2.1623],
-    ]
-    np.testing.assert_allclose(found[jnp.array([0, 1, 2, 4, 9, 19])].T, expected, atol=6e-5)
-
-
-@pytest.mark.parametrize("law", STEP_COUNT_LAWS)
-def test_early_values_rise_to_the_stationary_ones(law: str) -> None:
-    """Values by tick come from windows, stationary ones from a recursion over counts."""
-    means = of(law).mean_by_tick(20, num_ticks=150)
-    probabilities = of(law).prob_any_by_tick(150)
-    np.testing.assert_allclose(means[-1], of(law).mean(20), atol=1e-9)
-    np.testing.assert_allclose(probabilities[-1], of(law).prob_any(), atol=1e-12)
-    np.testing.assert_allclose(
-        probabilities[0], prob_any_given(both_speeds(), window=7, law=law), atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("max_steps", [1, 20])
 def test_rounds_of_one_time_unit(max_steps: int) -> None:
     """P(E >= k) = g^k / (1 - p), with g the probability of a step before the next contact."""
@@ -164,11 +111,12 @@ def test_rounds_of_one_time_unit(max_steps: int) -> None:
 @pytest.mark.parametrize("law", ["runtime_geom", "runtime_exp"])
 def test_everyone_contacted_every_round(law: str) -> None:
     """With p = 1 every window is one round."""
-    np.testing.assert_allclose(
-        of(law, p=1.0).mean(4),
-        mean_steps_given(both_speeds(), window=7, max_steps=4, law=law),
-        atol=1e-12,
-    )
+    rates, counts = np.array([FAST, SLOW]), np.arange(200)[:, None]
+    of_count = stats.binom(7, rates) if law == "runtime_geom" else stats.poisson(7 * rates)
+    weights = of_count.pmf(counts)
+    expected = np.sum(weights * np.minimum(counts, 4), axis=0)
+    np.testing.assert_allclose(of(law, p=1.0).mean(4), expected, atol=1e-12)
+    np.testing.assert_allclose(of(law, p=1.0).prob_any(), 1 - weights[0], atol=1e-12)
 
 
 @pytest.mark.parametrize("law", STEP_COUNT_LAWS)
@@ -225,4 +173,4 @@ def test_numbers_broadcast() -> None:
     found = counts.at_least(5)
     assert found.shape == (3, 2, 5)
     np.testing.assert_allclose(found[1, 0], of("runtime_geom", FAST).at_least(5), atol=1e-12)
-    assert counts.mean_by_tick(5, num_ticks=4).shape == (4, 3, 2)
+    assert counts.mean(5).shape == (3, 2)

@@ -49,17 +49,13 @@ def scheduled(draw: Callable) -> Callable[[Any], dict[str, np.ndarray]]:
 
 def contact_settings(hyper: Any) -> Any:
     """Remove the reweighting, so that one program draws the schedules of all of them."""
-    return hyper.replace(reweight="none", alpha_by_tick=False)
+    return hyper.replace(reweight="none")
 
 
-def expected_by_round(
-    rate: float, value: Callable[[np.ndarray], np.ndarray], *, law: str, rounds: int | None = None
-) -> float:
-    """Compute E[value(E)], a sum over windows of R rounds, R geometric and at most `rounds`."""
-    longest = 400 if rounds is None else rounds
-    r = np.arange(1, longest + 1)
+def expected_by_round(rate: float, value: Callable[[np.ndarray], np.ndarray], *, law: str) -> float:
+    """Compute E[value(E)], a sum over windows of R rounds, R geometric."""
+    r = np.arange(1, 401)
     chance = stats.geom.pmf(r, SHARE)
-    chance[-1] = stats.geom.sf(longest - 1, SHARE)
     counts = np.arange(300)[:, None]
     pmf = (
         stats.binom.pmf(counts, PERIOD * r, rate)
@@ -79,24 +75,20 @@ def capped(counts: np.ndarray) -> np.ndarray:
     return np.minimum(counts, K).astype(float)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("law", ["runtime_geom", "runtime_exp"])
-@pytest.mark.parametrize("by_tick", [False, True])
-def test_weights_from_the_law(scheduled: Callable, law: str, by_tick: bool) -> None:
-    """Weights are 1 / (P(E > 0) X) and 1 / E[X], and 0 without a step; to float64 rounding.
-
-    The law is the stationary one, or that at each server step.
-    """
+def test_weights_from_the_law(scheduled: Callable, law: str) -> None:
+    """Weights are 1 / (P(E > 0) X) and 1 / E[X], and 0 without a step; to float64 rounding."""
     for reweight, function in (("stochastic", at_least_one), ("deterministic", capped)):
-        hyper = SYSTEM.paper(**SMALL, runtime_law=law, reweight=reweight, alpha_by_tick=by_tick)
+        hyper = SYSTEM.paper(**SMALL, runtime_law=law, reweight=reweight)
         found = scheduled(hyper)
         rate = found["rate"][found["clients"]]
         expected = np.empty(rate.shape)
-        table: dict[tuple, float] = {}
+        table: dict[float, float] = {}
         for t, slot in np.ndindex(rate.shape):
-            place = (rate[t, slot], t + 1 if by_tick else None)
+            place = float(rate[t, slot])
             if place not in table:
-                table[place] = expected_by_round(place[0], function, law=law, rounds=place[1])
+                table[place] = expected_by_round(place, function, law=law)
             expected[t, slot] = table[place]
         alpha = expected * found["steps"] if reweight == "stochastic" else expected
         some = found["steps"] > 0
@@ -151,10 +143,9 @@ def test_reweighting_is_unbiased(draw: Callable) -> None:
         assert abs(sample.mean() - 1) < 5 * error
 
 
-@pytest.mark.parametrize("by_tick", [False, True])
-def test_every_client_of_spread_rates_has_its_own_law(draw: Callable, by_tick: bool) -> None:
+def test_every_client_of_spread_rates_has_its_own_law(draw: Callable) -> None:
     """Weights are those of a table of clients that has the same rates."""
-    hyper = favano.Hyper(num_clients=6, num_selected=2, local_steps=4, alpha_by_tick=by_tick)
+    hyper = favano.Hyper(num_clients=6, num_selected=2, local_steps=4)
     with jax.enable_x64(True):
         rate = draw_client_rates(stream(jax.random.key(0), "timeline"), hyper)
     assert np.unique(rate).size == 6

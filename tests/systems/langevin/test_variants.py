@@ -16,7 +16,7 @@ from experiments.fald.formulas import exact_laws
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from fedjax_sim import Layout
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import langevin
 from tests.systems.langevin import variant_laws as variants

@@ -26,7 +26,7 @@ from experiments.fald.formulas.exact_laws import (
     one_round,
     target_law,
 )
-from fedjax_sim.results.diagnostics.gaussians import Gaussian
+from fedjax_sim.results.diagnostics import Gaussian
 
 
 def momentum_round(

@@ -15,7 +15,7 @@ import fedjax_sim
 from fedjax_sim.core.types import System
 from fedjax_sim.systems import fedasync, fedavg, fedbuff, gen_async
 from fedjax_sim.timelines import Trace
-from fedjax_sim.timelines.live import replayed
+from fedjax_sim.timelines.live import Live, Sizes, replayed, with_clock
 from tests.conftest import slow_but
 from tests.timelines.live.conftest import planned_as_live
 
@@ -113,6 +113,40 @@ def test_a_schedule_taken_live_has_the_same_bits(
         exact = 1e-14 if values == "time" else 0
         np.testing.assert_allclose(
             other.curves[values], run.curves[values], rtol=exact, err_msg=values
+        )
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "async_hierarchical"])
+def test_the_schedule_of_a_live_run_taken_as_planned_has_the_same_bits(
+    name: str, live: dict[str, System], regression: Callable, small: Callable
+) -> None:
+    """Also where those who report are groups, of which there are fewer than slots."""
+    problem, system = regression(), fedjax_sim.SYSTEMS[name]
+    options: dict[str, Any] = {"seed": 1, "budget": fedjax_sim.Ticks(20)}
+    if name == "fedbuff":
+        hyper, taken = small(system, restart="replaced"), live[name]
+    else:
+        hyper = small(system, num_groups=2, num_reports=3)
+        drawn = fedjax_sim.simulate(system, problem, hyper, **options)
+        taken = replayed(system, drawn.timelines[0])
+    run = fedjax_sim.simulate(taken, problem, hyper, **options, num_evals=4)
+    (happened,) = run.timelines
+    planned = fedjax_sim.bind(system, problem, hyper, seed=1, budget=happened)
+    state, info = planned.run(planned.init())
+    jax.tree.map(np.testing.assert_array_equal, planned.model(state), run.models)
+    assert int(info.needed.sum()) == run.curves.needed
+    if name == "async_hierarchical":
+        assert happened.clients.shape == (20, 3)
+        assert set(happened.clients.ravel().tolist()) == {0, 1}
+
+
+def test_more_slots_than_senders_are_refused(regression: Callable, small: Callable) -> None:
+    system = fedjax_sim.SYSTEMS["hierarchical"]
+    hyper = small(system, num_groups=2)
+    three = Live(lambda hyper: Sizes(3, 1), lambda problem, hyper: None)
+    with pytest.raises(fedjax_sim.ConfigError, match="at most the number of senders, 2, as"):
+        fedjax_sim.simulate(
+            with_clock(system, three), regression(), hyper, budget=fedjax_sim.Ticks(2)
         )
 
 

@@ -1,10 +1,18 @@
-"""Pictures: curves of metrics, calibration, schedules, and clients.
+"""Pictures, as matplotlib figures in one style.
+
+Pictures draw metrics of each seed or with bands, how calibrated predictions are, who computed when,
+who holds which examples, how much each client counts and how good a model is for each.
+
+The style is a style sheet, and looks of lines that survive grey print. Every function that draws
+runs within `styled`, as a decorator or as a context. Series number i gets `**look(i)`: a colour, a
+dash pattern and a marker, any one of which tells it from the others.
 
 Dimension letters: `L` lanes, `V` evaluations, `G` points of a grid, `N` clients.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -14,13 +22,13 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from fedjax_sim.core.settings import Count
+from fedjax_sim.core.settings import Count, Whole
 from fedjax_sim.core.types import Timeline
-from fedjax_sim.results.diagnostics import posterior
-from fedjax_sim.results.diagnostics.fairness import received, summarise_clients
-from fedjax_sim.results.plots import style
+from fedjax_sim.results import diagnostics
+from fedjax_sim.results.diagnostics import received, summarise_clients
 from fedjax_sim.results.reports import AXES
 from fedjax_sim.results.summaries import label_of, metrics_of, settings_of
 
@@ -38,6 +46,143 @@ MOST_NUMBERED = 20
 MOST_CLIENTS_DRAWN = 40
 MOST_STALENESS_BARS = 40
 LEAST_STALENESS_SHOWN = 6
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#808080")
+"""Okabe and Ito's colours, which colour-blind readers can tell apart."""
+DASHES: tuple[Any, ...] = (
+    *("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (1, 1.5))),
+    *((0, (10, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)), (0, (3, 4))),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+HATCHES = ("", "////", "....", "xx", "\\\\\\\\", "++", "oo", "--")
+"""Of bars and areas."""
+OPEN: dict[str, Any] = {"markerfacecolor": "white", "linewidth": 0.8}
+"""Changes of a `look` for a second kind of the same series."""
+FACE = "#222222"
+"""Colour of text and axes."""
+GREY = "#808080"
+"""Colour of auxiliary lines."""
+SHEET = {
+    "axes.edgecolor": FACE,
+    "axes.labelcolor": FACE,
+    "axes.prop_cycle": cycler(color=COLORS),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "errorbar.capsize": 2.5,
+    "figure.constrained_layout.use": True,
+    "figure.titlesize": 11,
+    "font.size": 10,
+    "hatch.linewidth": 0.7,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "legend.handlelength": 3.6,
+    "legend.title_fontsize": 9,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.5,
+    "text.color": FACE,
+}
+LABELS = {
+    "accuracy": "test accuracy (share of examples)",
+    "brier": "Brier score",
+    "client_accuracy": "accuracy on each client's test examples",
+    "client_loss": "loss on each client's examples (nats)",
+    "client_variance": "client variance (squared distance)",
+    "downlink_bits": "sent to clients",
+    "ece": "expected calibration error",
+    "epochs": "epochs (passes over all examples)",
+    "epsilon": "privacy loss ε",
+    "field": "squared field ‖H‖²",
+    "gradient_square": "squared norm of the gradient",
+    "least_eigenvalue": "least eigenvalue of a covariance",
+    "least_weight": "least weight of a component",
+    "local_steps": "local steps received",
+    "loss": "test loss (nats per example)",
+    "mean_field": "squared mean field ‖h(S)‖²",
+    "memory_error": "squared error of memories, mean ‖V_i - h_i(S)‖²",
+    "objective": "objective F (nats per example)",
+    "personal_accuracy": "accuracy of personal models (share of examples)",
+    "personal_client_accuracy": "accuracy of each client's model on its test examples",
+    "personal_client_loss": "loss of each client's model on its test examples (nats)",
+    "personal_loss": "loss of personal models (nats per example)",
+    "ticks": "server steps (rounds)",
+    "time": "virtual time (units)",
+    "uplink_bits": "sent to the server",
+}
+"""Labels of axes with their units, by name of the metric or coordinate."""
+TITLES = {
+    "client_variance": (
+        "Client variance: squared distances of the clients' (or groups')\nmodels to the server's, "
+        "summed"
+    )
+}
+"""Titles of pictures, for metrics that need more words than their labels."""
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the style of all pictures; also a decorator of a function that draws."""
+    with matplotlib.rc_context(SHEET):  # type: ignore[arg-type]
+        yield
+
+
+def look(
+    number: Whole,
+    marks: Literal["some", "all", "only", "none"] = "some",
+    *,
+    points: Whole = 0,
+    **changes: object,
+) -> dict[str, Any]:
+    """Choose how series `number` looks: colour, dashes and marker.
+
+    Args:
+      number: Which series, from 0.
+      marks: Where the marker is put: at "some" places of a curve, at "all" points of a line, at
+        points without a line ("only"), or nowhere ("none").
+      points: How many points the curve has, which are then marked at regular intervals; otherwise
+        the distance along the curve counts, which crowds marks where a curve is noisy.
+      **changes: Further keyword arguments of `Axes.plot`, which replace these.
+
+    Returns:
+      Keywords for matplotlib's `plot`.
+    """
+    cycle = number // len(COLORS)
+    found: dict[str, Any] = {
+        "color": COLORS[number % len(COLORS)],
+        "linestyle": DASHES[(number + cycle) % len(DASHES)],
+        "marker": MARKERS[(number + 3 * cycle) % len(MARKERS)],
+    }
+    if marks == "some":
+        every = max(1, points // 7)
+        places = (number % 5 * every // 5, every)
+        found["markevery"] = places if points else (0.02 + 0.03 * (number % 5), 0.15)
+    elif marks == "only":
+        found["linestyle"] = ""
+    elif marks == "none":
+        del found["marker"]
+    return found | changes
+
+
+def label_of_axis(name: str) -> str:
+    """Write the label of a metric or coordinate, with its unit where it is known."""
+    return LABELS.get(name, name.replace("_", " "))
+
+
+def name_beside(figure: Figure, axes: Axes, **options: Any) -> None:
+    """Put the legend of `axes` to the right of all panels, where it hides nothing.
+
+    Args:
+      figure: The figure; it becomes higher if the legend needs it.
+      axes: Has the named lines.
+      **options: Of `Figure.legend`.
+    """
+    handles, labels = options.pop("handles", None), options.pop("labels", None)
+    if handles is None:
+        handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, max(height, 0.24 * len(handles) + 0.8))
+        figure.legend(handles, labels, loc="outside right upper", **options)
 
 
 def on_grid(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndarray:
@@ -99,7 +244,7 @@ def metric_figures(
     }
 
 
-@style.styled()
+@styled()
 def curves_figure(
     curves: Mapping[str, xr.Dataset],
     metric: str,
@@ -139,8 +284,8 @@ def curves_figure(
         elif len(line.held) > 1:
             axes.plot(line.grid, line.held.T, alpha=0.4, **of_seed)
         axes.plot(line.grid, line.median, drawstyle="steps-post", label=line.label, **line.look)
-    name = label or style.label_of_axis(metric)
-    axes.set(xlabel=style.label_of_axis(against), ylabel=name)
+    name = label or label_of_axis(metric)
+    axes.set(xlabel=label_of_axis(against), ylabel=name)
     if against.endswith("_bits"):  # Written as 20 Mbit.
         axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
     if not lines:
@@ -149,12 +294,12 @@ def curves_figure(
         axes.set_xlim(0, 1.02 * end)
     if "accuracy" in metric:
         axes.set_ylim(0, 1)
-    about = style.TITLES.get(metric, name.partition(" (")[0])
+    about = TITLES.get(metric, name.partition(" (")[0])
     spread = f"the {BAND[0]:.0%} to {BAND[1]:.0%} band" if has_band else "each seed (thin)"
     num_seeds = max((len(line.held) for line in lines), default=1)
     seeds = f"\nmedian over {num_seeds} seeds, and {spread}" if num_seeds > 1 else ""
     axes.set_title((f"{title}\n" if title else "") + about[:1].upper() + about[1:] + seeds)
-    style.name_beside(figure, axes)
+    name_beside(figure, axes)
     return figure
 
 
@@ -196,13 +341,13 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
         if len(grid) > GRID_POINTS:
             grid = np.linspace(0, grid[-1], GRID_POINTS)
         held = on_grid(x, values, grid)
-        shown = style.look(number, points=len(grid))
+        shown = look(number, points=len(grid))
         lines.append(_Line(label, grid, held, np.median(held, axis=0), shown))
     return sorted(lines, key=lambda line: -line.median[-1])
 
 
-@style.styled()
-def reliability_figure(found: Mapping[str, posterior.Reliability]) -> Figure:
+@styled()
+def reliability_figure(found: Mapping[str, diagnostics.Reliability]) -> Figure:
     """Draw accuracy against confidence, bin by bin; calibrated predictions lie on the diagonal.
 
     The size of a mark grows with the bin's share of the examples. Empty bins have no mark.
@@ -212,13 +357,13 @@ def reliability_figure(found: Mapping[str, posterior.Reliability]) -> Figure:
     """
     figure = Figure(figsize=(5.2, 4.8))
     axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color=style.GREY, linewidth=0.8, linestyle=":", label="calibrated")
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":", label="calibrated")
     for i, (name, bins) in enumerate(found.items()):
         confidence, accuracy, examples = (np.asarray(leaf) for leaf in bins)
         is_filled = examples > 0
         x, y = confidence[is_filled], accuracy[is_filled]
-        shown = style.look(i, "all", linewidth=1)
-        axes.plot(x, y, **style.look(i, "none", linewidth=1), clip_on=False)
+        shown = look(i, "all", linewidth=1)
+        axes.plot(x, y, **look(i, "none", linewidth=1), clip_on=False)
         axes.plot([], [], label=name, **shown)
         area = 10 + 400 * examples[is_filled] / examples.sum()
         marks = {name: shown[name] for name in ("color", "marker")}
@@ -246,7 +391,7 @@ class ClientShares(NamedTuple):
     influence: np.ndarray
 
 
-@style.styled()
+@styled()
 def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     """Draw each client's influence against its share of the updates, which follows its speed.
 
@@ -259,12 +404,12 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     figure = Figure(figsize=(8.5, 4.8))
     axes = figure.subplots()
     for i, (name, clients) in enumerate(systems.items()):
-        marks = style.look(i, "only", alpha=0.7)
+        marks = look(i, "only", alpha=0.7)
         axes.plot(clients.share, clients.influence, label=name, **marks, clip_on=False)
     num = max(len(clients.share) for clients in systems.values())
     largest = max(float(np.nanmax(np.concatenate(clients))) for clients in systems.values())
     most = 1.08 * largest or 1.0  # Nobody may have reported.
-    reference: dict[str, Any] = {"color": style.GREY, "linewidth": 0.8, "zorder": 0}
+    reference: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "zorder": 0}
     axes.plot([0, most], [0, most], label="as much as it sends", linestyle=":", **reference)
     axes.axhline(1 / num, label="every client the same", linestyle="--", **reference)
     axes.set(
@@ -274,11 +419,11 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
         ylabel="share of the influence on the server's model",
         title="Each mark is a client",
     )
-    style.name_beside(figure, axes)
+    name_beside(figure, axes)
     return figure
 
 
-@style.styled()
+@styled()
 def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accuracy") -> Figure:
     """Draw a histogram of a metric over clients, at the end of the run.
 
@@ -305,26 +450,26 @@ def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accur
     edges = np.histogram_bin_edges(np.concatenate([*pooled, np.zeros(0)]), bins=BINS)
     highest = 0.0
     for i, ((label, _, _), found) in enumerate(zip(groups, pooled, strict=True)):
-        shares, line = np.histogram(found, edges)[0] / max(1, len(found)), style.look(i, "none")
+        shares, line = np.histogram(found, edges)[0] / max(1, len(found)), look(i, "none")
         axes.stairs(shares, edges, color=line["color"], linestyle=line["linestyle"], label=label)
         highest = max(highest, shares.max())
     for i, (_, values, is_less) in enumerate(groups):
         mean, worst, _ = summarise_clients(values, less_is_better=is_less)
         ends, below = (worst.mean(), mean.mean()), -0.06 * highest * (1 + i)
-        axes.plot(ends, (below, below), **style.look(i, "none"))
+        axes.plot(ends, (below, below), **look(i, "none"))
         for end, marker in zip(ends, (">" if is_less else "<", "o"), strict=True):
-            axes.plot(end, below, marker, color=style.COLORS[i % len(style.COLORS)])
+            axes.plot(end, below, marker, color=COLORS[i % len(COLORS)])
     axes.set(
-        xlabel=style.label_of_axis(metric),
+        xlabel=label_of_axis(metric),
         ylabel="share of clients",
         title="Below: from each system's worst decile (triangle) to its mean (dot)",
         yticks=[tick for tick in axes.get_yticks() if 0 <= tick <= 1.05 * highest],
     )
-    style.name_beside(figure, axes)
+    name_beside(figure, axes)
     return figure
 
 
-@style.styled()
+@styled()
 def holdings_figure(
     histogram: np.ndarray, *, class_names: Sequence[str] | None = None, title: str = ""
 ) -> Figure:
@@ -373,7 +518,7 @@ class Row(NamedTuple):
     senders: str = "clients"
 
 
-@style.styled()
+@styled()
 def timeline_figure(rows: Sequence[Row]) -> Figure:
     """Draw who computed when, and how stale the work was on arrival.
 
@@ -429,7 +574,7 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     idle = inside & (updates.steps == 0)
     for lines in (
         LineCollection(list(bars[worked]), colors=shades, linewidths=width, capstyle="butt"),
-        LineCollection(list(bars[idle]), colors=style.GREY, linewidths=0.7, linestyles=":"),
+        LineCollection(list(bars[idle]), colors=GREY, linewidths=0.7, linestyles=":"),
     ):
         axes.add_collection(lines)
     reports = inside & (stop <= end)
@@ -468,7 +613,7 @@ def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:
         if mask.any():
             axes.annotate(name, (0, np.flatnonzero(mask).mean()), (-8, 0), **beside)
     if is_fast.any() and not is_fast.all():
-        axes.axhline((~is_fast).sum() - 0.5, color=style.FACE, linewidth=0.8)
+        axes.axhline((~is_fast).sum() - 0.5, color=FACE, linewidth=0.8)
 
 
 def _draw_staleness(axes: Axes, row: Row) -> None:
@@ -488,14 +633,14 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
         [staleness[mask] for mask in kinds.values()],
         bins=list(edges),
         weights=[np.full(mask.sum(), 1 / len(client)) for mask in kinds.values()],
-        color=list(style.COLORS[: len(kinds)]),
+        color=list(COLORS[: len(kinds)]),
         label=[f"{name} ({mask.mean():.0%})" for name, mask in kinds.items()],
         stacked=True,
         rwidth=0.9,
         edgecolor="white",
         linewidth=0,
     )[2]
-    for bars, hatch in zip(drawn if len(kinds) > 1 else [drawn], style.HATCHES, strict=False):
+    for bars, hatch in zip(drawn if len(kinds) > 1 else [drawn], HATCHES, strict=False):
         for bar in bars:
             bar.set_hatch(hatch)
     axes.set(
