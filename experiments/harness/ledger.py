@@ -6,12 +6,8 @@ An entry has the verdicts of one run, how it was run and what it cost, and the n
 tables and pictures, rounded to five digits. Every run writes its entry to its results folder, and
 `keep` copies it to the repository. `rows` joins the entries into one row per claim.
 
-An entry whose source is "recorded" comes from an earlier run of which only the stated numbers were
-kept. Where they suffice they are its `inputs`, and its verdicts are computed from them by the same
-function as those of a run. Other verdicts of such an entry are those of the earlier run: they are
-marked as "stated, not recomputed".
-
-A verdict by another criterion than today's is no verdict: `rows` counts it as undecided.
+Verdicts are computed from the entry's numbers by the functions that judge a run, see `judged`. A
+verdict by another criterion than today's is no verdict: `rows` counts it as undecided.
 """
 
 import datetime
@@ -49,8 +45,6 @@ FIGURES = ROOT / "figures"
 """The folder of the committed pictures."""
 FILE = "entry.json"
 """Name of the entry in a results folder."""
-STATED = "stated"
-"""What was measured has this name alone where an earlier run's numbers are kept as a sentence."""
 OLD = "judged by an earlier criterion, not run since: "
 """Why a verdict by another criterion than today's does not count."""
 TOLERANCE = 0.05
@@ -124,7 +118,6 @@ def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> d
     entry = {
         "experiment": name,
         **({"panel": outcome.panel} if outcome.panel else {}),
-        "source": "run",
         "command": command_of(name, arguments),
         "date": datetime.date.today().isoformat(),
         "size": size_of(arguments),
@@ -252,16 +245,6 @@ def claim_of(id: str) -> Claim | None:
     """Return the claim with an id such as "favano-9", None if there is none."""
     paper, _, number = id.rpartition("-")
     return claims_of(paper).get(int(number))
-
-
-def is_stated(verdict: Verdict, entry: Mapping[str, Any]) -> bool:
-    """Return whether only a sentence is kept of what was measured, so that nothing recomputes."""
-    measured = verdict.measured
-    return (
-        entry["source"] == "recorded"
-        and isinstance(measured, Mapping)
-        and set(measured) == {STATED}
-    )
 
 
 def is_by_todays_criterion(verdict: Verdict) -> bool:

@@ -139,9 +139,7 @@ def write_page(
         "and sentences, and no curve was measured. "
         "Intervals are 95 % t intervals. A claim is undecided if "
         "an interval covers both outcomes, or if it was judged by an earlier criterion and not run "
-        "since. Claims marked as algebra follow from formulas and do not count. Numbers that are "
-        "marked as stated, not recomputed, are those of an earlier run, whose verdict was kept "
-        "with them.</p>\n"
+        "since. Claims marked as algebra follow from formulas and do not count.</p>\n"
         + "\n".join(sections)
         + mistakes
         + '\n<h2 id="changed">Verdicts that have changed</h2>\n'
@@ -257,7 +255,7 @@ def article(row: Row, pictures: Sequence[str]) -> str:
         if ledger.name_of(entry) in claim.by or not claim.by
     ]
     facts += [
-        ("ours" if ledger.name_of(entry) in decide else "note", evidence(each, entry))
+        ("ours" if ledger.name_of(entry) in decide else "note", each.why)
         for each, entry in row.found
     ] or [("ours", f"not run; {claim.cost}" if claim.cost else "not run")]
     if row.scope:
@@ -304,8 +302,6 @@ def value_of(claim: Claim) -> str:
 
 def number_table(verdict: Verdict, entry: Mapping[str, Any]) -> str:
     """Lay out all that was measured for a verdict, to be opened by the reader."""
-    if ledger.is_stated(verdict, entry):
-        return ""
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
         for name, value in _leaves(verdict.measured)
@@ -345,24 +341,19 @@ def told_criterion(row: Row) -> str:
     return f" (Stated {row.claim.since}, later than the run of {runs}.)" if late else ""
 
 
-def evidence(verdict: Verdict, entry: Mapping[str, Any]) -> str:
-    """Return the numbers behind a verdict, with a mark if it cannot be recomputed from them."""
-    return (
-        f"(stated, not recomputed) {verdict.why}"
-        if ledger.is_stated(verdict, entry)
-        else verdict.why
-    )
-
-
 def told_run(verdict: Verdict, entry: Mapping[str, Any]) -> str:
-    """Describe the panel, size, seeds and date of the run behind a verdict."""
+    """Describe the panel, size, seeds, date and machine of the run behind a verdict."""
     seeds = f", {verdict.seeds} seeds" if verdict.seeds else ""
     size = verdict.size or entry["size"]
     smaller = verdict.scope.partition("reduced: ")[2]
     size += f" ({smaller})" if smaller else " size"
-    kept = ", recorded" if entry["source"] == "recorded" else ""
+    machine = entry["machine"]
+    where = "an unknown machine"
+    if machine != ledger.UNKNOWN:
+        cores = f"{machine['cores']} cores of {machine['processor']}"
+        where = cores if machine["device"] == "cpu" else machine["device"]
     panel = f"{entry['panel']}, " if entry.get("panel") else ""
-    return f"{panel}{size}{seeds}, {entry['date']}{kept}"
+    return f"{panel}{size}{seeds}, {entry['date']}, {where}"
 
 
 def cost_of(entry: Mapping[str, Any]) -> str:

@@ -101,7 +101,7 @@ def ledger_table(found: Sequence[Row]) -> str:
     lines = []
     for row in found:
         claim = row.claim
-        ours = "; ".join(dict.fromkeys(page.evidence(each, entry) for each, entry in row.found[:1]))
+        ours = "; ".join(each.why for each, _ in row.found[:1])
         kind = "" if claim.counts else ", algebra"
         lines.append(
             (

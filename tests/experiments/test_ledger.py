@@ -44,17 +44,6 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results.reports import to_json
 
 ENTRIES = ledger.entries()
-SENTENCES = {
-    "fald/fig1",
-    "fald/fig2",
-    "fald/fig3_4",
-    "fedem/ablations",
-    "fedem/fig1",
-    "fedem/fig2",
-    "fedem/theory",
-    "fedstaleweight/influence",
-}
-"""Recorded entries that keep sentences of what was measured, in place of numbers to judge by."""
 MOST_BYTES = 3_000_000
 
 
@@ -81,7 +70,7 @@ def test_the_readmes_agree_with_the_results() -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=ledger.name_of)
 def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
-    assert entry["source"] in ("run", "recorded") and entry["size"] in ("full", "reduced")
+    assert entry["size"] in ("full", "reduced")
     assert entry["command"].startswith(f"python -m experiments run {entry['experiment']}")
     assert entry["machine"] == ledger.UNKNOWN or {"jax", "cores", "instructions"} <= set(
         entry["machine"]
@@ -91,13 +80,6 @@ def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
         assert each["verdict"] in VERDICTS and each["size"] in ("full", "reduced")
     for file in entry["pictures"]:
         assert (ledger.FIGURES / ledger.picture_of(ledger.name_of(entry), file)).exists()
-    verdicts = [Verdict(**each) for each in entry["claims"]]
-    if entry["source"] == "recorded":
-        is_sentence = any(ledger.is_stated(each, entry) for each in verdicts)
-        assert entry["inputs"] is not None or is_sentence
-        assert is_sentence == (entry["experiment"] in SENTENCES)
-    else:
-        assert not any(ledger.is_stated(each, entry) for each in verdicts)
     plain = json.loads(to_json([each._asdict() for each in ledger.judged(entry)]))
     assert ledger.rounded(plain) == entry["claims"]
 
@@ -277,7 +259,7 @@ def test_the_run_nearest_to_the_papers_decides() -> None:
 
     def entry(name: str, ruling: Ruling, number: int = 12) -> dict:
         verdict = claims.verdict(number, None, ruling, "why")
-        return {"experiment": name, "source": "run", "claims": [verdict._asdict()]}
+        return {"experiment": name, "claims": [verdict._asdict()]}
 
     def row_of(entries: list[dict], number: int = 12) -> ledger.Row:
         return next(row for row in ledger.rows(entries) if row.claim.id == f"fald-{number}")
@@ -332,7 +314,7 @@ def test_verdicts_by_an_earlier_criterion_count_as_undecided() -> None:
     spelled = now._replace(criterion=now.criterion.replace("‖", "||").replace("²", "^2") + " ")
     other = now._replace(criterion=now.criterion.replace("1.5", "1.6"))
     for verdict, word in ((now, "holds"), (spelled, "holds"), (other, "undecided")):
-        entry = {"experiment": "fedem/ablations", "source": "run", "claims": [verdict._asdict()]}
+        entry = {"experiment": "fedem/ablations", "claims": [verdict._asdict()]}
         (row,) = (row for row in ledger.rows([entry]) if row.claim.id == now.id)
         assert row.verdict == word and row.found[0][0].verdict == word
         assert row.found[0][0].why.startswith(ledger.OLD) == (word == "undecided")
@@ -372,15 +354,14 @@ def test_all_numbers_of_a_verdict_are_on_the_page() -> None:
     claims = importlib.import_module("experiments.hierarchical.claims").CLAIMS
     measured = {"lead": {"mean": 1.0}, "by seed": [[1, 2], [3.123456, 4]], "a": [], "b": None}
     verdict = claims.verdict(14, measured, Ruling("holds"), "why")._replace(size="reduced", seeds=4)
-    entry = {"experiment": "hierarchical/fig6", "source": "run", "size": "full", "date": "today"}
+    how = {"size": "full", "date": "today", "machine": ledger.UNKNOWN}
+    entry = {"experiment": "hierarchical/fig6", **how}
     found = page.number_table(verdict, entry)
     known = {"lead, mean": "1", "by seed, 1": "1, 2", "by seed, 2": "3.1235, 4"}
     for name, value in {**known, "a": "none", "b": "unknown"}.items():
         assert f"<td>{name}</td><td>{value}</td>" in found
     assert found.count("<tr>") == 5 and "numbers of hierarchical/fig6" in found
-    assert page.told_run(verdict, entry) == "reduced size, 4 seeds, today"
-    stated = claims.verdict(14, {ledger.STATED: "why"}, Ruling("holds"), "why")
-    assert page.number_table(stated, {**entry, "source": "recorded"}) == ""
+    assert page.told_run(verdict, entry) == "reduced size, 4 seeds, today, an unknown machine"
 
 
 def test_named_tuples_are_kept_by_name_at_every_depth() -> None:
