@@ -303,7 +303,8 @@ def calibrate(
         raise ConfigError("by", by, "client for a log without a column device")
     unit = found.clients if by == "client" else found.devices
     names, of_client = np.unique(unit, return_inverse=True)
-    rows = [np.flatnonzero(of_client[found.client] == i) for i in range(len(names))]
+    unit_of = of_client[found.client]
+    rows = np.split(np.argsort(unit_of, kind="stable"), np.cumsum(np.bincount(unit_of))[:-1])
     for name, own in zip(names, rows, strict=True):
         if (num := int(found.done[own].sum())) < LEAST_ROWS:
             allowed = f"at least {LEAST_ROWS}" + ', or fit by="device"' * (by == "client")
