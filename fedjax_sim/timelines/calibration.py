@@ -243,7 +243,7 @@ class Calibration:
 
     @property
     def poor(self) -> list[str]:
-        """Clients whose times have another law, by a test of Kolmogorov's distance at 5 %.
+        """Clients that another law than the fitted one has, by Kolmogorov's test at 5 %.
 
         The band is that of a law without fitted parameters: the test finds too few.
         """
@@ -251,7 +251,7 @@ class Calibration:
         return [name for name, (x, y, width) in pairs if np.any(np.abs(x - y) > width)]
 
     def draw_tables(self, num: Count) -> list[ClientTable]:
-        """Draw tables of clients from what the log leaves open, for intervals of results.
+        """Draw tables of clients that agree with the log, for intervals of results.
 
         Args:
           num: Number of tables, at most 1,000.
@@ -293,12 +293,15 @@ def calibrate(
         columns = ["client", "start", "finish"]
         rows = [["a", 3.0 * i, 3.0 * i + each] for i, each in enumerate([1.0, 1.5, 2.0, 2.5] * 3)]
         fitted = calibrate(dict(zip(columns, zip(*rows))))
-        hyper = fedbuff.Hyper(num_clients=1, buffer_size=1, delays=fitted.delays)
+        hyper = Arrivals(num_clients=1, buffer_size=1, delays=fitted.delays)
 
     Args:
       log: Name of a CSV file, or its columns, see `fedjax_sim.timelines.logs`.
       law: Name of a law; None for the best one.
       by: Whether each client has its own rate and spread, or all of a class of devices the same.
+
+    Returns:
+      The clients and the law, with what the log leaves open.
 
     Raises:
       ConfigError: If the log cannot be read, if a client or class has fewer than `LEAST_ROWS`
@@ -373,7 +376,7 @@ def kaplan_meier(time: Numbers, done: Rows) -> tuple[Numbers, Numbers, Numbers]:
     left = np.cumprod(1 - ended / at_risk)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = num * np.cumsum(ended / (at_risk * (at_risk - ended)))
-        width = np.where(left > 0, 1.358 / np.sqrt(num) * left * (1 + variance), np.inf)
+        width: Numbers = np.where(left > 0, 1.358 / np.sqrt(num) * left * (1 + variance), np.inf)
     last = np.unique(np.searchsorted(time[order], time[order][ended], "right") - 1)
     return time[order][last], 1 - left[last], width[last]
 
@@ -396,7 +399,7 @@ def _scores(
             flat = np.where(done[held], 1e-3 / (2 * np.log(1e3) * time[held]), 1e-3)
             for law in laws:
                 fit = _fit(law, time[~held], done[~held], rng, NUM_DRAWS // 2)
-                chance = 0.0
+                chance = np.zeros(held.sum())
                 if fit is not None:
                     chance = SHAPES[law].chance(time[held], done[held], *fit)
                     if "runtime_geom" in laws and law != "runtime_geom":  # Parts of a unit count.
