@@ -38,11 +38,11 @@ def compare(fitted: timelines.Calibration, num: int = 40, points: int = 100) -> 
     log = fitted.log
     time = np.geomspace(log.time[log.done].min(), log.time[log.done].max(), points)
     measured, simulated = np.zeros(points), []
-    for i, rows in enumerate(np.bincount(log.client)):
-        own = log.client == i
-        seen, chance, _ = kaplan_meier(log.time[own], log.done[own])
+    ends = np.cumsum(np.bincount(log.client))[:-1]  # Rows are in order of clients.
+    for own, done in zip(np.split(log.time, ends), np.split(log.done, ends), strict=True):
+        seen, chance, _ = kaplan_meier(own, done)
         share = np.concatenate([[0], chance])[np.searchsorted(seen, time, "right")]
-        measured += share * rows / len(log.client)
+        measured += share * len(own) / len(log.client)
     with jax.enable_x64(True):
         for i in range(num):
             speeds = timelines.Speeds(*map(jax.numpy.asarray, fitted.draws[:, log.client, i]))

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from fedjax_sim import datasets, timelines
+from fedjax_sim import datasets
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import calibrated, comparison, tables
 from fedjax_sim.core.settings import ConfigError
@@ -30,7 +30,7 @@ from fedjax_sim.results.plots import (
     timeline_figure,
 )
 from fedjax_sim.results.records import environment
-from fedjax_sim.timelines import Clients, Groups, draw_client_rates
+from fedjax_sim.timelines import Clients, Groups, calibrate, draw_client_rates
 
 COLUMNS = {
     "ticks": "server steps",
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.log is None:
         asked = comparison.read_asked(arguments)
     else:
-        fitted = timelines.calibrate(arguments.log)
+        fitted = calibrate(arguments.log)
         length = float(np.max(fitted.log.start + fitted.log.time))
         asked = comparison.read_asked(arguments, length, **calibrated.settings_of(fitted))
     for contender in asked.contenders:

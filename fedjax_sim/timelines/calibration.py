@@ -40,7 +40,7 @@ Rows = npt.NDArray[np.bool_]
 Standard = Callable[[Numbers], Numbers]
 Draws = tuple[Numbers, Numbers, Numbers | None]
 """Draws of a location and a scale, `f64[D]` each, with log densities; None for exact draws."""
-Proposal = Callable[[Numbers, Rows, Rng, int], Draws]
+Proposal = Callable[[Numbers, Rows, Numbers], Draws]
 
 
 class Shape(NamedTuple):
@@ -50,7 +50,8 @@ class Shape(NamedTuple):
       of_log: Whether logarithms of times have the law.
       density: Log density of a standard number.
       survival: Log probability of more than a standard number.
-      propose: Draws given numbers, whether they were seen in full, a generator, and a number.
+      propose: Draws given numbers, whether they were seen in full, and points of the unit square,
+        `f64[2, D]`.
       speeds: Rate and spread of a location and a scale.
     """
 
@@ -77,7 +78,7 @@ class Shape(NamedTuple):
         return np.exp(self.log_likelihood(time, done, loc, scale)).mean(axis=0)
 
 
-def _propose_normal(x: Numbers, done: Rows, rng: Rng, num: int) -> Draws:
+def _propose_normal(x: Numbers, done: Rows, u: Numbers) -> Draws:
     """Draw around the maximum of a likelihood with censored numbers, found by Newton's method."""
     at = np.array([x.mean(), np.log(x[done].std())])
     for _ in range(30):
@@ -92,37 +93,36 @@ def _propose_normal(x: Numbers, done: Rows, rng: Rng, num: int) -> Draws:
         values, vectors = np.linalg.eigh(-hessian)
         step = vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), 1e-12))
         at += step / max(1.0, np.abs(step / [scale, 1.0]).max())
-    freedom, root = 5, vectors / np.sqrt(np.maximum(np.abs(values), 1e-12))
-    standard = rng.standard_t(freedom, (num, 2))
+    freedom, root = 5.0, vectors / np.sqrt(np.maximum(np.abs(values), 1e-12))
+    standard = special.stdtrit(freedom, u.T)
     loc, log_scale = (at + standard @ root.T).T
     log_density = -(freedom + 1) / 2 * np.log1p(standard**2 / freedom).sum(axis=1)
     return (loc, np.exp(log_scale), log_density - log_scale)
 
 
-def _propose_shifted(x: Numbers, done: Rows, rng: Rng, num: int) -> Draws:
+def _propose_shifted(x: Numbers, done: Rows, u: Numbers) -> Draws:
     least, count = x[done].min(), done.sum() - 1
     above = x[x >= least] - least
-    scale = above.sum() / rng.gamma(count, size=num)
-    below = rng.exponential(size=num)
+    scale, below = above.sum() / special.gammaincinv(count, u[0]), -np.log(u[1])
     density = -(count + 2) * np.log(scale) - above.sum() / scale - below
     return (least - below * scale / len(above), scale, density)
 
 
-def _propose_uniform(x: Numbers, done: Rows, rng: Rng, num: int) -> Draws:
+def _propose_uniform(x: Numbers, done: Rows, u: Numbers) -> Draws:
     width = np.ptp(x) / done.sum()
-    below, above = width * rng.exponential(size=num), 3 * width * rng.pareto(2, size=num)
+    below, above = -width * np.log(u[0]), 3 * width * (u[1] ** -0.5 - 1)
     density = -below / width - 3 * np.log1p(above / (3 * width))
     low, high = x[done].min() - below, x.max() + above
     return ((low + high) / 2, (high - low) / 2, density)
 
 
-def _propose_exponential(x: Numbers, done: Rows, rng: Rng, num: int) -> Draws:
-    return (np.zeros(num), x.sum() / rng.gamma(done.sum(), size=num), None)
+def _propose_exponential(x: Numbers, done: Rows, u: Numbers) -> Draws:
+    return (0 * u[0], x.sum() / special.gammaincinv(done.sum(), u[0]), None)
 
 
-def _propose_geometric(x: Numbers, done: Rows, rng: Rng, num: int) -> Draws:
+def _propose_geometric(x: Numbers, done: Rows, u: Numbers) -> Draws:
     fails = np.sum(np.floor(x) - done)
-    return (np.zeros(num), 1 / rng.beta(done.sum(), fails + 0.5, size=num), None)
+    return (0 * u[0], 1 / special.betaincinv(done.sum(), fails + 0.5, u[0]), None)
 
 
 _NORMAL: tuple[Standard, Standard, Proposal] = (
@@ -160,7 +160,10 @@ def _fit(law: str, time: Numbers, done: Rows, rng: Rng, num: int) -> tuple[Numbe
     if len(np.unique(time[done])) < 2:
         return None
     shape, most = SHAPES[law], {"at most 1": 1.0, "below 1": 1 - 1e-6}
-    loc, scale, density = shape.propose(np.log(time) if shape.of_log else time, done, rng, num)
+    # Evenly spread points (the R2 sequence), as random ones would make the intervals noisy.
+    points = rng.random((2, 1)) + np.outer([0.7548776662466927, 0.5698402909980532], range(num))
+    points = np.clip(points % 1, 1e-12, 1 - 1e-12)
+    loc, scale, density = shape.propose(np.log(time) if shape.of_log else time, done, points)
     rate, spread = shape.speeds(loc, scale)
     allowed = (rate > 0) & np.isfinite(rate) & (spread <= most.get(LAWS[law].spreads, np.inf))
     log_weight = np.where(allowed, 0.0, -np.inf)
@@ -170,7 +173,10 @@ def _fit(law: str, time: Numbers, done: Rows, rng: Rng, num: int) -> tuple[Numbe
     weight = np.exp(log_weight - max(log_weight.max(), np.finfo(float).min))
     if not weight.sum() > 0 or allowed.mean() < 0.01:
         return None
-    kept = rng.choice(num, num, p=weight / weight.sum())
+    order = np.argsort(rate)
+    below = np.cumsum(weight[order]) / weight.sum()
+    kept = order[np.searchsorted(below, (np.arange(num) + 0.5) / num)]
+    kept = rng.permutation(kept)
     return loc[kept], scale[kept]
 
 
@@ -237,7 +243,7 @@ class Calibration:
 
     @property
     def poor(self) -> list[str]:
-        """Clients whose times have another law, by a test of Kolmogorov's distance at 5 %.
+        """Clients that another law than the fitted one has, by Kolmogorov's test at 5 %.
 
         The band is that of a law without fitted parameters: the test finds too few.
         """
@@ -245,7 +251,7 @@ class Calibration:
         return [name for name, (x, y, width) in pairs if np.any(np.abs(x - y) > width)]
 
     def draw_tables(self, num: Count) -> list[ClientTable]:
-        """Draw tables of clients from what the log leaves open, for intervals of results.
+        """Draw tables of clients that agree with the log, for intervals of results.
 
         Args:
           num: Number of tables, at most 1,000.
@@ -287,12 +293,15 @@ def calibrate(
         columns = ["client", "start", "finish"]
         rows = [["a", 3.0 * i, 3.0 * i + each] for i, each in enumerate([1.0, 1.5, 2.0, 2.5] * 3)]
         fitted = calibrate(dict(zip(columns, zip(*rows))))
-        hyper = fedbuff.Hyper(num_clients=1, buffer_size=1, delays=fitted.delays)
+        hyper = Arrivals(num_clients=1, buffer_size=1, delays=fitted.delays)
 
     Args:
       log: Name of a CSV file, or its columns, see `fedjax_sim.timelines.logs`.
       law: Name of a law; None for the best one.
       by: Whether each client has its own rate and spread, or all of a class of devices the same.
+
+    Returns:
+      The clients and the law, with what the log leaves open.
 
     Raises:
       ConfigError: If the log cannot be read, if a client or class has fewer than `LEAST_ROWS`
@@ -303,7 +312,8 @@ def calibrate(
         raise ConfigError("by", by, "client for a log without a column device")
     unit = found.clients if by == "client" else found.devices
     names, of_client = np.unique(unit, return_inverse=True)
-    rows = [np.flatnonzero(of_client[found.client] == i) for i in range(len(names))]
+    unit_of = of_client[found.client]
+    rows = np.split(np.argsort(unit_of, kind="stable"), np.cumsum(np.bincount(unit_of))[:-1])
     for name, own in zip(names, rows, strict=True):
         if (num := int(found.done[own].sum())) < LEAST_ROWS:
             allowed = f"at least {LEAST_ROWS}" + ', or fit by="device"' * (by == "client")
@@ -366,7 +376,7 @@ def kaplan_meier(time: Numbers, done: Rows) -> tuple[Numbers, Numbers, Numbers]:
     left = np.cumprod(1 - ended / at_risk)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = num * np.cumsum(ended / (at_risk * (at_risk - ended)))
-        width = np.where(left > 0, 1.358 / np.sqrt(num) * left * (1 + variance), np.inf)
+        width: Numbers = np.where(left > 0, 1.358 / np.sqrt(num) * left * (1 + variance), np.inf)
     last = np.unique(np.searchsorted(time[order], time[order][ended], "right") - 1)
     return time[order][last], 1 - left[last], width[last]
 
@@ -389,7 +399,7 @@ def _scores(
             flat = np.where(done[held], 1e-3 / (2 * np.log(1e3) * time[held]), 1e-3)
             for law in laws:
                 fit = _fit(law, time[~held], done[~held], rng, NUM_DRAWS // 2)
-                chance = 0.0
+                chance = np.zeros(held.sum())
                 if fit is not None:
                     chance = SHAPES[law].chance(time[held], done[held], *fit)
                     if "runtime_geom" in laws and law != "runtime_geom":  # Parts of a unit count.

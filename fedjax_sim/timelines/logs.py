@@ -7,7 +7,7 @@ A log is a CSV file, or a mapping of columns such as a DataFrame, with one row f
   that was not finished at the end of the log, which is the latest time in it.
 - `censored`: 1 if `finish` is when the work was last seen running, 0 or empty if it ended then.
 - `bytes_up`, `bytes_down`: bytes that the client sent and received for the update. If they vary
-  from row to row, times of messages are told from times of work.
+  from row to row, times of messages and of work are estimated apart.
 - `device`: class of the device.
 
 Bad rows are left out and counted by kind.
@@ -63,6 +63,9 @@ def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
     Args:
       log: Name of a CSV file, or its columns, see this module.
 
+    Returns:
+      The good rows, and counts of the others.
+
     Raises:
       ConfigError: If columns are missing, or no row can be used.
     """
@@ -102,11 +105,12 @@ def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
         words = "; ".join(f"{kind} (first in row {bad[kind][1]})" for kind in bad)
         raise ConfigError("log", words, "of at least one row that can be used")
     clients, first, client = np.unique(names[good], return_index=True, return_inverse=True)
-    columns = client, start[good], (finish - start)[good], (ended & (censored == 0))[good]
-    order = np.lexsort(columns[1::-1])
-    bits = 8 * np.stack([up, down], axis=-1)[good][order]
+    order = np.lexsort((start[good], client))
+    kept, bits = np.flatnonzero(good)[order], 8 * np.stack([up, down], axis=-1)
     devices = tuple(device[good][first].tolist()) if "device" in header else ()
-    return Log(tuple(clients.tolist()), devices, *(x[order] for x in columns), bits, bad)
+    time, done = (finish - start)[kept], (ended & (censored == 0))[kept]
+    names_of = tuple(clients.tolist())
+    return Log(names_of, devices, client[order], start[kept], time, done, bits[kept], bad)
 
 
 def _number(text: str) -> float:

@@ -21,7 +21,7 @@ import xarray as xr
 
 import fedjax_sim
 from experiments.harness.command import main as experiments
-from fedjax_sim import privacy
+from fedjax_sim import privacy, timelines
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.arguments import read_seeds, read_settings
 from fedjax_sim.cli.commands import main, make_parser
@@ -498,6 +498,25 @@ def test_a_users_data_with_partition_and_trace(call, tmp_path):
         "for fedbuff only: buffer_size.\n",
     )
     assert out.startswith("own, partition dirichlet")
+
+
+def test_timeline_of_a_calibrated_cluster(call, tmp_path):
+    rng, rows = np.random.default_rng(0), []
+    for client in range(3):
+        finish = np.cumsum(rng.lognormal(client, 0.3, 40))
+        start = np.concatenate([[0], finish[:-1]])
+        rows += [f"b{client},{a:.4f},{b:.4f}" for a, b in zip(start, finish, strict=True)]
+    log = "\n".join(["client,start,finish", *rows, "b1,3,2"])
+    (tmp_path / "log.csv").write_text(log)
+    words = ("timeline", "fedbuff", "--seeds", "1", "--log", "log.csv", "--set", "buffer_size=2")
+    found = json.loads(call(*words, "--json", "--out", "there"))
+    assert found["calibration"]["law"] == "runtime_lognormal"
+    assert "Left out: 1 with finish before start, first row 121." in found["calibration"]["words"]
+    assert (tmp_path / "there" / "calibration.png").stat().st_size > 10_000
+    table = timelines.read_client_table(tmp_path / "there" / "clients.csv")
+    assert table.rate == pytest.approx(np.exp([-0.045, -1.045, -2.045]), rel=0.2)
+    arrivals = float(np.sum(table.rate))  # Two of them make a server step.
+    assert found["systems"]["fedbuff"]["time_per_tick"] == pytest.approx(2 / arrivals, rel=0.3)
 
 
 @pytest.mark.slow
