@@ -398,7 +398,8 @@ def pooled(known: Any, new: Any, first_seed: int, where: str = "") -> Any:
         if known["seeds"] != first_seed:
             allowed = f"{known['seeds']}, as the record has those before it of {where}"
             raise ConfigError("first of the added seeds", first_seed, allowed)
-        return plain_inputs(Sample.of([*Sample.read(known).values, *Sample.read(new).values]))
+        values = [value for each in (known, new) for value in Sample.read(each).values or ()]
+        return plain_inputs(Sample.of(values))
     if strange := new.keys() - known.keys():
         raise ConfigError("added numbers", sorted(strange), f"some of {', '.join(known)}")
     return {
