@@ -7,7 +7,8 @@ chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_v
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -132,50 +133,44 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     num_evals = max(part.facts["ticks"].shape[1] for part in parts)
     order = np.argsort(np.concatenate([part.places for part in parts]))
 
-    def per_lane(values: Sequence[np.ndarray], dims: Dims = ()) -> tuple[Dims, np.ndarray]:
-        """Put each part's `[L, *dims]` on the grid."""
-        whole = np.concatenate(values)[order]
-        return (*grid.dims, "seed", *dims), whole.reshape(*grid.shape, *whole.shape[1:])
+    def joined(read: Callable[[Returned], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Join the parts' tables to `[all L, ...]` by name, NaN where a part lacks one."""
+        tables, found = list(map(read, parts)), dict[str, np.ndarray]()
+        for name, like in ChainMap(*reversed(tables)).items():
+            rows = []
+            for part, table in zip(parts, tables, strict=True):
+                shape = (*part.facts["ticks"].shape, *like.shape[2:])
+                values = table[name] if name in table else np.full(shape, np.nan, "float32")
+                rows.append(values if values.ndim == 1 else lengthen(values, num_evals))
+            found[name] = np.concatenate(rows)[order]
+        return found
 
-    def per_eval(values: Sequence[np.ndarray], dims: Dims = ()) -> tuple[Dims, np.ndarray]:
-        """Put each part's `[L, V, *dims]` on the grid."""
-        return per_lane([lengthen(value, num_evals) for value in values], ("eval", *dims))
+    def placed(values: np.ndarray, dims: Dims = ()) -> tuple[Dims, np.ndarray]:
+        """Put `[all L]` or `[all L, V, *dims]` on the grid."""
+        every = (*grid.dims, "seed", "eval", *dims)[: len(grid.shape) + values.ndim - 1]
+        return every, values.reshape(*grid.shape, *values.shape[1:])
 
     # Metrics, and the lanes in which they are not finite.
-    finite = [part.curves.metrics["finite"] for part in parts]
-    data: dict[str, Any] = {}
-    for named in ([part.curves.metrics for part in parts], [part.extra_facts for part in parts]):
-        for name in dict.fromkeys(name for each in named for name in each):
-            if name != "finite":
-                variable, dims = read_name(name)
-                sizes = next(each[name].shape[2:] for each in named if name in each)
-                pairs = zip(named, finite, strict=True)
-                known = [_known(each, name, (*like.shape, *sizes)) for each, like in pairs]
-                data[variable] = per_eval(known, dims)
-    failed_at = [np.where(each.all(axis=1), NEVER, each.argmin(axis=1)) for each in finite]
-    data["failed"] = per_lane([each != NEVER for each in failed_at])
-    data["failed_at"] = per_lane(failed_at)
-    # Counts of the whole run, and facts of the schedule.
-    for name in parts[0].curves.infos:
-        data[name] = per_lane([part.curves.infos[name].sum(axis=1) for part in parts])
-    for name in ("staleness_mean", "staleness_max", "collapsed_at", "stopped_at"):
-        if name in parts[0].facts:
-            data[name] = per_lane([part.facts[name] for part in parts])
-    # Facts of each evaluation, such as time and ticks, and the labels of the dimensions.
-    facts = [
-        {name: values for name, values in part.facts.items() if values.ndim > 1} for part in parts
-    ]
-    coords: dict[str, Any] = {
-        name: per_eval([_known(each, name, each["ticks"].shape) for each in facts])
-        for name in dict.fromkeys(name for each in facts for name in each)
-    }
-    labels = {
-        name: [label_of_value(value) for value in values]
-        for name, values in zip(grid.dims, grid.settings.values(), strict=True)
-    }
-    if "ended" in parts[0].facts:
-        coords["ended"] = per_lane([np.array(ENDINGS)[part.facts["ended"]] for part in parts])
-    return xr.Dataset(data, {**labels, "seed": list(grid.seeds), **coords}, {"system": system})
+    metrics = joined(lambda part: part.curves.metrics)
+    finite, data = metrics.pop("finite"), dict[str, Any]()
+    for name, values in (metrics | joined(lambda part: part.extra_facts)).items():
+        variable, dims = read_name(name)
+        data[variable] = placed(values, dims)
+    failed_at = np.where(finite.all(axis=1), NEVER, finite.argmin(axis=1))
+    data |= {"failed": placed(failed_at != NEVER), "failed_at": placed(failed_at)}
+    # Counts of the whole run, and facts of the schedule: of a lane, or of each evaluation.
+    totals = joined(lambda part: {name: x.sum(axis=1) for name, x in part.curves.infos.items()})
+    data |= {name: placed(values) for name, values in totals.items()}
+    coords: dict[str, Any] = dict(
+        zip(grid.dims, [list(map(label_of_value, x)) for x in grid.settings.values()], strict=True)
+    )
+    coords["seed"] = list(grid.seeds)
+    for name, values in joined(lambda part: part.facts).items():
+        if name == "ended":
+            coords[name] = placed(np.array(ENDINGS)[values])
+        else:
+            (coords if values.ndim > 1 else data)[name] = placed(values)
+    return xr.Dataset(data, coords, {"system": system})
 
 
 def label_lanes(
@@ -257,11 +252,6 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
         for names in (whole.data_vars, (*sizes, *whole.coords))
     )
     return xr.Dataset(data, coords, {"system": system, **spent})
-
-
-def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Look up values of all lanes, NaN where the part lacks them: `f[L, V + 1, ...]`."""
-    return named[name] if name in named else np.full(shape, np.nan, "float32")
 
 
 def label_of_value(value: object) -> bool | int | float | str:
