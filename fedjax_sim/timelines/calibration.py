@@ -277,7 +277,11 @@ class Calibration:
             for law, each in self.scores.items()
         ]
         lines.append(f"Correlation of consecutive times {value:.3f} (standard error {error:.3f}).")
-        lines += [f"Another law than the fitted one: {', '.join(self.poor)}."] * bool(self.poor)
+        if poor := self.poor:
+            some = ", ".join(poor[:5])
+            lines.append(
+                f"{len(poor)} clients have another law than the fitted one, such as {some}."
+            )
         return "\n".join(lines)
 
 
@@ -373,7 +377,7 @@ def kaplan_meier(time: Numbers, done: Rows) -> tuple[Numbers, Numbers, Numbers]:
     """
     order, num = np.lexsort((~done, time)), len(time)
     at_risk, ended = np.arange(num, 0, -1), done[order]
-    left = np.asarray(np.cumprod(1 - ended / at_risk), np.float64)
+    left: Numbers = np.cumprod(1 - ended / at_risk)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = num * np.cumsum(ended / (at_risk * (at_risk - ended)))
         width: Numbers = np.where(left > 0, 1.358 / np.sqrt(num) * left * (1 + variance), np.inf)

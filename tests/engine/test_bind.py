@@ -705,7 +705,7 @@ def test_what_methods_are_given_is_checked(bound: Bound, regression: Callable) -
         (lambda: jax.vmap(bound.init)(jnp.zeros((2, 4))), r"start at the model is 'float32\[4\]'"),
         (lambda: bound.init({"w": model}), "structure of start is"),
         (lambda: bound.init("zeros"), "start is 'zeros', but must be a pytree of arrays"),
-        (lambda: bound.step(other.init(), event), r"state is 'a RoundState .* a Versioned with . of"),
+        (lambda: bound.step(other.init(), event), r"state is 'a RoundState .* a Versioned with ."),
         (lambda: other.run(state), r"state is 'a Versioned .* a RoundState with 3 of its arrays"),
         (lambda: other.model(bound.model(state)), "state is 'an array', but must be a RoundState"),
         (lambda: other.evaluate(None), "state is 'a NoneType with 0 of its arrays'"),

@@ -71,7 +71,9 @@ def test_another_law_is_seen() -> None:
     times = np.where(np.arange(400) % 100 < 50, 1.0, 10.0) * rng.uniform(0.95, 1.05, 400)
     start = 20.0 * np.arange(400)
     fitted = timelines.calibrate({"client": ["a"] * 400, "start": start, "finish": start + times})
-    assert fitted.poor == ["a"] and "Another law than the fitted one: a." in str(fitted)
+    assert fitted.poor == [
+        "a"
+    ] and "1 clients have another law than the fitted one, such as a." in str(fitted)
     assert fitted.correlation[0] > 0.5
 
 
