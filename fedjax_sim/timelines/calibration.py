@@ -377,7 +377,7 @@ def kaplan_meier(time: Numbers, done: Rows) -> tuple[Numbers, Numbers, Numbers]:
     """
     order, num = np.lexsort((~done, time)), len(time)
     at_risk, ended = np.arange(num, 0, -1), done[order]
-    left: Numbers = np.cumprod(1 - ended / at_risk)
+    left = np.asarray(np.cumprod(1 - ended / at_risk), np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = num * np.cumsum(ended / (at_risk * (at_risk - ended)))
         width: Numbers = np.where(left > 0, 1.358 / np.sqrt(num) * left * (1 + variance), np.inf)

@@ -30,9 +30,8 @@ def test_every_system_draws_its_model_by_the_problems_init(
     """So that a problem whose `init` returns a given model lets the system start from it."""
     system = fedjax_sim.SYSTEMS[name]
     is_latent = system.fit.learns is LatentProblem
-    problem = (
-        noisy_mean(start=None) if is_latent else regression(is_split=name in ("fedper", "fedbn"))
-    )
+    form = {"is_split": name in ("fedper", "fedbn"), "is_whole": name == "vr_diana"}
+    problem = noisy_mean(start=None) if is_latent else regression(**form)
     hyper = system.fit.complete(small(system), problem)
     shapes = jax.eval_shape(problem.init, jax.random.key(0))
     start = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.375, leaf.dtype), shapes)
