@@ -109,7 +109,8 @@ class ExperimentPart:
             allowed = f"a folder that can be written ({error.strerror})"
             raise ConfigError("results folder", str(self.folder.parent), allowed) from None
         for name, value in ours.items():
-            if theirs.get(name) != value:
+            # JSON has lists alone.
+            if theirs.get(name) != (list(value) if isinstance(value, tuple) else value):
                 allowed = f"{theirs.get(name)!r}, as of the other parts in {self.folder}"
                 raise ConfigError(name, value, allowed)
 

