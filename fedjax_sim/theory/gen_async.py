@@ -216,7 +216,8 @@ def optimise(
     """Find the routing and the concurrency with the least time or energy to a target.
 
     Routings follow projected gradients of the logarithm, with steps that grow after each success
-    and shrink after each failure, for all concurrencies at the same time.
+    and shrink after each failure, for all concurrencies at the same time. They start from equal
+    shares, or from shares in proportion to the rates if these are better.
 
         table = timelines.ClientTable(rate=[1.0, 4.0])
         assert optimise(table, [1, 2, 4], Learning()).routing[1] > 0.5
@@ -256,12 +257,10 @@ def optimise(
             kept = (jnp.where(better, x, y) for x, y in ((moved, share), (new, value)))
             return *kept, jnp.where(better, new_slope, slope), size * jnp.where(better, 1.5, 0.5)
 
-        share = jnp.full(table.size, 1 / table.size)
-        start = (
-            share,
-            *jax.value_and_grad(loss)(share, concurrency),
-            jnp.asarray(0.1 / table.size),
-        )
+        firsts = jnp.stack([jnp.full(table.size, 1 / table.size), rate / rate.sum()])
+        share = firsts[jnp.argmin(jax.vmap(loss, (0, None))(firsts, concurrency))]
+        begun = jax.value_and_grad(loss)(share, concurrency)
+        start = (share, *begun, jnp.asarray(0.1 / table.size))
         share = jax.lax.fori_loop(0, iterations, improve, start)[0]
         return share, costs(share, concurrency)
 
