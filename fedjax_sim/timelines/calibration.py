@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from fedjax_sim.core.settings import ConfigError, Count, checked
 from fedjax_sim.timelines.delays.client_table import ClientTable
@@ -84,7 +84,7 @@ def _propose_normal(x: Numbers, done: Rows, u: Numbers) -> Draws:
     for _ in range(30):
         scale = np.exp(at[1])
         z = (x - at[0]) / scale
-        hazard = np.exp(-(z**2) / 2 - special.log_ndtr(-z)) / np.sqrt(2 * np.pi)
+        hazard = np.exp(-(z**2) / 2 - scipy.special.log_ndtr(-z)) / np.sqrt(2 * np.pi)
         slope = np.where(done, z, hazard)
         bend = np.where(done, 1.0, hazard * (hazard - z))
         gradient = np.sum([slope / scale, slope * z - done], axis=1)
@@ -94,7 +94,7 @@ def _propose_normal(x: Numbers, done: Rows, u: Numbers) -> Draws:
         step = vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), 1e-12))
         at += step / max(1.0, np.abs(step / [scale, 1.0]).max())
     freedom, root = 5.0, vectors / np.sqrt(np.maximum(np.abs(values), 1e-12))
-    standard = special.stdtrit(freedom, u.T)
+    standard = scipy.special.stdtrit(freedom, u.T)
     loc, log_scale = (at + standard @ root.T).T
     log_density = -(freedom + 1) / 2 * np.log1p(standard**2 / freedom).sum(axis=1)
     return (loc, np.exp(log_scale), log_density - log_scale)
@@ -103,7 +103,7 @@ def _propose_normal(x: Numbers, done: Rows, u: Numbers) -> Draws:
 def _propose_shifted(x: Numbers, done: Rows, u: Numbers) -> Draws:
     least, count = x[done].min(), done.sum() - 1
     above = x[x >= least] - least
-    scale, below = above.sum() / special.gammaincinv(count, u[0]), -np.log(u[1])
+    scale, below = above.sum() / scipy.special.gammaincinv(count, u[0]), -np.log(u[1])
     density = -(count + 2) * np.log(scale) - above.sum() / scale - below
     return (least - below * scale / len(above), scale, density)
 
@@ -117,17 +117,17 @@ def _propose_uniform(x: Numbers, done: Rows, u: Numbers) -> Draws:
 
 
 def _propose_exponential(x: Numbers, done: Rows, u: Numbers) -> Draws:
-    return (0 * u[0], x.sum() / special.gammaincinv(done.sum(), u[0]), None)
+    return (0 * u[0], x.sum() / scipy.special.gammaincinv(done.sum(), u[0]), None)
 
 
 def _propose_geometric(x: Numbers, done: Rows, u: Numbers) -> Draws:
     fails = np.sum(np.floor(x) - done)
-    return (0 * u[0], 1 / special.betaincinv(done.sum(), fails + 0.5, u[0]), None)
+    return (0 * u[0], 1 / scipy.special.betaincinv(done.sum(), fails + 0.5, u[0]), None)
 
 
 _NORMAL: tuple[Standard, Standard, Proposal] = (
     lambda z: -(z**2) / 2 - np.log(2 * np.pi) / 2,
-    lambda z: special.log_ndtr(-z),
+    lambda z: scipy.special.log_ndtr(-z),
     _propose_normal,
 )
 _EXPONENTIAL: tuple[Standard, Standard] = (
@@ -354,7 +354,7 @@ def calibrate(
         more = SHAPES[law].chance(seen, none[: len(seen)], *fit)
         plots.append(np.stack([1 - more, measured, width]))
         longer = SHAPES[law].chance(x, none, *fit)
-        normal = special.ndtri(np.clip(1 - longer, 1e-9, 1 - 1e-9))
+        normal = scipy.special.ndtri(np.clip(1 - longer, 1e-9, 1 - 1e-9))
         follows = ended[1:] & ended[:-1] & (found.client[own][1:] == found.client[own][:-1])
         pairs.append(np.stack([normal[:-1], normal[1:]])[:, follows])
     before, after = np.concatenate(pairs, axis=1)
