@@ -7,6 +7,8 @@ import inspect
 import pickle
 import pydoc
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -659,3 +661,16 @@ def test_a_constructor_names_the_systems_own_settings_first(system: str) -> None
     assert order[: len(own)] == own and {*order} == {
         each.name for each in dataclasses.fields(kind) if each.compare
     }
+
+
+def test_settings_are_made_before_jax_counts_its_devices() -> None:
+    """Otherwise `use_cores` and the command line would find one device, and be slower."""
+    code = (
+        "import fedjax_sim\n"
+        "from jax._src import xla_bridge\n"
+        "for system in fedjax_sim.SYSTEMS.values():\n"
+        "    system.paper()\n"
+        "    assert not xla_bridge.backends_are_initialized(), system.name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -656,6 +656,9 @@ class CoinRounds(Checked):
           ConfigError: If one is not above 0 and at most 1.
         """
         super().check_together()
+        # Arrays of JAX would fix the number of devices, before `use_cores` may be called.
+        if self.participation_schedule.is_constant:
+            return
         of_all = np.asarray(self.participation)[..., None]
         everyone = jnp.arange(self.num_clients)
         found = np.asarray(self.participation_schedule.of(of_all, everyone))
