@@ -663,13 +663,14 @@ def test_a_constructor_names_the_systems_own_settings_first(system: str) -> None
     }
 
 
-def test_settings_are_made_before_jax_counts_its_devices() -> None:
+def test_settings_are_checked_before_jax_counts_its_devices() -> None:
     """Otherwise `use_cores` and the command line would find one device, and be slower."""
     code = (
         "import fedjax_sim\n"
+        "from fedjax_sim.core.settings import check\n"
         "from jax._src import xla_bridge\n"
         "for system in fedjax_sim.SYSTEMS.values():\n"
-        "    system.paper()\n"
+        "    check(system.paper())\n"
         "    assert not xla_bridge.backends_are_initialized(), system.name\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
