@@ -6,8 +6,8 @@ models go through `wire.receive`; their mean or sum is made by `wire.sum`, `wire
 `wire.mean_with_server` or `wire.noisy_sum`; `wire.step` moves the server's model by it, and
 `wire.publish` sends the new one. `wire.advance` does all of this for rounds in which clients start
 from the server's model. `fedjax_sim.server.stages` has the stages and their order. Those that are
-not switched on cost nothing and change no bit. What a system's step leaves out it names as it binds
-the chain, which is refused if that is switched on.
+not switched on cost nothing and change no bit. One that is switched on is refused, before anything
+is compiled, where the new state of a system's step does not depend on it.
 
 **The server's own update**, with which rules such as FLTrust compare the messages of a tick.
 
@@ -38,7 +38,7 @@ has launched about twice as many kernels as for the clients' steps alone.
 Dimension letters: those of `fedjax_sim.core.types`; `M` root examples.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
@@ -49,11 +49,11 @@ import optax
 
 from fedjax_sim.clients import SumRequest, Train, personal_metrics
 from fedjax_sim.clients.mini_batches import untrained_leaves
-from fedjax_sim.core import batching, types
+from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
-from fedjax_sim.server import privacy, report_settings, stages, versions
+from fedjax_sim.server import aggregation, privacy, report_settings, stages, versions
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.attacks import Senders
 from fedjax_sim.server.rules import Rule
@@ -181,7 +181,6 @@ class Wire:
         can_repeat: bool = False,
         num_senders: int | None = None,
         train: Training | None = None,
-        without: Collection[str] = (),
     ):
         """Bind.
 
@@ -191,12 +190,9 @@ class Wire:
           num_senders: How many senders slots can name, if these are not the problem's clients.
           train: How clients make progress from the server's model, if that is what they send: the
             server then trains so too, for rules that compare messages with its own update.
-          without: Full names of the stages' settings that the system's step leaves out, such as
-            "aggregator" if it makes another sum of what it receives.
 
         Raises:
-          ConfigError: If a stage is switched on that the system is without, or there is none of
-            that name, or the rule needs an update of the server's own that it does not get.
+          ConfigError: If the rule needs an update of the server's own that it does not get.
         """
         self.problem, self.hyper, self.plan, self.train = problem, hyper, plan, train
         messages, number = hyper.messages, num_senders or problem.counts.shape[0]
@@ -210,14 +206,8 @@ class Wire:
         self.downlink = stages.Downlink(messages.downlink, senders)
         self.sum, self.mean = self.rule.sum, self.rule.mean
         self.mean_with_server = self.rule.mean_with_server
-        if self.privacy.is_on:  # Only `noisy_sum` makes the sum that it accounts for.
-            self.sum = self.mean = self.mean_with_server = self.privacy.refuse_sum
         chain = (self.noise, self.attack, self.code, self.privacy, self.rule, self.downlink)
-        by_name = {stage.name: stage for stage in chain}
-        for name in without:
-            if name not in by_name:
-                raise ConfigError("without", name, "one of " + ", ".join(by_name))
-            by_name[name].check_left_out()
+        self.switched_on = [stage for stage in chain if stage.is_on]
         self.is_summed = self.rule.is_plain and not (
             self.noise.is_on or self.code.is_on or self.privacy.is_on
         )
@@ -247,7 +237,7 @@ class Wire:
             `received=lambda state: wire.start(state.memo, (state.server, state.control))[0]`.
 
         Returns:
-          The algorithm.
+          The algorithm. Its step is refused if it leaves out a stage that is switched on.
         """
         has_own = self.train is not None and self.rule.kind.needs_own() is not False
 
@@ -261,9 +251,22 @@ class Wire:
             executed, needed = info.executed + work.executed, info.needed + work.needed
             return after, info._replace(executed=executed, needed=needed)
 
+        whole = with_own if has_own else step
+
+        @wraps(step)
+        def checked(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
+            used = stages.used_in(
+                jax.make_jaxpr(lambda *of: whole(*of)[0])(key, state, event).jaxpr
+            )
+            for stage in self.switched_on:
+                if stage.name not in used:
+                    allowed = f"{stage.idle}: this system's step does not ask its wire for that"
+                    raise ConfigError(stage.name, stage.kind.name, allowed)
+            return whole(key, state, event)
+
         made: Algorithm[Any, Any] = Algorithm(
             init,
-            with_own if has_own else step,
+            checked if self.switched_on else whole,
             lambda state: state.server,
             self.metrics,
             received=self.received,
@@ -381,7 +384,7 @@ class Wire:
         Returns:
           The sum to make; None if the message of each client is looked at.
         """
-        if not self.is_summed:
+        if not self.is_summed or (scale is not None and self._has_statistics()):
             return None
         weight = event.weight if scale is None else scale * event.weight
         return SumRequest(weight, not self._is_mean(event, scale))
@@ -398,7 +401,8 @@ class Wire:
         Args:
           updates: Decoded progress, leaves `[S, ...]`.
           memo: What both sides remember.
-          scale: `f[S]`, by which the server multiplies each client's progress; None with privacy.
+          scale: `f[S]`, by which the server multiplies each client's progress, except for leaves
+            that are not trained; None with privacy.
 
         Returns:
           The sum, leaves `[...]`, and what both sides remember, the noise among it.
@@ -407,6 +411,9 @@ class Wire:
           ConfigError: If messages are scaled with privacy, or a step has changed the event.
         """
         if not self.privacy.is_on:
+            if scale is not None and self._has_statistics():
+                scaled = jax.tree.map(lambda d: d * aggregation.expand(scale, d), updates)
+                updates, scale = self.of_trained(scaled, updates), None
             return self.sum(key, event, updates, scale=scale, own=memo.own), memo
         if scale is not None:
             allowed = "none where the server scales messages: they are clipped as they come"
@@ -538,19 +545,15 @@ class Wire:
         follow, slope = self.hyper.at_tick(event).server_transformation(), self.of_trained(progress)
         optimizer = follow.init(server) if optimizer is None else optimizer
         updates, after = follow.update(jax.tree.map(jnp.negative, slope), optimizer, server)
-        flags = untrained_leaves(self.problem, server)
-        if flags is not None:
-            updates = jax.tree.map(
-                lambda u, d, is_mean: d if is_mean else u, updates, progress, flags
-            )
-        stepped = optax.apply_updates(server, updates), after
+        stepped = optax.apply_updates(server, self.of_trained(updates, progress)), after
         return keep_if_empty(event, stepped, (server, optimizer))
 
-    def of_trained(self, tree: Params) -> Params:
-        """Put 0 in place of leaves that are not trained, such as running statistics.
+    def of_trained(self, tree: Params, others: Params | None = None) -> Params:
+        """Replace leaves that are not trained, such as running statistics.
 
         Args:
-          tree: Like the model, leaves `[...]`.
+          tree: Like the model, leaves `[...]` or `[S, ...]`.
+          others: The same with what takes their place; None for 0.
 
         Returns:
           The tree.
@@ -558,7 +561,12 @@ class Wire:
         flags = untrained_leaves(self.problem, tree)
         if flags is None:
             return tree
-        return jax.tree.map(lambda x, is_mean: jnp.zeros_like(x) if is_mean else x, tree, flags)
+        others = optax.tree.zeros_like(tree) if others is None else others
+        return jax.tree.map(lambda x, y, is_mean: y if is_mean else x, tree, others, flags)
+
+    def _has_statistics(self) -> bool:
+        """Tell whether models have leaves that are not trained."""
+        return untrained_leaves(self.problem, trees.shapes_of_model(self.problem)) is not None
 
     def metrics(self, state: State) -> dict[str, Array]:
         """Numbers of the memory of privacy, such as a bound that adapts, by name.

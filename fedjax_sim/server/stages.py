@@ -21,7 +21,8 @@ The order, and why:
 
 A stage is bound to its setting once, and never changes. What it remembers between ticks is a part
 of `Memo`, which its functions take and return. `CHAIN` lists the stages, each with the value of its
-setting that switches it off; `RELIED_ON` and the check of a chain follow from it.
+setting that switches it off, and `RELIED_ON` follows from it. The equations of a stage have its
+name in a traced program, by which a step that leaves it out is found.
 
 The value of a stage's setting also counts its bits (`Rule.message_bits`, `Compressor.bits`), checks
 the other settings and the schedule (`Rule.check_ticks`, `check_with` of `privacy.OfNoise`) and
@@ -31,15 +32,17 @@ Dimension letters: those of `fedjax_sim.core.types`.
 """
 
 import dataclasses
+import re
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core import Jaxpr, Var
 
 from fedjax_sim.clients import read_clients, write_clients
 from fedjax_sim.clients.clipping import clip_updates, finite
-from fedjax_sim.core import batching, streams
+from fedjax_sim.core import batching, streams, trees
 from fedjax_sim.core.settings import ConfigError, Kind
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings
 from fedjax_sim.kernels.rounding import wide_of
@@ -76,16 +79,6 @@ class Stage:
         """Whether it does anything. A stage that is off costs nothing and changes no bit."""
         return self.kind.name != self.idle.name
 
-    def check_left_out(self) -> None:
-        """Check that it is off, where a system's step leaves it out.
-
-        Raises:
-          ConfigError: If it is on.
-        """
-        if self.is_on:
-            allowed = f"{self.idle}: this system's step does not ask its wire for that"
-            raise ConfigError(self.name, self.kind.name, allowed)
-
     def first(self, sent: Params) -> Params:
         """Return the first memory. sent: A message, leaves `[...]`."""
         return ()
@@ -97,6 +90,7 @@ class LocalNoise(Stage):
     name = "messages.local_privacy"
     idle = NoLocalPrivacy()
 
+    @jax.named_scope(name)
     def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
         """Return noisy models of honest clients, and those that attackers did reach.
 
@@ -150,6 +144,7 @@ class Forgery(Stage):
         """Return the attackers' first memory."""
         return self.kind.first_memory(sent) if self.is_on else ()
 
+    @jax.named_scope(name)
     def client(
         self,
         key: Key,
@@ -272,6 +267,7 @@ class Coding(Stage):
         memory, reports = jax.lax.scan(exchange, memory, single)
         return jax.tree.map(lambda leaf: leaf[:, 0], reports), memory
 
+    @jax.named_scope(name)
     def decode(
         self,
         key: Key,
@@ -323,14 +319,11 @@ class PrivateSum(Stage):
     kind: Privacy
     hyper: Settings = None
 
-    def refuse_sum(self, *given: object, **others: object) -> Any:
-        """Refuse a sum without its noise, which is not the one that it accounts for."""
-        self.check_left_out()
-
     def first(self, sent: Params) -> Params:
         """Return the first bound if it adapts, or the noises of ticks that there were not."""
         return self.kind.first_memory(sent)
 
+    @jax.named_scope(name)
     def server(self, key: Key, event: Event, memory: Params, updates: Params) -> Pair:
         """Sum clipped updates with the tick's weights, and add noise.
 
@@ -379,6 +372,7 @@ class Downlink(Stage):
         """Return the initial model, which clients know."""
         return sent if self.is_on else ()
 
+    @jax.named_scope(name)
     def server(self, key: Key, event: Event, known: Params, sent: Params) -> Params:
         """Send a new model, leaves `[...]`, and return the one that clients know then."""
         if not self.is_on:
@@ -431,6 +425,7 @@ class Aggregation(Stage):
         """Whether messages are as clients made them, and their weighted sum is wanted."""
         return self.senders.adversary.is_idle and isinstance(self.kind, Mean)
 
+    @jax.named_scope(name)
     def sum(
         self,
         key: Key,
@@ -517,6 +512,17 @@ class Aggregation(Stage):
         progress = jax.tree.map(lambda u, w: u - w[None], models, server)
         weight = is_present / (1 + is_present.sum())
         return jax.tree.map(jnp.add, server, self.sum(key, event, progress, weight=weight))
+
+
+def used_in(program: Jaxpr) -> set[str]:
+    """Names of the scopes of those equations of a traced program on which its results depend."""
+    needed, names = {var for var in program.outvars if isinstance(var, Var)}, set()
+    for equation in reversed(program.eqns):
+        if needed.intersection(equation.outvars):
+            needed.update(var for var in equation.invars if isinstance(var, Var))
+            names.update(re.split(r"[/()]", str(equation.source_info.name_stack)))
+            names.update(*map(used_in, trees.programs_within(equation)))
+    return names
 
 
 CHAIN = (LocalNoise, Forgery, Coding, PrivateSum, Aggregation, Downlink)

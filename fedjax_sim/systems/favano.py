@@ -215,7 +215,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         local, work = train(key, event, starts=start)
         local, memo = wire.receive(key, event, state.memo, start, local)
         # u[i] = w_init[i] + (w[i] - w_init[i]) / alpha[i]
-        reports = scaled_progress(start, local, event.weight)
+        reports = wire.of_trained(scaled_progress(start, local, event.weight), local)
         # w_t = (w_{t-1} + sum_i u[i]) / (s + 1)
         server = wire.mean_with_server(key, event, state.server, reports)
         return wire.next_version(key, event, state, memo, server), work

@@ -22,6 +22,7 @@ pull of local steps, the server's optimizer, or how much a client's progress cou
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal
 
 import jax
@@ -374,13 +375,15 @@ def fair(problem: Problem, hyper: QFedAvg, plan: Plan) -> Algorithm[RoundState, 
         reports, memo = wire.receive(key, event, state.memo, starts, local)
         moved = optax.tree.sub(reports, starts)  # -Delta w_k / L
         power = losses**q
-        squares = jax.vmap(lambda change: optax.tree.norm(change, squared=True))(moved)
+        squared = partial(optax.tree.norm, squared=True)
+        squares = jax.vmap(squared)(wire.of_trained(moved))
         rate = hyper.of_slots(event).get("lr", hyper.lr)
         steepness = q * power / losses * squares / rate + power  # h_k / L
         is_heard = wire.senders.finite_clients(event, moved) != EMPTY
         total = jnp.where(is_heard, event.weight * steepness, 0).sum()
         scale = power / jnp.where(total > 0, total, 1)
-        progress = wire.sum(key, event, moved, scale=scale.astype(event.weight.dtype))
+        scale = scale.astype(event.weight.dtype)
+        progress, memo = wire.noisy_sum(key, event, moved, memo, scale=scale)
         server = optax.tree.add(state.server, progress)
         memo = wire.publish(key, event, memo, server)
         return RoundState(server, memo=memo), work.and_more(more)

@@ -217,7 +217,7 @@ def weights_of(hyper: SAFA, counts: Array) -> Array:
 def safa_algorithm(problem: Problem, hyper: SAFA, plan: types.Plan) -> Algorithm[Versioned, Work]:
     """Bind SAFA to a problem. Clients' rows are the cache, and the version that each has."""
     train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan, without=("aggregator",))
+    wire = Wire(problem, hyper, plan)
     share = weights_of(hyper, problem.counts)
 
     def init(key: Key) -> Versioned:

@@ -443,7 +443,7 @@ class IFCA(CohortRounds, LocalTraining, clients.WholeGradients, Reports):
 
 def with_clusters(problem: Problem, hyper: IFCA, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind IFCA to a problem."""
-    wire = Wire(problem, hyper, plan, without=("aggregator",))
+    wire = Wire(problem, hyper, plan)
     train = clients.local_training(problem, hyper, plan)
     losses_of = clients.losses_at(problem, hyper, plan, is_exact=hyper.client_losses == "exact")
     clusters = range(hyper.num_models)

@@ -4,6 +4,7 @@ Dimension letters: `B` examples, `C` channels.
 """
 
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -200,9 +201,14 @@ def test_an_optimizer_of_the_server_does_not_move_statistics() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *found)
 
 
-def averaged_statistics(run: Any, cache: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Loop over a run's ticks: batches of all examples, and plain sums of clients' progress."""
-    [timeline], models = run.timelines, [(np.zeros(4), np.ones(4))]
+def averaged_statistics(
+    timeline: Any, *, cache: bool = False, has_server: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Loop over ticks: batches of all examples, and plain sums of clients' progress.
+
+    With `has_server`, the server's own counts as one of equal models, as in FAVANO.
+    """
+    models = [(np.zeros(4), np.ones(4))]
     kept = np.zeros((4, 2, 4))
     for tick, clients in enumerate(timeline.clients):
         moved, before = np.zeros((2, 4)), kept.copy()
@@ -213,6 +219,9 @@ def averaged_statistics(run: Any, cache: bool) -> tuple[np.ndarray, np.ndarray]:
                 mean = 0.9 * mean + 0.1 * flat.mean(axis=0)
                 var = 0.9 * var + 0.1 * flat.var(axis=0, ddof=1)
             progress = np.array([mean, var]) - start
+            if has_server:
+                moved += (np.array([mean, var]) - models[-1]) / (len(clients) + 1)
+                continue
             moved += timeline.weight[tick, slot] * (progress - cache * before[client])
             kept[client] = progress
         mean, var = np.array(models[-1]) + moved + cache * before.mean(axis=0)
@@ -232,6 +241,8 @@ ROUNDS, BUFFER = {"num_selected": 4}, {"buffer_size": 2, "concurrency": 3}
         ("fedavgm", {"server_momentum": 0.9} | RATE | ROUNDS),
         ("fedyogi", RATE | ROUNDS),
         ("fednova", BALL | ROUNDS),
+        ("qfedavg", {"fairness": 3.0} | ROUNDS),
+        ("favano", {"num_selected": 3}),
         ("scaffold", RATE | ROUNDS),
         ("feddyn", {"regularization": 0.5} | ROUNDS),
         ("fedbuff", {"server_momentum": 0.9} | RATE | BUFFER),
@@ -241,10 +252,27 @@ ROUNDS, BUFFER = {"num_selected": 4}, {"buffer_size": 2, "concurrency": 3}
 def test_no_rate_and_no_momentum_of_the_server_acts_on_statistics(
     name: str, settings: dict[str, Any]
 ) -> None:
-    """They are averaged: against a loop in NumPy that knows neither."""
+    """They are averaged: against a loop in NumPy that knows neither, and no factor on progress."""
     run = simulate(fedjax_sim.SYSTEMS[name], problem_of(), batch_size=15, **settings)
-    mean, var = averaged_statistics(run, cache=name == "ca2fl")
+    has = {"cache": name == "ca2fl", "has_server": name == "favano"}
+    mean, var = averaged_statistics(run.timelines[0], **has)
     found = run.models["batch_stats"]["BatchNorm_0"]
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["var"], var, rtol=1e-4, atol=1e-5)
+
+
+def test_progress_per_local_step_does_not_scale_statistics() -> None:
+    """FedNova, whose clients do one to four local steps here, takes the mean of their statistics."""
+    hyper = fedavg.FedNova(num_clients=4, num_selected=4, batch_size=15, local_steps=4)
+    bound = fedjax_sim.bind(fedavg.fednova, problem_of(), hyper, budget=fedjax_sim.Ticks(2))
+    state, steps = bound.init(), jnp.array([[1, 4, 2, 3], [4, 1, 1, 2]], "int32")
+    events = [bound.event(tick)._replace(steps=each) for tick, each in enumerate(steps)]
+    for event in events:
+        state, _ = bound.step(state, event)
+    named = ("clients", "steps", "version", "weight")
+    rows = {name: np.stack([getattr(event, name) for event in events]) for name in named}
+    mean, var = averaged_statistics(SimpleNamespace(**rows))
+    found = bound.model(state)["batch_stats"]["BatchNorm_0"]
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["var"], var, rtol=1e-4, atol=1e-5)
 

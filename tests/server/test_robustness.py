@@ -13,7 +13,6 @@ from fedjax_sim import Layout, Ticks
 from fedjax_sim.clients import local_training
 from fedjax_sim.core.settings import ConfigError, check, fields
 from fedjax_sim.core.streams import stream
-from fedjax_sim.core.types import Work
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Robust
 from fedjax_sim.server.attacks import (
@@ -503,89 +502,82 @@ def test_batched_lanes_are_told_what_they_cost(capsys: pytest.CaptureFixture) ->
     assert "batched lanes of fedavg execute all alternatives of aggregator; with" in said
 
 
-def test_a_system_that_sums_by_itself_is_refused() -> None:
-    """It says that it is without a rule: every message would come through."""
-    system = SYSTEMS["fedavg"]
+FORGETFUL = ("asks nothing", "asks for a sum", "receives, sums itself", "forgets what it received")
+
+
+def forgetful(way: str) -> Any:
+    """Return FedAvg with an own step that leaves out stages of its messages, and says nothing."""
 
     def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
-        wire = fedjax_sim.server.Wire(problem, hyper, plan, without=("aggregator",))
-
-        def init(key: Any) -> Any:
-            return fedjax_sim.server.RoundState(problem.init(key), memo=wire.first(problem.start))
-
-        def step(key: Any, state: Any, event: Any) -> Any:
-            starts = jax.tree.map(lambda leaf: jnp.stack([leaf] * SLOTS), state.server)
-            reports, _ = wire.receive(key, event, state.memo, starts, starts)
-            server = jax.tree.map(lambda leaf: leaf.mean(axis=0), reports)
-            return state._replace(server=server), Work(jnp.int32(0), jnp.int32(0))
-
-        return wire.algorithm(init, step)
-
-    own = system._replace(algorithm=algorithm)
-    hyper = settings_of("fedavg")
-    fedjax_sim.sweep(own, quadratic("fedavg"), hyper, budget=Ticks(2))
-    with pytest.raises(ConfigError, match="aggregator is 'median', but must be mean: this system"):
-        fedjax_sim.sweep(
-            own, quadratic("fedavg"), hyper.replace(aggregator=Median()), budget=Ticks(2)
-        )
-
-
-LEFT_OUT = ("messages.local_privacy", "adversary.attack", "messages.compression")
-
-
-@pytest.fixture(scope="module")
-def asks_for_sums_alone() -> Any:
-    """Return a system that lets its wire sum what is reported, and nothing else.
-
-    That it leaves privacy out is found without its saying so.
-    """
-    without = (*LEFT_OUT, "messages.downlink")
-
-    def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
-        wire = fedjax_sim.server.Wire(problem, hyper, plan, without=without)
+        wire = fedjax_sim.server.Wire(problem, hyper, plan)
         train = local_training(problem, hyper, plan)
 
         def init(key: Any) -> Any:
-            server = problem.init(key)
-            return fedjax_sim.server.RoundState(server, memo=wire.first(server))
+            return wire.first_round(problem.init(key))
 
         def step(key: Any, state: Any, event: Any) -> Any:
+            starts = jax.tree.map(lambda leaf: jnp.stack([leaf] * SLOTS), state.server)
             local, work = train(key, event, start=state.server)
-            progress = jax.tree.map(lambda y, x: y - x[None], local, state.server)
-            server = jax.tree.map(jnp.add, state.server, wire.sum(key, event, progress))
-            return state._replace(server=server), work
+            reports, memo = wire.receive(key, event, state.memo, starts, local)
+            heard = reports if way == "receives, sums itself" else local
+            progress = jax.tree.map(jnp.subtract, heard, starts)
+            if way in ("asks for a sum", "forgets what it received"):
+                moved = wire.sum(key, event, progress)
+            else:
+                moved = jax.tree.map(lambda leaf: leaf.mean(axis=0), progress)
+            server = jax.tree.map(jnp.add, state.server, moved)
+            memo = memo if way == "forgets what it received" else state.memo
+            return state._replace(server=server, memo=memo), work
 
         return wire.algorithm(init, step)
 
-    own = SYSTEMS["fedavg"]._replace(algorithm=algorithm)
-    hyper = settings_of("fedavg", aggregator=Median())
-    fedjax_sim.sweep(own, quadratic("fedavg"), hyper, budget=Ticks(2))
-    return own
+    return SYSTEMS["fedavg"]._replace(algorithm=algorithm)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("privacy", {"privacy": CorrelatedNoise(noise=2.0)}),
-        ("messages.local_privacy", {"local_privacy": LocalGaussian(noise=2.0)}),
-        ("adversary.attack", {"attack": SignFlip(), "malicious": 0.5}),
-        ("messages.compression", {"compression": TopK(kept=2)}),
-        ("messages.downlink", {"downlink": TopK(kept=2)}),
-    ],
-)
-def test_a_system_that_does_not_ask_its_wire_is_refused(
-    asks_for_sums_alone: Any, name: str, changes: dict
-) -> None:
-    """Nothing is counted, and no epsilon stated, of what a step leaves out."""
-    left_out = settings_of("fedavg", **changes)
-    with pytest.raises(ConfigError, match=f"{name} is .*: this system's step does not ask"):
-        fedjax_sim.sweep(asks_for_sums_alone, quadratic("fedavg"), left_out, budget=Ticks(2))
+STAGES: dict[str, dict[str, Any]] = {
+    "aggregator": {"aggregator": Median()},
+    "privacy": {"privacy": CorrelatedNoise(noise=2.0)},
+    "messages.local_privacy": {"local_privacy": LocalGaussian(noise=2.0)},
+    "adversary.attack": {"attack": SignFlip(), "malicious": 0.5},
+    "messages.compression": {"compression": TopK(kept=2)},
+    "messages.downlink": {"downlink": TopK(kept=2)},
+}
 
 
-def test_a_stage_that_a_system_is_without_has_a_name() -> None:
-    given = quadratic("fedavg"), settings_of("fedavg"), fedjax_sim.Plan()
-    with pytest.raises(ConfigError, match=r"without is 'median', but must be one of messages\.l"):
-        fedjax_sim.server.Wire(*given, without=("median",))
+@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("way", FORGETFUL)
+def test_a_step_that_forgets_a_stage_is_refused(way: str, name: str) -> None:
+    """Nothing is counted, and no epsilon stated, of what a step leaves out; before compilation.
+
+    A stage that is asked for counts as forgotten if the new state does not depend on it.
+    """
+    own, problem, hyper = forgetful(way), quadratic("fedavg"), settings_of("fedavg", **STAGES[name])
+    asked = {
+        "asks nothing": (),
+        "asks for a sum": ("aggregator",),
+        "receives, sums itself": ("messages.local_privacy", "adversary.attack"),
+        "forgets what it received": ("aggregator",),
+    }[way]
+    if way == "receives, sums itself":
+        asked = (*asked, "messages.compression")
+    bound = fedjax_sim.bind(own, problem, hyper, budget=Ticks(2))
+    step = jax.jit(bound.step)
+    if name in asked:
+        step.trace(bound.init(), bound.event(0))
+        return
+    with pytest.raises(ConfigError, match=f"^{name} is .*: this system's step does not ask"):
+        step.trace(bound.init(), bound.event(0))
+
+
+def test_a_forgotten_stage_is_refused_in_a_sweep() -> None:
+    """With a swept share of attackers too; without any stage the same system runs."""
+    own, problem, hyper = forgetful("asks nothing"), quadratic("fedavg"), settings_of("fedavg")
+    fedjax_sim.sweep(own, problem, hyper, budget=Ticks(2))
+    attacked = settings_of("fedavg", attack=SignFlip())
+    with pytest.raises(ConfigError, match="adversary.attack is 'sign_flip', but must be none: th"):
+        fedjax_sim.sweep(
+            own, problem, attacked, settings={"malicious": [0.2, 0.4]}, budget=Ticks(2)
+        )
 
 
 def test_buckets_have_a_plain_rule() -> None:
