@@ -255,9 +255,8 @@ class Wire:
 
         @wraps(step)
         def checked(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-            used = stages.used_in(
-                jax.make_jaxpr(lambda *of: whole(*of)[0])(key, state, event).jaxpr
-            )
+            traced = jax.make_jaxpr(lambda *given: whole(*given)[0])(key, state, event)
+            used = stages.used_in(traced.jaxpr)
             for stage in self.switched_on:
                 if stage.name not in used:
                     allowed = f"{stage.idle}: this system's step does not ask its wire for that"

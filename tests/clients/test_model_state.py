@@ -262,7 +262,7 @@ def test_no_rate_and_no_momentum_of_the_server_acts_on_statistics(
 
 
 def test_progress_per_local_step_does_not_scale_statistics() -> None:
-    """FedNova, whose clients do one to four local steps here, takes the mean of their statistics."""
+    """FedNova, whose clients do one to four local steps here, averages their statistics."""
     hyper = fedavg.FedNova(num_clients=4, num_selected=4, batch_size=15, local_steps=4)
     bound = fedjax_sim.bind(fedavg.fednova, problem_of(), hyper, budget=fedjax_sim.Ticks(2))
     state, steps = bound.init(), jnp.array([[1, 4, 2, 3], [4, 1, 1, 2]], "int32")

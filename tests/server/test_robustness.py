@@ -574,10 +574,9 @@ def test_a_forgotten_stage_is_refused_in_a_sweep() -> None:
     own, problem, hyper = forgetful("asks nothing"), quadratic("fedavg"), settings_of("fedavg")
     fedjax_sim.sweep(own, problem, hyper, budget=Ticks(2))
     attacked = settings_of("fedavg", attack=SignFlip())
-    with pytest.raises(ConfigError, match="adversary.attack is 'sign_flip', but must be none: th"):
-        fedjax_sim.sweep(
-            own, problem, attacked, settings={"malicious": [0.2, 0.4]}, budget=Ticks(2)
-        )
+    shares = {"settings": {"malicious": [0.2, 0.4]}, "budget": Ticks(2)}
+    with pytest.raises(ConfigError, match=r"adversary.attack is 'sign_flip', but must be none: th"):
+        fedjax_sim.sweep(own, problem, attacked, **shares)
 
 
 def test_buckets_have_a_plain_rule() -> None:
