@@ -26,7 +26,7 @@ _LISTED = (
     *("qfedavg", "ditto", "apfl", "pfedme", "perfedavg", "fedper", "fedbn", "ifca"),
     *("powerofchoice", "oort", "tifl", "fedcs", "adacomm", "safa"),
     *("quafl", "fedbuff", "ca2fl", "favano", "fedstaleweight", "fedasync", "asyncfeded"),
-    *("gen_async", "pisces", "fedat"),
+    *("asyncfeded_adaptive", "gen_async", "pisces", "fedat"),
     *("hierarchical", "async_hierarchical", "langevin", "em", "fedem", "vr_fedem"),
     *("diana", "vr_diana"),
 )

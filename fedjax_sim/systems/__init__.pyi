@@ -30,6 +30,7 @@ from .fedbuff import gen_async as gen_async
 from .fedem import em as em
 from .fedem import vr_fedem as vr_fedem
 from .hierarchical import async_hierarchical as async_hierarchical
+from .in_flight import asyncfeded_adaptive as asyncfeded_adaptive
 from .in_flight import fedat as fedat
 from .in_flight import pisces as pisces
 from .in_flight import safa as safa

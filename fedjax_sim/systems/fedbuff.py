@@ -51,7 +51,16 @@ from fedjax_sim import timelines
 from fedjax_sim.clients import LocalTraining, local_training, rows
 from fedjax_sim.core import batching, types
 from fedjax_sim.core.schedules import Schedule, schedule_of
-from fedjax_sim.core.settings import Above0, ConfigError, Portion, fixed, redefault, setting, struct
+from fedjax_sim.core.settings import (
+    Above0,
+    Checked,
+    ConfigError,
+    Portion,
+    fixed,
+    redefault,
+    setting,
+    struct,
+)
 from fedjax_sim.core.types import (
     Algorithm,
     Array,
@@ -92,7 +101,7 @@ def algorithm(
     plan: Plan,
     *,
     can_repeat: bool = True,
-    moves: Callable[..., tuple[Params, Array]] | None = None,
+    moves: Callable[..., tuple[Params, Array, Params]] | None = None,
 ) -> Algorithm[Versioned, Work]:
     """Bind FedBuff to a problem.
 
@@ -101,29 +110,31 @@ def algorithm(
       hyper: Settings, or those of a system that is FedBuff with weights or a clock of its own.
       plan: How the machine is used.
       can_repeat: Whether a client may have several slots of a tick.
-      moves: From the settings, the tick, the newest model, and the models that clients started from
-        and that the server decodes to what the server adds up, leaves `[S, ...]`, and the weights,
-        `f[S]`; None for the clients' progress with the tick's weights.
+      moves: From the settings, the tick, the state, and the models that clients started from and
+        that the server decodes to what the server adds up, leaves `[S, ...]`, the weights, `f[S]`,
+        and what is kept for every client then; None for the clients' progress with the tick's
+        weights. What is kept begins as the settings' `first_rows`, if they have that.
     """
     train = local_training(problem, hyper, plan)
     of_clients = local_training if moves is None else None
     wire = Wire(problem, hyper, plan, can_repeat=can_repeat, train=of_clients)
 
     def init(key: Key) -> Versioned:
-        return wire.first_version(problem.init(key))
+        return wire.first_version(problem.init(key), getattr(hyper, "first_rows", ()))
 
     def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
-        start = stale_models(state, event)  # base[i], a stale server model
+        start, kept = stale_models(state, event), state.clients  # base[i], a stale server model
         local, work = train(key, event, starts=start)  # y[i]
         reports, memo = wire.receive(key, event, state.memo, start, local)
         if moves is None:
             progress = optax.tree.sub(reports, start)
             change, memo = wire.noisy_sum(key, event, progress, memo)  # 0 if all slots are empty
         else:
-            moved, weight = moves(hyper, event, state.server, start, reports)
+            moved, weight, kept = moves(hyper, event, state, start, reports)
             change = wire.sum(key, event, moved, weight=weight)
         server, memory = wire.step(event, state.server, change, state.memory)
-        return wire.next_version(key, event, state, memo, server, memory=memory), work
+        after = {"memory": memory, "clients": kept}
+        return wire.next_version(key, event, state, memo, server, **after), work
 
     return wire.algorithm(init, step)
 
@@ -278,16 +289,39 @@ class FedAsync(WeightedArrivals, LocalTraining, Reports):
             raise ConfigError("staleness.rule", self.staleness.rule, allowed)
 
     def moves(
-        self, event: Event, server: Params, start: Params, reports: Params
-    ) -> tuple[Params, Array]:
+        self, event: Event, state: Versioned, start: Params, reports: Params
+    ) -> tuple[Params, Array, Params]:
         """Way from the server's model to each received one, and the share of it to go."""
         mixing = self.mixing_schedule.of(self.mixing, event.tick)
-        # The weight is 0 in an empty slot.
-        return jax.tree.map(lambda x, y: y - x[None], server, reports), mixing * event.weight
+        ways = jax.tree.map(lambda x, y: y - x[None], state.server, reports)
+        return ways, mixing * event.weight, ()  # The weight is 0 in an empty slot.
 
 
 @struct
-class AsyncFedED(WeightedArrivals, LocalTraining, Reports):
+class EuclideanStaleness(Checked):
+    """Settings of the server's steps along updates, by how far the model has moved since."""
+
+    numerator: Above0 = setting(1.0, "Scale of the server's steps, lambda.")
+    offset: Above0 = setting(1.0, "What is added to an update's staleness, epsilon.")
+
+    def moves(
+        self, event: Event, state: Versioned, start: Params, reports: Params
+    ) -> tuple[Params, Array, Params]:
+        """Progress of each client, and eta_g."""
+        progress = optax.tree.sub(reports, start)
+        gone = jax.tree.map(lambda x, old: x[None] - old, state.server, start)
+        distance, length = jax.vmap(optax.tree.norm)(gone), jax.vmap(optax.tree.norm)(progress)
+        gamma = jnp.where(length > 0, distance / jnp.where(length > 0, length, 1), 0)
+        rate = self.numerator / (gamma + self.offset) * event.weight
+        return progress, rate, self.rows_after(event, state, gamma)
+
+    def rows_after(self, event: Event, state: Versioned, gamma: Array) -> Params:
+        """What is kept for every client after a tick. gamma: staleness of the slots, `f[S]`."""
+        return ()
+
+
+@struct
+class AsyncFedED(EuclideanStaleness, WeightedArrivals, LocalTraining, Reports):
     """AsyncFedED (Wang et al. 2022, arXiv 2205.13797), Algorithm 1: Euclidean staleness.
 
         x_t -> `state.server`    x_{t-tau} -> `start`    Delta_i(x_{t-tau}) -> `progress`
@@ -299,7 +333,8 @@ class AsyncFedED(WeightedArrivals, LocalTraining, Reports):
     epsilon).
 
     Deviation: the paper also adapts a client's number of local steps K to gamma. Here K is
-    constant, because schedules are drawn before learning and gamma follows from learning.
+    constant, so that the schedule is drawn before learning. `asyncfeded_adaptive`, whose clock is
+    live, adapts it.
 
     Readings. An update of 0 counts as fresh. With a compressed downlink x_{t-tau} is what its
     client knows of it, and x_t is the server's. The defaults lambda = epsilon = 1 make a fresh
@@ -310,18 +345,6 @@ class AsyncFedED(WeightedArrivals, LocalTraining, Reports):
     buffer_size: int = fixed(1)
     staleness: StalenessWeights = fixed(StalenessWeights(rule="mean"))
     clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="free"))
-    numerator: Above0 = setting(1.0, "Scale of the server's steps, lambda.")
-    offset: Above0 = setting(1.0, "What is added to an update's staleness, epsilon.")
-
-    def moves(
-        self, event: Event, server: Params, start: Params, reports: Params
-    ) -> tuple[Params, Array]:
-        """Progress of each client, and eta_g."""
-        progress = optax.tree.sub(reports, start)
-        gone = jax.tree.map(lambda x, old: x[None] - old, server, start)
-        distance, length = jax.vmap(optax.tree.norm)(gone), jax.vmap(optax.tree.norm)(progress)
-        gamma = jnp.where(length > 0, distance / jnp.where(length > 0, length, 1), 0)
-        return progress, self.numerator / (gamma + self.offset) * event.weight
 
 
 fedasync = system._replace(

@@ -897,12 +897,7 @@ class AdaptiveSteps(live.LiveCohorts):
           ConfigError: If the time of work does not depend on the number of local steps.
         """
         super().check_together()
-        if self.delays.trace is not None:
-            allowed = "None: how long fewer local steps take is not recorded"
-            raise ConfigError("delays.trace", "a recorded trace", allowed)
-        if self.delays.time_of != "step":
-            allowed = '"step", because rounds of fewer local steps must be shorter'
-            raise ConfigError("delays.time_of", self.delays.time_of, allowed)
+        live.check_steps_take_time(self)
 
 
 @struct

@@ -665,8 +665,27 @@ class Flights(NamedTuple):
         return self._replace(version=jnp.where(is_later, tick + 1, self.version))
 
 
+def check_steps_take_time(hyper: Settings) -> None:
+    """Check that the time of work depends on the number of local steps.
+
+    Raises:
+      ConfigError: If it does not.
+    """
+    if hyper.delays.trace is not None:
+        allowed = "None: how long fewer local steps take is not recorded"
+        raise ConfigError("delays.trace", "a recorded trace", allowed)
+    if hyper.delays.time_of != "step":
+        allowed = '"step", because work of fewer local steps must be shorter'
+        raise ConfigError("delays.time_of", hyper.delays.time_of, allowed)
+
+
 def begin_work(
-    devices: Devices, client: Array, number: Array, now: Instant, version: Array
+    devices: Devices,
+    client: Array,
+    number: Array,
+    now: Instant,
+    version: Array,
+    steps: Array | None = None,
 ) -> Flights:
     """Give clients work, and draw when it begins and ends.
 
@@ -675,16 +694,20 @@ def begin_work(
       number: How often each was given work before, `i32[...]`.
       now: When, instants that broadcast.
       version: Server version of now, `i32[...]`.
+      steps: Local steps, `i32[...]`, to whose number time is in proportion; None for `local_steps`.
 
     Returns:
       The work, leaves `[...]`.
     """
     hyper, tie_breaker = devices.hyper, client
-    wait, taken = devices.follow(client, number, now)
+    running = devices.running_time(client, number)
+    if steps is not None:
+        running = running * (steps / jnp.asarray(hyper.local_steps, running.dtype))
+    wait, taken = devices.times_of_work(client, now, running)
     now = Instant(*(jnp.broadcast_to(leaf, taken.shape) for leaf in now))
     if getattr(getattr(hyper, "clock", None), "ties", "client") == "random":
         tie_breaker = clocks.tie_breakers(devices.key)(client, number)
-    steps = jnp.full(taken.shape, hyper.local_steps, "int32")
+    steps = jnp.full(taken.shape, hyper.local_steps if steps is None else steps, "int32")
     version, order = jnp.broadcast_to(version, taken.shape), tie_breaker.astype(taken.dtype)
     return Flights(client, number, steps, version, now.later(wait), now.later(taken), order)
 

@@ -485,7 +485,7 @@ def test_a_users_problem_needs_no_base_class(name: str, small: Callable) -> None
     assert 0 < abs(float(run.curves.b[-1]) - 1) < 1
     assert run.models["a"].shape == (2,)
     # A model is three numbers of 32 bits; some send a control variate or a gradient with it.
-    slots = {"fedasync": 1, "gen_async": 1, "asyncfeded": 1, "langevin": 7}.get(name, 4)
+    slots = dict.fromkeys(ONE_BY_ONE, 1).get(name, 7 if name == "langevin" else 4)
     sent = {"scaffold": 2, "mimelite": 2}.get(name, 1)
     # In Power-of-Choice four clients send a loss, and three of them a model.
     bits = 3 * 96 + 4 * 32 if name == "powerofchoice" else slots * sent * 96

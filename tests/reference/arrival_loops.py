@@ -66,6 +66,24 @@ def fedbuff(arrivals: Arrivals, *, server_lr: float) -> Iterator[np.ndarray]:
         yield models[-1]
 
 
+def adaptive_asyncfeded(
+    arrivals: Arrivals, *, numerator: float, offset: float, wanted: float, gain: float, most: int
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Wang et al. 2022, Algorithm 1, with Eq. 8: models, and the steps behind each update."""
+    models, ever = [arrivals.start], np.zeros(arrivals.num_clients, int)
+    steps = np.full(arrivals.num_clients, arrivals.num_steps)
+    for [i], [version] in zip(arrivals.clients, arrivals.versions, strict=True):
+        y, did = models[version], steps[i]
+        for k in range(ever[i], ever[i] + did):
+            y = y - arrivals.lr * arrivals.gradient(i, k, y)
+        ever[i] += did
+        delta = y - models[version]
+        gamma = np.linalg.norm(models[-1] - models[version]) / np.linalg.norm(delta)
+        models.append(models[-1] + numerator / (gamma + offset) * delta)
+        steps[i] = min(max(did + int(np.floor((wanted - gamma) * gain)), 1), most)
+        yield models[-1], did
+
+
 def asyncfeded(arrivals: Arrivals, *, numerator: float, offset: float) -> Iterator[np.ndarray]:
     """Wang et al. 2022, Algorithm 1, with a constant number of local steps."""
     models = [arrivals.start]

@@ -67,3 +67,46 @@ def test_asyncfeded_without_regard_to_distances_is_fedbuff(
     """With a large lambda = epsilon, all steps have the length of the update."""
     found = run("asyncfeded", numerator=1e13, offset=1e13)
     assert_same(found, loops.fedbuff(arrivals_of(found, start, gradient), server_lr=1.0))
+
+
+ADAPTED = {"numerator": 0.8, "offset": 0.5}
+"""Factors of AsyncFedED's steps."""
+
+
+def test_adaptive_asyncfeded(run: Callable, start: np.ndarray, gradient: Gradient) -> None:
+    """Numbers of local steps too; work takes as long as they need, and begins when the last ends.
+
+    Speeds are constant here, so that times follow from steps and speeds.
+    """
+    rule = {"wanted_staleness": 0.7, "gain": 2.5, "most_steps": 9}
+    found = run("asyncfeded_adaptive", runtime_law="runtime_constant", **ADAPTED, **rule)
+    [schedule] = found.timelines
+    given = {"wanted": 0.7, "gain": 2.5, "most": 9}
+    loop = loops.adaptive_asyncfeded(arrivals_of(found, start, gradient), **ADAPTED, **given)
+    models, steps = zip(*loop, strict=True)
+    assert_same(found, models)
+    assert schedule.steps[:, 0].tolist() == list(steps)
+    assert len(set(steps)) > 3 and 1 in steps
+    last, pace = np.zeros(N), {}
+    for tick, client in enumerate(schedule.clients[:, 0]):
+        taken = schedule.time[tick] - last[client]
+        pace.setdefault(client, taken / steps[tick])
+        np.testing.assert_allclose(taken / steps[tick], pace[client], rtol=1e-6)
+        earlier = np.flatnonzero(schedule.clients[:tick, 0] == client)
+        assert schedule.version[tick, 0] == (earlier[-1] + 1 if len(earlier) else 0)
+        last[client] = schedule.time[tick]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"most_steps": 3}, "local_steps is 5, but must be at most most_steps = 3"),
+        (
+            {"time_of": "update"},
+            "delays.time_of is 'update', but must be \"step\", because work of",
+        ),
+    ],
+)
+def test_adaptive_asyncfeded_refuses(run: Callable, changes: dict, sentence: str) -> None:
+    with pytest.raises(fedjax_sim.ConfigError, match=sentence):
+        run("asyncfeded_adaptive", **changes)

@@ -56,7 +56,7 @@ ALL = [
 ]
 """Every rule, with bounds that no message here is longer than."""
 WEIGHED = [rule for rule in ALL if rule.weighs]
-OTHER_CLOCKS = ("tifl", "fedcs", "safa", "pisces", "fedat")
+OTHER_CLOCKS = ("tifl", "fedcs", "safa", "pisces", "fedat", "asyncfeded_adaptive")
 """Live systems that do not hear all clients of a cohort. SAFA has no rules, and the messages of the
 others go through the wires of FedAvg, FedBuff and Oort."""
 # IFCA refuses rules: the means of its clusters may be of one message.

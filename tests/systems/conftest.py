@@ -38,6 +38,7 @@ LIKE_ANOTHER = {
     "fedstaleweight": "fedbuff",
     "gen_async": "fedasync",
     "asyncfeded": "fedasync",
+    "asyncfeded_adaptive": "pisces",
     "ca2fl": "fedbuff",
     "qfedavg": "fedavg",
     "perfedavg": "fedavg",

@@ -21,7 +21,7 @@ from fedjax_sim.problems import Quadratic
 
 GROUPED = ("hierarchical", "async_hierarchical")
 """Systems whose slots are groups of clients. Here every group has one client."""
-ONE_BY_ONE = ("fedasync", "gen_async", "asyncfeded")
+ONE_BY_ONE = ("fedasync", "gen_async", "asyncfeded", "asyncfeded_adaptive")
 """The systems whose ticks have one slot."""
 CLIENTS = [[0, 5, 2, 3], [6, 1, 4, 0], [3, 2, 6, 5]]
 STEPS = [[2, 5, 0, 1], [3, 3, 1, 4], [5, 1, 2, 2]]

@@ -19,7 +19,7 @@ KINDS = {
         "fedavgm",
         "qfedavg",
     ),
-    "live": ("oort", "pisces", "fedat", "safa"),
+    "live": ("oort", "pisces", "fedat", "safa", "asyncfeded_adaptive"),
     "personal": ("ditto", "fedper", "apfl", "ifca"),
     "adapted": ("pfedme", "perfedavg"),
     "periodic": ("favano", "quafl"),

@@ -35,6 +35,7 @@ SHAPES = {
     "ifca": [(2,)],
     "ca2fl": [(), (ROWS,), (), (NUM_CLIENTS,)],
     "asyncfeded": [(), (ROWS,)],
+    "asyncfeded_adaptive": [(), (ROWS,)],
     "langevin": [()],
     "em": [()],
     "favano": [(), (ROWS,)],

@@ -31,7 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedbuff with losses": ("fedbuff", TASKS | {"drop_rate": 0.25}),
     "fedbuff with breaks": ("fedbuff", TASKS | {"off_time": 50.0, "on_time": 70.0}),
     **{name: (name, {}) for name in ("oort", "tifl", "fedcs", "adacomm", "powerofchoice")},
-    **{name: (name, {}) for name in ("pisces", "fedat", "safa")},
+    **{name: (name, {}) for name in ("pisces", "fedat", "safa", "asyncfeded_adaptive")},
     "fedcs by the loss": ("fedcs", {"follows": "loss", "loss_window": 3}),
     "oort with compressed models": ("oort", {"downlink": BlockQuantization()}),
     "fedavg with compressed models": ("fedavg", {"downlink": BlockQuantization()}),
