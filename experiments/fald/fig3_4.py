@@ -425,7 +425,7 @@ Panels = dict[str, dict[int, np.ndarray]]
 
 
 def read_panels(inputs: Mapping[str, Any]) -> Panels:
-    """Read what `inputs_of` returns; runs that diverged count as minus infinity."""
+    """Read the result of `inputs_of`; runs that diverged count as minus infinity."""
     found: Panels = {}
     for panel, of_panel in inputs["last"].items():
         sign = METRICS[panel.split(", ")[1]]

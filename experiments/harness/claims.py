@@ -139,7 +139,7 @@ Judges = Mapping[int, Callable[[Any], Verdict]]
 
 
 def judge_all(judges: Judges, measured: Mapping[int, Any]) -> list[Verdict]:
-    """Judge what was measured of each claim."""
+    """Judge each claim by its measurements."""
     return [judge(measured[number]) for number, judge in judges.items()]
 
 

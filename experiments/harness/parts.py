@@ -218,7 +218,7 @@ class SweepShare:
 
 
 def read_identity(out: Path) -> tuple[str, int, dict[str, Any]]:
-    """Read which experiment a folder's parts are of.
+    """Find the experiment to which a folder's parts belong.
 
     Args:
       out: The results folder.

@@ -100,7 +100,7 @@ class Study(NamedTuple):
         }
 
     def metrics(self) -> list[str] | None:
-        """Read which metrics are to be drawn: None, which stands for all, if none is named.
+        """Read the metrics to draw: None, which stands for all, if none is named.
 
         Raises:
           ConfigError: If no contender will have a metric of a name.
@@ -186,7 +186,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read_launcher(arguments: argparse.Namespace) -> jobs.Launcher | None:
-    """Read which launcher is to start parts; None if the command is to run here.
+    """Read the launcher that is to start parts; None if the command is to run here.
 
     Raises:
       ConfigError: For an unknown launcher or field, a value of the wrong kind, or flags that do not

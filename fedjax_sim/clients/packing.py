@@ -104,7 +104,7 @@ def run_in_rows(
 
 
 def _depending(program: Jaxpr) -> list[bool]:
-    """Tell which results of a program depend on its inputs, and not only on constants."""
+    """Mark the results of a program that depend on its inputs, and not only on constants."""
     found = set(program.invars)
     for equation in program.eqns:
         if any(not isinstance(var, Literal) and var in found for var in equation.invars):

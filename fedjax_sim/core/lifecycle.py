@@ -183,7 +183,7 @@ def listening() -> Iterator[None]:
 
 
 class PartError(Exception):
-    """Parts of a study that failed in processes of their own, as one sentence.
+    """Parts of a study that failed in their processes, as one sentence.
 
     Attributes:
       code: The exit code for the whole.

@@ -141,7 +141,7 @@ def is_predicate(value: Any) -> bool:
 
 
 def leaves_that(chosen: str | Callable[[str], object], model: Params) -> Params:
-    """Tell which leaves of a model are chosen.
+    """Mark the chosen leaves of a model.
 
     Args:
       chosen: A function from a path to whether its leaf is chosen, or a regular expression that is

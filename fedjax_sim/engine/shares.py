@@ -77,11 +77,12 @@ def divide(units: Sequence[Unit[LaneT]], num_parts: int) -> list[list[LaneT]]:
         is_even = bool(parts) and largest <= MOST_UNEVEN * total / num_parts
         if is_even or not whole:
             return [[lane for piece in part for lane in piece.lanes] for part in parts]
-        pieces = [
-            part
-            for piece in pieces
-            for part in (_halves(piece) if 2 * piece.total > max(whole) else [piece])
-        ]
+        halved = []
+        for piece in pieces:
+            middle = (len(piece.lanes) + 1) // 2 if 2 * piece.total > max(whole) else None
+            halves = piece.lanes[:middle], piece.lanes[middle:] if middle else ()
+            halved += [piece._replace(lanes=lanes) for lanes in halves if lanes]
+        pieces = halved
 
 
 def check_num_parts(num_parts: int, num_lanes: int) -> None:
@@ -97,13 +98,6 @@ def check_num_parts(num_parts: int, num_lanes: int) -> None:
     if not 1 <= num_parts <= num_lanes:
         allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
         raise ConfigError("number of parts", num_parts, allowed)
-
-
-def _halves(unit: Unit[LaneT]) -> list[Unit[LaneT]]:
-    """Halve a unit; a single lane is kept."""
-    middle = (len(unit.lanes) + 1) // 2
-    halves = (unit.lanes[:middle], unit.lanes[middle:])
-    return [unit._replace(lanes=lanes) for lanes in halves if lanes]
 
 
 def _cut(pieces: Sequence[Unit[LaneT]], num_parts: int) -> list[list[Unit[LaneT]]]:

@@ -203,7 +203,7 @@ def _run(asked: Listed, numbers: Collection[int] | None = None) -> Run:
 
 
 def _say_what_compiles(system: types.System, grid: Grid, hypers: Sequence[types.Settings]) -> None:
-    """Name the swept settings of which each value has a program of its own."""
+    """Name the swept settings of which each value needs another program."""
     known, held = names_of(system.Hyper), fields(system.Hyper)
     for name in grid.settings:
         # Of a group those of its settings that are static.

@@ -130,7 +130,7 @@ class _Adapted(abc.ABC):
         """Compute the outputs of `[B, ...]` and the next state; the key is that of local steps."""
 
     def init(self, key: Key, x: Array) -> Params:
-        """Draw the parameters, and the state in a collection of its own."""
+        """Draw the parameters, and the state in a separate collection."""
         params, state = self.draw(key, x)
         if not jax.tree.leaves(state):
             return params

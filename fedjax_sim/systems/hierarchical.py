@@ -197,7 +197,7 @@ class AsyncHierarchical(GroupArrivals, edges.EdgeTraining, ServerRate):
 
     The groups of `systems.hierarchical` (Ali and Arafa, arXiv 2302.04851) do not wait for each
     other. A group i takes the global model x^v, iterates until the sync time S has passed, and
-    reports D_i = x_i - x^v, with an exchange delay of its own. It continues from the global model
+    reports D_i = x_i - x^v after its own exchange delay. It continues from the global model
     of that moment. The global server mixes reports as FedBuff does (Nguyen et al. 2022, arXiv
     2106.06639): when Z of them have arrived,
 

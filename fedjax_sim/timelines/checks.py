@@ -3,13 +3,10 @@
 Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 """
 
-from collections.abc import Mapping
-
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import EMPTY, Leaf, System, Timeline
+from fedjax_sim.core.types import EMPTY, System, Timeline
 
 INTEGERS = ("clients", "steps", "version", "holds")
 """Fields of a timeline that are whole numbers."""
@@ -44,50 +41,6 @@ def check_form(found: object) -> None:
             raise ConfigError(f"field {name} of the timeline", value, allowed)
 
 
-def find_fractions(drawn: Timeline) -> dict[str, tuple[Leaf, Leaf]]:
-    """Find the first value in a filled slot of a known tick that is no whole number of 32 bits.
-
-    Args:
-      drawn: Leaves `[D, T, ...]`, of JAX or of NumPy.
-
-    Returns:
-      For each field of `INTEGERS` that is real the value, `f[D]`, 0 if there is none, and its place
-      among all slots, `i64[D]`.
-    """
-    found = {}
-    for name in INTEGERS:
-        values = getattr(drawn, name)
-        if jnp.issubdtype(values.dtype, jnp.floating):
-            xp = values.__array_namespace__()
-            is_filled = xp.isfinite(drawn.time)[..., None] & (drawn.clients != EMPTY)
-            is_whole = (values == xp.round(values)) & (xp.abs(values) < 2**31)
-            is_wrong = (is_filled & ~is_whole).reshape(len(values), -1)
-            at = is_wrong.argmax(axis=1)
-            flat = values.reshape(len(values), -1)
-            first = xp.take_along_axis(flat, at[:, None], axis=1)[:, 0]
-            found[name] = xp.where(is_wrong.any(axis=1), first, 0), at
-    return found
-
-
-def check_whole(fractions: Mapping[str, tuple[Leaf, Leaf]], num_ticks: int, num_slots: int) -> None:
-    """Check that whole numbers that were drawn as floats are whole.
-
-    Args:
-      fractions: As `find_fractions` returns them.
-      num_ticks: Ticks that were asked for; what comes later does not matter.
-      num_slots: Slots of a tick.
-
-    Raises:
-      ConfigError: If one is not.
-    """
-    for name, (values, places) in fractions.items():
-        for value, place in zip(np.asarray(values), np.asarray(places), strict=True):
-            tick, slot = divmod(int(place), num_slots)
-            if value != 0 and tick < num_ticks:
-                field = f"{name} of tick {tick} in slot {slot} of the timeline"
-                raise ConfigError(field, value.item(), "a whole number of 32 bits")
-
-
 def check_own(
     system: System, timeline: Timeline, num_clients: int = np.iinfo("int32").max
 ) -> Timeline:
@@ -102,7 +55,7 @@ def check_own(
       The schedule, in arrays of NumPy. Slots of ticks that never happen are empty.
 
     Raises:
-      ConfigError: As `check_form`, `check_whole` and `check_values`, or if a time is nan or -inf.
+      ConfigError: As `check_form` and `check_values`, or if a time is nan or -inf.
     """
     whole = Timeline(*map(np.asarray, timeline))
     check_form(whole)
@@ -113,7 +66,6 @@ def check_own(
     clients = np.where(np.isfinite(whole.time)[:, None], whole.clients, EMPTY)
     whole = whole._replace(clients=clients)
     each = Timeline(*(leaf[None] for leaf in whole))
-    check_whole(find_fractions(each), *whole.clients.shape)
     check_values(system, each, len(whole.time), num_clients)
     # Empty slots may hold anything, also what is no whole number.
     is_filled = whole.clients != EMPTY
@@ -138,7 +90,8 @@ def check_values(
     Raises:
       ConfigError: If ticks are missing, times are negative or go back, a client does not exist
         or has several slots of a tick that can be only one's, a number of steps is negative, a
-        version does not exist yet, or a weight is negative or not finite.
+        version does not exist yet, a weight is negative or not finite, or anything else is not a
+        whole number of 32 bits.
     """
     num, known, slots = timeline.clients.shape
     if known < num_ticks:
@@ -172,11 +125,16 @@ def _check_slots(
         ("holds", 0, ticks + 1, is_filled),
         ("weight", least_weight, largest, is_filled),
     ):
-        values = getattr(timeline, name)
+        values, words = getattr(timeline, name), ""
         wrong = ~((least <= values) & (values <= most)) & matters
+        if name in INTEGERS and values.dtype.kind == "f":
+            # Whole numbers may be floats, as settings are while a timeline is traced.
+            is_whole = (values == np.round(values)) & (np.abs(values) < 2**31)
+            if (is_part := is_filled & ~is_whole).any():
+                wrong, words = is_part, "a whole number of 32 bits"
         if wrong.any():
             place = tuple(np.argwhere(wrong)[0])
-            allowed = f"from {least} to {np.broadcast_to(most, values.shape)[place]}"
+            allowed = words or f"from {least} to {np.broadcast_to(most, values.shape)[place]}"
             if name == "weight":
                 allowed = "finite" + (" and at least 0" if least_weight == 0 else "")
             field = f"{name} of tick {first + place[1]} in slot {place[2]} of the timeline"

@@ -429,7 +429,7 @@ class Groups(Clients):
         """Compute the mean time of a global exchange; not inside a trace.
 
         Returns:
-          Virtual times, `f64[]`, or `f64[M]` if groups have exchanges of their own.
+          Virtual times, `f64[]`, or `f64[M]` if each group has its own exchange.
         """
         return np.add(*self.exchange_law(np))
 

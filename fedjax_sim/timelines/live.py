@@ -14,10 +14,8 @@ and notes what the tick has shown; `core.clocks` has the contract.
   How long work takes, what is lost, and from which model work starts are the rules of the planned
   clock with `restart="replaced"` (`timelines.arrivals`), with the same streams of random numbers.
 
-Arrivals of tasks are found one after another, each among M tasks, so a tick costs S M comparisons.
-On an accelerator, where each arrival would be a train of launches, they are found together if
-clients are replaced uniformly, none is away, which may take several draws, and no work is lost, so
-that S arrivals are S events (`_land_together`).
+Arrivals of tasks are found one after another, each among M tasks, so a tick costs S M comparisons,
+and on an accelerator S trains of launches.
 
 Dimension letters: those of `fedjax_sim.core.types`, and `N` clients, `A` clients asked in a round,
 `M` tasks in flight, `S` slots of a tick, that is reports that the server uses.
@@ -34,7 +32,7 @@ from jax.typing import ArrayLike
 
 from fedjax_sim.core import settings, streams, types
 from fedjax_sim.core.settings import ConfigError, Count, checked, fields, struct
-from fedjax_sim.core.targets import is_for_cpu, pick, put, repeat, repeat_while
+from fedjax_sim.core.targets import put, repeat, repeat_while
 from fedjax_sim.core.types import (
     EMPTY,
     Array,
@@ -50,7 +48,7 @@ from fedjax_sim.core.types import (
 from fedjax_sim.timelines import presets, rounds
 from fedjax_sim.timelines.arrivals import clocks
 from fedjax_sim.timelines.checks import check_own
-from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices, loss_shares
+from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices
 from fedjax_sim.timelines.delays.laws import Speeds
 from fedjax_sim.timelines.rounds import Cohort, CohortRounds
 
@@ -148,14 +146,16 @@ def replayed(system: types.System, timeline: types.Timeline) -> types.System:
 def _versions_in_use(version: np.ndarray) -> np.ndarray:
     """List the versions that are made before each tick and read after it: `i32[T, M]`."""
     num_ticks = len(version)
-    last = np.full(num_ticks + 1, -1)
+    last = np.arange(num_ticks + 1)
     np.maximum.at(last, version, np.arange(num_ticks)[:, None])
-    made = np.arange(num_ticks + 1)
-    used = [made[: t + 1][last[: t + 1] > t] for t in range(num_ticks)]
-    most = max(map(len, used), default=0)
-    found = np.full((num_ticks, most), EMPTY, np.int32)
-    for t, versions in enumerate(used):
-        found[t, : len(versions)] = versions
+    # A version is listed at the ticks from the first after it was made to the last but one read.
+    length = last - np.arange(num_ticks + 1)
+    listed = np.repeat(np.arange(num_ticks + 1), length)
+    tick = listed + np.arange(len(listed)) - np.repeat(np.cumsum(length) - length, length)
+    order, sizes = np.argsort(tick, kind="stable"), np.bincount(tick, minlength=num_ticks)
+    place = np.arange(len(listed)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    found = np.full((num_ticks, sizes.max(initial=0)), EMPTY, np.int32)
+    found[tick[order], place] = listed[order]
     return found
 
 
@@ -334,7 +334,7 @@ class Choosing(NamedTuple, Generic[MemoryT, types.StateT, DrawsT]):
     memory: MemoryT
 
     def available(self) -> Array:
-        """Tell which clients are available now: `bool[N]`."""
+        """Mark the clients that are available now: `bool[N]`."""
         everyone = jnp.arange(self.devices.hyper.num_clients)
         return self.devices.are_available(everyone, self.round.now)
 
@@ -858,17 +858,7 @@ def live_tasks(
         start, zero = Instant.at(0.0), jnp.int32(0)
         return Tasks(start, zero, zero, clients, place, turns, flights, memory, nothing, drawn)
 
-    # Where no work is lost, who is drawn at a tick is known before.
-    has_ahead = choose is uniformly and loss_shares(hyper) is None and num_clients > num_tasks
-
-    def ahead(key: Key, number: Array) -> Array:
-        events = number * num_used + jnp.arange(num_used, dtype="int32")
-        draw = partial(clocks.draw_idle, key, number=jnp.int32(0), num_idle=num_clients - num_tasks)
-        return jax.vmap(draw)(events)
-
-    def next_tick(
-        key: Key, carried: Tasks, state: object, drawn: Array | None = None
-    ) -> tuple[Tasks, Received]:
+    def next_tick(key: Key, carried: Tasks, state: object) -> tuple[Tasks, Received]:
         devices = draw_devices(key, hyper, carried.drawn)
         slots = Flights.none(num_used, carried.taken)
 
@@ -907,14 +897,8 @@ def live_tasks(
             is_due = (filled > 0) & due(carried.now, tasks).is_before(arrives)
             return ~is_due & (filled < num_used) & arrives.is_finite
 
-        given, is_right = (carried, slots, jnp.int32(0), jnp.bool_(True)), jnp.bool_(True)
-        are_free = devices.loss is None and devices.windows is None
-        if choose is uniformly and are_free and not is_for_cpu():
-            if drawn is None:
-                is_drawn = num_clients > num_tasks
-                drawn = ahead(key, carried.number) if is_drawn else jnp.zeros(num_used, "int32")
-            tasks, slots = _land_together(carried, devices, drawn)
-        elif devices.loss is None and due is None:
+        given = carried, slots, jnp.int32(0), jnp.bool_(True)
+        if devices.loss is None and due is None:
             tasks, slots, _, is_right = repeat(num_used, land, given)
         else:
             tasks, slots, filled, is_right = repeat_while(waits, land, given)
@@ -936,8 +920,7 @@ def live_tasks(
         shown = Shown(carried, event, carried.taken, state, seen, carried.memory)
         return carried._replace(memory=learn(key, shown))
 
-    early = ahead if has_ahead else None
-    return Clock(init, next_tick, after, lambda tasks: tasks.flights.versions(), early)
+    return Clock(init, next_tick, after, lambda tasks: tasks.flights.versions())
 
 
 def _after(new: Flights, done: Flights) -> Flights:
@@ -950,137 +933,3 @@ def _after(new: Flights, done: Flights) -> Flights:
     is_same = (new.ends.value == done.ends.value) & (new.ends.rest == done.ends.rest)
     later = jnp.where(is_same, jnp.maximum(new.tie_breaker, done.tie_breaker), new.tie_breaker)
     return new._replace(tie_breaker=later)
-
-
-class _Found(NamedTuple):
-    """The arrivals of a tick as far as they are known, leaves `[S, ...]`.
-
-    Attributes:
-      known: `i32[]`, how many of them, from the first, are right.
-      done: What arrives.
-      place: `i32[S]`, where it was in flight.
-      other: `i32[S]`, who takes the place.
-      new: Its work.
-    """
-
-    known: Array
-    done: Flights
-    place: Array
-    other: Array
-    new: Flights
-
-
-def _land_together(tasks: Tasks, devices: Devices, drawn: Array) -> tuple[Tasks, Flights]:
-    """Find the next arrivals at once, where clients are replaced `uniformly` and none is away.
-
-    Draws depend on the number of the arrival, and on the client and the number of its work. So if
-    the arrivals before one are known, so is the work that follows each of them. First all are taken
-    from the work in flight. They are right up to the first one before which new work ends. With
-    the work that is known to be new they are found again, which at least one more of them survives,
-    until all are right.
-
-    Args:
-      tasks: The tasks before.
-      devices: The clients, of whom no work is lost and who are always available.
-      drawn: Who takes the place of each arrival, as `clocks.draw_idle` says, `i32[S]`.
-
-    Returns:
-      The tasks after the last arrival, and what has arrived, leaves `[S]`.
-    """
-    num, at_work, num_used = len(tasks.place), len(tasks.flights.client), len(drawn)
-    slots = np.arange(num_used, dtype="int32")
-    is_earlier = slots[:, None] > slots[None]
-    idle = jnp.where(drawn == 0, EMPTY, at_work - 1 + drawn)
-    in_order = _in_order(tasks.flights, num_used)
-
-    def find(found: _Found) -> _Found:
-        front, at_front = jax.tree.map(lambda leaf: leaf[:num_used], in_order)
-        # The new work that is known takes its place among that in flight.
-        new, place, is_known = found.new, found.place, slots < found.known
-        before = _are_before(new, place, front, at_front)
-        turn = slots + (before & is_known[None]).sum(axis=1, dtype="int32")
-        sooner = _are_before(new, place, new, place)
-        sooner = (sooner | is_earlier & ~sooner.T) & is_known[None]
-        of_new = (~before).sum(axis=0, dtype="int32") + sooner.sum(axis=1, dtype="int32")
-        is_old = turn[None] == slots[:, None]
-        is_new = (of_new[None] == slots[:, None]) & is_known[None]
-        is_born = is_new.any(axis=1)
-        among = pick(is_old, (front, at_front)), pick(is_new, (new, place))
-        done, place = jax.tree.map(lambda old, born: jnp.where(is_born, born, old), *among)
-        # An idle place holds whoever has left its work there last.
-        is_there = is_earlier & (idle[:, None] == idle[None])
-        left = jnp.where(is_there, slots[None], EMPTY).max(axis=1)
-        who = jnp.where(left == EMPTY, tasks.order[idle], done.client[left])
-        other = jnp.where(idle == EMPTY, done.client, who)
-        again = (is_earlier & (other[:, None] == other[None])).sum(axis=1, dtype="int32")
-        new = begin_work(devices, other, tasks.turns[other] + again, done.ends, tasks.number)
-        new = _after(new, done)
-        is_missed = _are_before(new, place, done, place) & is_earlier & ~is_known[None]
-        known = jnp.where(is_missed, slots[:, None], num_used).min()
-        return _Found(known, done, place, other, new)
-
-    none, nobody = Flights.none(num_used, tasks.taken), jnp.full(num_used, EMPTY, "int32")
-    found = _Found(jnp.int32(0), none, nobody, nobody, none)
-    found = repeat_while(lambda found: found.known < num_used, find, found)
-    _, done, place, other, new = found
-
-    def last(keys: Array, num: int) -> Array:
-        """Find the last arrival with each of some keys, or -1: `i32[num]`."""
-        is_of = keys[None] == jnp.arange(num)[:, None]
-        return jnp.where(is_of, slots[None], EMPTY).max(axis=1)
-
-    # Of several arrivals at one place, or with one client, the last one counts.
-    in_place, in_idle = last(place, at_work), last(idle, num)
-    comes, leaves = last(other, num), last(jnp.where(idle == EMPTY, EMPTY, done.client), num)
-    everyone = jnp.arange(num, dtype="int32")
-    given = (everyone[:, None] == other[None]).sum(axis=1, dtype="int32")
-    order = jnp.where(in_idle == EMPTY, tasks.order, done.client[in_idle])
-    at_last = last(place, num)
-    order = jnp.where(at_last == EMPTY, order, other[at_last])
-    moved = jnp.where(comes >= leaves, place[comes], idle[leaves])
-    moved = jnp.where(jnp.maximum(comes, leaves) == EMPTY, tasks.place, moved)
-    flights = jax.tree.map(
-        lambda old, born: jnp.where(in_place == EMPTY, old, born),
-        tasks.flights,
-        pick(in_place[:, None] == slots[None], new),
-    )
-    tasks = tasks._replace(
-        now=jax.tree.map(lambda leaf: leaf[-1], done.ends),
-        event=tasks.event + num_used,
-        order=order,
-        place=moved,
-        turns=tasks.turns + given,
-        flights=flights,
-    )
-    return tasks, done
-
-
-def _in_order(flights: Flights, number: int) -> tuple[Flights, Array]:
-    """Return the work that ends first, in the order in which `Flights.first` finds it.
-
-    Args:
-      flights: Work, leaves `[M]`.
-      number: How much of it, S.
-
-    Returns:
-      The work, leaves `[S]`, which never ends where there is no more; and its places, `i32[S]`.
-    """
-    missing = max(number - len(flights.client), 0)
-    if missing:
-        none = Flights.none(missing, flights.tie_breaker)
-        flights = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), flights, none)
-    place = jnp.arange(len(flights.client), dtype="int32")
-    others, structure = jax.tree.flatten((flights, place))
-    keys = *flights.ends, flights.tie_breaker
-    found = jax.lax.sort((*keys, *others), num_keys=len(keys), is_stable=True)[len(keys) :]
-    return jax.tree.unflatten(structure, found)
-
-
-def _are_before(work: Flights, place: Array, other: Flights, at: Array) -> Array:
-    """Tell which work `[S]` ends before which other: `bool[S, S]`, a row for each other one."""
-    is_before, is_same = jnp.bool_(False), jnp.bool_(True)
-    keys = (*work.ends, work.tie_breaker, place), (*other.ends, other.tie_breaker, at)
-    for one, another in zip(*keys, strict=True):
-        is_before |= is_same & (one[None] < another[:, None])
-        is_same &= one[None] == another[:, None]
-    return is_before

@@ -342,7 +342,7 @@ def assumed_of(hyper: Any, given: Collection[str] = ()) -> Assumed:
 
     Args:
       hyper: A settings struct.
-      given: Names of its own fields that were given.
+      given: Names of those of its fields that were given.
     """
     found, left = Assumed(), {*given, ASSUMED}
     for field in dataclasses.fields(hyper):

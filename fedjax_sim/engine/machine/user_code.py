@@ -90,7 +90,7 @@ def number_of_code(
     Args:
       trace: Traces the program in a function that JAX has not seen, and returns it with what
         describes its results. It is called if there is code of users, and twice for a new program,
-        to find out whether traces differ by themselves.
+        to find out whether traces of the same code differ.
       used: Trees that the program is made of: problems, settings, systems and functions.
       facts: What else decides the program.
       may_rest: Whether a slow trace need not be repeated soon; the user is then told so.

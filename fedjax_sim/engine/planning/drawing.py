@@ -16,6 +16,7 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, Var, jaxpr_as_fun
 
@@ -267,8 +268,7 @@ def draw_timelines(
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
             rows = np.minimum(np.arange(first, first + size), len(seeds) - 1)
-            timelines, fractions = draw(all_seeds[rows], settings.take(rows))
-            checks.check_whole(fractions, num_ticks, slots)
+            timelines = draw(all_seeds[rows], settings.take(rows))
             for leaf, found in zip(timelines, pieces, strict=True):
                 found.append(np.asarray(leaf)[: len(seeds) - first, :num_ticks])
     # Leaf by leaf, which frees the pieces of each.
@@ -276,6 +276,12 @@ def draw_timelines(
     hyper: Any = hypers[0]
     num_clients = system.messages.num_senders(hyper) or hyper.num_clients
     checks.check_values(system, drawn, num_ticks, num_clients)
+    with np.errstate(invalid="ignore"):  # Empty slots may hold anything.
+        for name in checks.INTEGERS:
+            leaf = getattr(drawn, name)
+            once = leaf[:, :1] if leaf.strides[1] == 0 else leaf
+            whole = np.broadcast_to(once.astype("int32", copy=False), leaf.shape)
+            drawn = drawn._replace(**{name: whole})
     if is_small and len(seeds) <= size:
         for leaf in drawn:
             leaf.setflags(write=False)
@@ -324,10 +330,6 @@ Draw = Callable[[Key, Any, int], Timeline]
 """A system's timeline: from a key, settings and a number of ticks."""
 
 
-Drawn = tuple[Timeline, dict[str, tuple[Array, Array]]]
-"""Timelines, and the fractions in them that `check_whole` refuses."""
-
-
 def _draw_with(
     timeline: ClosedJaxpr,
     seeds: np.ndarray,
@@ -336,7 +338,7 @@ def _draw_with(
     is_shared: bool,
     is_quick: bool,
     reads: list[bool],
-) -> Drawn:
+) -> Timeline:
     """Draw timelines with a program that all settings share which the timeline takes for equal.
 
     Settings that differ in what learning alone reads, such as a rule of aggregation, are other
@@ -354,7 +356,7 @@ def _draw_with(
         program = traced.lower().compile()
         _programs.append((form, traced.jaxpr, program))
 
-    def run() -> Drawn:
+    def run() -> Timeline:
         with jax.enable_x64(True):  # JAX's settings belong to a thread.
             return jax.block_until_ready(program(seeds, varying, shared))
 
@@ -363,12 +365,12 @@ def _draw_with(
         return worker.submit(run).result()
 
 
-_programs: deque[tuple[tuple, ClosedJaxpr, Callable[..., Drawn]]] = deque(maxlen=MOST_PROGRAMS)
+_programs: deque[tuple[tuple, ClosedJaxpr, Callable[..., Timeline]]] = deque(maxlen=MOST_PROGRAMS)
 
 
 def _known_program(
     form: tuple, traced: ClosedJaxpr, *, is_shared: bool
-) -> Callable[..., Drawn] | None:
+) -> Callable[..., Timeline] | None:
     """Look up the compiled program of a traced one, or of an equal one."""
     number = user_code.number_of_program
     for known, other, program in list(_programs):
@@ -386,8 +388,8 @@ def _draw(
     seeds: Array,
     varying: list[Array | None],
     shared: list[Array | None],
-) -> Drawn:
-    """Draw timelines by the program of one, and find the fractions."""
+) -> Timeline:
+    """Draw timelines by the program of one. Whole numbers that are floats stay so."""
 
     def lane(seed: Array, varying: list[Array | None]) -> list[Array]:
         key = stream(jax.random.key(seed), "timeline")
@@ -401,10 +403,9 @@ def _draw(
         return jax.core.eval_jaxpr(timeline.jaxpr, timeline.consts, key, *leaves)
 
     drawn = Timeline(*jax.vmap(lane)(seeds, varying))
-    whole = drawn
-    for name in checks.INTEGERS:
-        whole = whole._replace(**{name: getattr(drawn, name).astype("int32")})
-    return whole, checks.find_fractions(drawn)
+    wide = {name: getattr(drawn, name) for name in checks.INTEGERS}
+    whole = {k: x.astype("int32") for k, x in wide.items() if jnp.issubdtype(x.dtype, jnp.integer)}
+    return drawn._replace(**whole)
 
 
 def timeline_digest(system: System, hyper: HyperT) -> str:

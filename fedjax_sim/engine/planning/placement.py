@@ -355,7 +355,10 @@ def choose(
     num_sets = num_lanes // members * -(-members // family_size)
     lane_devices = layout.lane_devices or min(for_lanes, num_sets)
     # Batching pads: a CPU should batch only where that saves more than the padded steps cost.
-    gain = _batching_gain(cost, family_size * num_slots)
+    # The gain is fitted to 1.72, 1.42, 1.33 and 1.03 to 1.08 times at 6e4, 2.3e5, 3.1e5 and 1.2e6
+    # operations.
+    is_in_cache = family_size * num_slots * cost.bytes <= IN_CACHE and cost.operations <= LARGE
+    gain = 1 + 0.8 * math.exp(-cost.operations / 3.5e5) if is_in_cache else 0.0
     is_wide = not on_cpu or padding <= gain
     # Lanes of a tiny model, such as hundreds of chains, are worth batching too, if their slots are
     # batched and nearly all do the same steps.
@@ -371,7 +374,10 @@ def choose(
         client_devices = min(idle, num_slots) if work >= WORTH_SPLITTING else 1
     packed = bool(layout.packed)
     if layout.packed is None and layout.slots_at_once is None and platform == "gpu":
-        packed = _is_worth_packing(steps)
+        # Steps that run if all slots share rows, over those of the longest slot for all.
+        most = int(steps.max(initial=0)) * steps.shape[0] * num_slots
+        run = float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0))
+        packed = run / max(1, most) <= WORTH_PACKING
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
         lanes_at_once=lanes_at_once,
@@ -391,13 +397,6 @@ def choose(
         trips = longest.reshape(len(longest), -1)[rows if len(longest) > 1 else rows * 0]
         batches = _lane_batches(trips, placement)
     return placement._replace(lane_batches=min(batches, num_sets))
-
-
-def _is_worth_packing(steps: np.ndarray) -> bool:
-    """Compare the steps that run if all slots share rows with those of the longest for all."""
-    most = int(steps.max(initial=0)) * steps.shape[0] * steps.shape[-1]
-    run = float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0))
-    return run / max(1, most) <= WORTH_PACKING
 
 
 def _over_processes(layout: Layout, num_lanes: int, num_devices: int) -> Layout:
@@ -444,17 +443,3 @@ def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
             break
         batches *= 2
     return batches
-
-
-def _batching_gain(cost: StepCost, batched: int) -> float:
-    """Estimate how much faster a CPU runs a local step among batched ones than alone.
-
-    Fitted to 1.72, 1.42, 1.33 and 1.03 to 1.08 times at 6e4, 2.3e5, 3.1e5 and 1.2e6 operations.
-
-    Args:
-      cost: What one step costs.
-      batched: Steps that are batched.
-    """
-    if batched * cost.bytes > IN_CACHE or cost.operations > LARGE:
-        return 0.0
-    return 1 + 0.8 * math.exp(-cost.operations / 3.5e5)

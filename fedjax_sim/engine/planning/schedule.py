@@ -242,8 +242,11 @@ def lay_out(
     # Rows of the store: where each slot reads its old model, and where each tick writes its own.
     has_any = present.any(axis=2) | ~is_within
     is_newest = has_any.all() and not (present & (staleness != 0)).any()
-    assign = _assign_one if is_newest else _assign_stores
-    row, read, rows = assign(numbers - staleness, present, ends[:, -1], shape)
+    if is_newest:  # Only the next tick reads a version: one row is enough.
+        row, rows = np.zeros((num, total + 1), np.int32), _round_up(2)
+        read = np.where(present, 0, rows - 1)
+    else:
+        row, read, rows = _assign_stores(numbers - staleness, present, ends[:, -1], shape)
     if not is_whole:
         # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
         read = np.where(is_within[..., None], read, rows - 1)
@@ -340,14 +343,6 @@ def without_repetition(leaf: np.ndarray) -> np.ndarray:
         if leaf.strides[axis] == 0 or (np.array_equal(first, last) and bool((leaf == first).all())):
             leaf = first
     return leaf
-
-
-def _assign_one(
-    version: np.ndarray, present: np.ndarray, ends: np.ndarray, shape: tuple[int, int, int]
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Do as `_assign_stores` where only the next tick reads a version: one row is enough."""
-    row, rows = np.zeros((shape[0], shape[1] + 1), np.int32), _round_up(2)
-    return row, np.where(present, 0, rows - 1), rows
 
 
 def _assign_stores(

@@ -494,7 +494,7 @@ def _settled(array: Array) -> Array:
 
 
 def is_earlier(clients: Array) -> Array:
-    """Tell which other slots before a slot have the same client: `bool[S, S]`."""
+    """Mark the earlier slots of the client of each slot: `bool[S, S]`."""
     places = jnp.arange(len(clients))
     return (clients[:, None] == clients[None]) & (places[:, None] > places[None])
 

@@ -229,7 +229,7 @@ class Evaluations:
         return self.stopped_at == NEVER
 
     def ended(self, done: int) -> np.ndarray:
-        """Tell which live lanes did nothing at the last of so many ticks: `bool[L]`."""
+        """Mark the live lanes that did nothing at the last of so many ticks: `bool[L]`."""
         ended = self.kinds["info"][f"{events.HAPPENED}ended"]
         return ended.reshape(len(ended), -1)[:, done - 1] != clocks.RUNS
 

@@ -77,7 +77,7 @@ class ArrivalClock(Checked):
     - "free": when it finishes, without waiting, from the model that is then current. All N clients
       are always at work, so mean staleness is about N / Z. If its update filled the buffer, that
       model already contains the update. A client may fill several slots of one buffer. Without
-      updates that arrive together this is "replaced" with M = N, and quicker to draw.
+      updates that arrive together this is "replaced" with M = N.
     - "before_aggregation": like "free", but a client whose update fills the buffer starts from the
       model before that tick.
     - "fresh": all clients start anew, with newly drawn running times, after every tick, so that

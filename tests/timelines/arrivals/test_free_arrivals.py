@@ -25,7 +25,6 @@ from fedjax_sim.timelines import (
     presets,
     schedule_arrivals,
 )
-from fedjax_sim.timelines.arrivals import free_arrivals
 from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.delays.laws import update_time
 from tests.conftest import slow_but
@@ -129,31 +128,16 @@ def one_by_one(
     return found
 
 
-PRUNED: list[int] = []
-"""Numbers of arrivals dropped, one entry for each time that the search had to drop some."""
-
-
-@partial(jax.jit, static_argnames=("num", "block"))
-def _searched(
-    taken: jax.Array, waits: jax.Array, lots: jax.Array | None, *, num: int, block: int
-) -> Arrived:
-    """Find first arrivals from tables of times, waits and lots, with blocks of given size."""
+@partial(jax.jit, static_argnames="num")
+def _searched(taken: jax.Array, waits: jax.Array, lots: jax.Array | None, *, num: int) -> Arrived:
+    """Find first arrivals from tables of times, waits and lots."""
 
     def follow(client: jax.Array, attempt: jax.Array, time: jax.Array) -> Update:
         start = time + waits[client, attempt + 1]
         return Update(attempt + 1, start, start + taken[client, attempt + 1])
 
-    def only_first(search: Any, num: int) -> Any:
-        kept = original(search, num)
-        jax.debug.callback(lambda dropped: PRUNED.append(int(dropped)), search.write - kept.write)
-        return kept
-
     tie = None if lots is None else lambda client, attempt: lots[client, attempt]
-    original = free_arrivals._only_first
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(free_arrivals, "BLOCK", block)
-        patch.setattr(free_arrivals, "_only_first", only_first)
-        return first_arrivals(follow, tie, num_clients=taken.shape[0], num=num)
+    return first_arrivals(follow, tie, num_clients=taken.shape[0], num=num)
 
 
 def search(
@@ -162,20 +146,14 @@ def search(
     *,
     waits: np.ndarray | None = None,
     num: int,
-    block: int,
 ) -> Arrived:
-    PRUNED.clear()
     with jax.enable_x64(True):
         tables = (
             jnp.asarray(taken, float),
             jnp.zeros(taken.shape) if waits is None else jnp.asarray(waits, float),
         )
-        found = jax.tree.map(
-            np.asarray,
-            _searched(*tables, None if lots is None else jnp.asarray(lots), num=num, block=block),
-        )
-    jax.effects_barrier()
-    return found
+        found = _searched(*tables, None if lots is None else jnp.asarray(lots), num=num)
+        return jax.tree.map(np.asarray, found)
 
 
 def assert_same(found: Arrived, expected: list[One]) -> None:
@@ -229,22 +207,17 @@ TABLES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 @pytest.mark.parametrize("ties", ["client", "random"])
 @pytest.mark.parametrize("name", TABLES)
 def test_first_arrivals_are_those_of_a_queue_of_events(name: str, ties: str) -> None:
-    """The search equals the event queue if blocks are smaller than the number of clients.
-
-    When one client is fast, the search has to drop arrivals several times.
-    """
+    """The search equals the event queue to the last bit."""
     taken = TABLES[name](np.random.default_rng(0), 401)
     lots = lots_of(taken.shape) if ties == "random" else None
     assert_same(
-        search(taken, lots, num=400, block=4),
+        search(taken, lots, num=400),
         one_by_one(400, taken.tolist(), lots=None if lots is None else lots.tolist()),
     )
-    if "faster" in name:
-        assert sum(dropped > 0 for dropped in PRUNED) >= 3, PRUNED
 
 
-@pytest.mark.parametrize(("num", "block"), [(2000, 64), (17, 2**16)])
-def test_many_clients_of_very_unlike_speeds(num: int, block: int) -> None:
+@pytest.mark.parametrize("num", [2000, 17])
+def test_many_clients_of_very_unlike_speeds(num: int) -> None:
     """300 clients with speeds that range over more than four orders of magnitude.
 
     Once more arrivals than clients are asked for, and once fewer.
@@ -254,19 +227,9 @@ def test_many_clients_of_very_unlike_speeds(num: int, block: int) -> None:
     assert rates.max() / rates.min() > 10_000
     taken = exponential(random, rates, num + 1)
     expected = one_by_one(num, taken.tolist())
-    assert_same(search(taken, num=num, block=block), expected)
-    assert sum(dropped > 0 for dropped in PRUNED) >= (2 if num > 300 else 1), PRUNED
+    assert_same(search(taken, num=num), expected)
     counts = np.bincount([one.client for one in expected], minlength=300)
     assert (counts == 0).any() and counts.max() > (100 if num > 300 else 1)
-
-
-@pytest.mark.slow
-def test_few_clients_and_very_many_arrivals() -> None:
-    """The search works with small blocks and a long queue."""
-    num = 150_000
-    taken = np.random.default_rng(8).exponential(size=(4, num + 1))
-    found = search(taken, num=num, block=4)
-    np.testing.assert_array_equal(found.time, np.sort(np.cumsum(taken, axis=1).ravel())[:num])
 
 
 def test_lots_decide_ties_whatever_number_is_asked_for() -> None:
@@ -277,9 +240,9 @@ def test_lots_decide_ties_whatever_number_is_asked_for() -> None:
     taken = np.ones((TEN, 401))
     lots = lots_of(taken.shape)
     by_round = np.argsort(lots, axis=0, kind="stable").T
-    long = search(taken, lots, num=400, block=4)
+    long = search(taken, lots, num=400)
     np.testing.assert_array_equal(long.client.reshape(-1, TEN), by_round[:40])
-    short = search(taken, lots, num=17, block=4)
+    short = search(taken, lots, num=17)
     for few, many in zip(short, long, strict=True):
         np.testing.assert_array_equal(few, many[:17])
 
@@ -297,7 +260,7 @@ def test_models_taken_between_arrivals(ties: str) -> None:
     expected = one_by_one(
         400, taken.tolist(), lots=None if lots is None else lots.tolist(), waits=waits.tolist()
     )
-    assert_same(search(taken, lots, waits=waits, num=400, block=4), expected)
+    assert_same(search(taken, lots, waits=waits, num=400), expected)
     assert 0.5 < np.mean([not one.at_own for one in expected]) < 0.8
 
 
@@ -309,9 +272,7 @@ def test_no_model_is_taken_after_the_own_update_has_arrived(ties: str) -> None:
     """
     random = np.random.default_rng(6)
     taken, waits = random.integers(2, size=(TEN, 401)), random.integers(2, size=(TEN, 401))
-    found = search(
-        taken, lots_of(taken.shape) if ties == "random" else None, waits=waits, num=400, block=4
-    )
+    found = search(taken, lots_of(taken.shape) if ties == "random" else None, waits=waits, num=400)
     assert (np.diff(found.time) >= 0).all()
     assert (found.before <= np.arange(400)).all()
     for client in range(TEN):
@@ -328,7 +289,7 @@ def test_close_times_after_long_are_told_apart() -> None:
     first = [one.client for one in expected[:TEN]]
     assert first == np.argsort(taken[:, 0]).tolist() != list(range(TEN))
     assert len({np.float32(one.time) for one in expected[:TEN]}) == 1
-    assert_same(search(taken, num=400, block=4), expected)
+    assert_same(search(taken, num=400), expected)
 
 
 class Draws(NamedTuple):

@@ -16,9 +16,7 @@ from fedjax_sim.core import targets
 from fedjax_sim.core.types import System
 from fedjax_sim.engine.program import opened
 from fedjax_sim.server.compression import BlockQuantization
-from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines.delays.client_table import ClientTable
-from fedjax_sim.timelines.live import live_tasks
 from tests.conftest import slow_but
 from tests.timelines.live.conftest import LIVE
 
@@ -125,60 +123,8 @@ def test_what_is_drawn_ahead_does_not_depend_on_how_many_ticks_there_are(
     jax.tree.map(np.testing.assert_array_equal, runs[0].timelines[0], runs[1].timelines[0])
 
 
-TOGETHER: dict[str, tuple[int, int, int, dict[str, Any]]] = {
-    "few of many": (20, 5, 3, {"runtime_law": "runtime_exp", "rate_spread": 1.0}),
-    "everyone is at work": (20, 20, 3, {"runtime_law": "runtime_exp", "rate_spread": 1.0}),
-    "more arrivals than tasks": (12, 4, 9, {"runtime_law": "runtime_exp", "rate_spread": 2.0}),
-    "many": (100, 20, 10, {"runtime_law": "runtime_exp", "rate_spread": 1.0}),
-    "ties of constant times": (20, 6, 6, {"runtime_law": "runtime_constant"}),
-    "one arrival": (9, 3, 1, {}),
-    "ties at random": (
-        15,
-        5,
-        12,
-        {"runtime_law": "runtime_constant", "rate_spread": 0.0, "ties": "random"},
-    ),
-}
-"""Clients, tasks in flight, arrivals of a tick, and delays."""
-
-
-@pytest.mark.parametrize("with_64_bits", [True, False])
-@pytest.mark.parametrize("case", slow_but(["more arrivals than tasks"], TOGETHER))
-def test_arrivals_are_found_together(case: str, with_64_bits: bool) -> None:
-    """All that a clock returns and carries has the bits of what it finds one after another."""
-    num, at_work, used, changes = TOGETHER[case]
-    hyper = fedbuff.paper(
-        num_clients=num,
-        restart="replaced",
-        concurrency=at_work,
-        buffer_size=used,
-        local_steps=3,
-        **changes,
-    )
-    clock = live_tasks(hyper, num_tasks=at_work, num_used=used)
-
-    def ticks(platform: str) -> Callable[[jax.Array], Any]:
-        def lane(seed: jax.Array) -> Any:
-            key = jax.random.key(seed)
-
-            def tick(carried: Any, _: None) -> tuple[Any, Any]:
-                carried, received = clock.next(key, carried, None)
-                return carried, (received, carried)
-
-            with targets.tracing_for(platform):
-                return jax.lax.scan(tick, clock.init(key), length=40)[1]
-
-        return lane
-
-    with jax.enable_x64(with_64_bits):
-        seeds = np.arange(2)
-        in_turn, together = (jax.jit(jax.vmap(ticks(each)))(seeds) for each in ("cpu", "gpu"))
-    jax.tree.map(np.testing.assert_array_equal, together, in_turn)
-    assert np.isfinite(in_turn[0].time.value).all()
-
-
 def test_the_other_form_is_traced(traced_for_a_gpu: Callable) -> None:
-    # Otherwise the test above compares a program with itself.
+    # Otherwise the tests above compare a program with itself.
     with opened.Machine("cpu").tracing():
         assert targets.is_for_cpu()
     traced_for_a_gpu()
