@@ -27,6 +27,7 @@ from .fedbuff import ca2fl as ca2fl
 from .fedbuff import fedasync as fedasync
 from .fedbuff import fedstaleweight as fedstaleweight
 from .fedbuff import gen_async as gen_async
+from .fedem import async_fedem as async_fedem
 from .fedem import em as em
 from .fedem import vr_fedem as vr_fedem
 from .hierarchical import async_hierarchical as async_hierarchical

@@ -124,6 +124,8 @@ class CohortRounds(Clients):
             lacks rows of some client.
         """
         super().check_together()
+        if not self.has_cohorts:
+            return
         if self.cohort.selection == "poisson":
             values = {"cohort.weighting": "equal", "cohort.with_replacement": False}
             settings.check_left(self, values | {"clock.num_asked": 0}, 'with selection = "poisson"')
@@ -144,6 +146,26 @@ class CohortRounds(Clients):
         if np.all(np.asarray(self.local_epochs) > 0) and not is_bound:
             found["local_steps"] = "local_epochs"
         return found
+
+    @property
+    def has_cohorts(self) -> bool:
+        """Whether rounds are of sampled clients; false where another clock is chosen."""
+        return True
+
+    def work_of(self, clients: Array) -> Array | None:
+        """Count the local steps of clients in a round, as far as examples are known.
+
+        Args:
+          clients: `i[T, A]`, their numbers.
+
+        Returns:
+          `i[T, A]`; None if all do `local_steps`.
+        """
+        if not self.has_epochs or self.examples is None:
+            return None
+        # A quotient that is a whole number must not become the next one by rounding.
+        quotient = self.local_epochs * self.examples / self.batch_size  # type: ignore[attr-defined]
+        return jnp.ceil(quotient - 1e-9).astype(int)[clients]
 
     def completed(self, problem: Problem | None) -> Settings:
         """Fill in the clients' numbers of examples, if something depends on them.
@@ -283,11 +305,7 @@ def schedule_cohort_rounds(key: Key, hyper: Settings, num_ticks: Count) -> Timel
         total = jnp.maximum(share.sum(axis=1, keepdims=True), jnp.finfo(share.dtype).tiny)
         return share / (hyper.num_selected if is_poisson else total)
 
-    num_used, steps = clients.shape[1] if is_poisson else hyper.num_selected, None
-    if hyper.has_epochs:
-        # A quotient that is a whole number must not become the next one by rounding.
-        quotient = hyper.local_epochs * hyper.examples / hyper.batch_size
-        steps = jnp.ceil(quotient - 1e-9).astype(int)[clients]
+    num_used, steps = clients.shape[1] if is_poisson else hyper.num_selected, hyper.work_of(clients)
     return assemble_rounds(key, hyper, clients, share, weigh, num_used=num_used, steps=steps)
 
 
