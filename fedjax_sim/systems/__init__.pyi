@@ -8,6 +8,7 @@ from . import favano as favano
 from . import fedavg as fedavg
 from . import fedbuff as fedbuff
 from . import fedem as fedem
+from . import fedpa as fedpa
 from . import hierarchical as hierarchical
 from . import langevin as langevin
 from . import oort as oort

@@ -18,6 +18,7 @@ KINDS = {
         "mimelite",
         "fedavgm",
         "qfedavg",
+        "fedpa",
     ),
     "live": ("oort", "pisces", "fedat", "safa"),
     "personal": ("ditto", "fedper", "apfl", "ifca"),
