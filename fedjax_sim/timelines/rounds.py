@@ -528,6 +528,11 @@ class WeightedRounds(Clients):
     """
 
     local_steps: Count = setting(10, "Local steps of a client's update, K.", traced=True)
+    averaging: Literal["periodic", "random"] = setting(
+        "periodic",
+        'When clients average. "periodic": after K local steps. "random": after each local step '
+        "with probability 1 / K, by one coin for all, so that K is the mean.",
+    )
     participants: Literal["full", "with_replacement", "without_replacement"] = setting(
         "full",
         'Which clients take part. "full": all, with weights p_c. "with_replacement": S independent '
@@ -640,7 +645,15 @@ def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) 
         total, kept = (x.sum(axis=1, keepdims=True) for x in (weight, left))
         return left * (total / jnp.where(kept > 0, kept, 1))
 
-    return assemble_rounds(key, hyper, clients, weight, weigh, num_used=clients.shape[1])
+    steps = None
+    if hyper.averaging == "random":
+        coins = streams.lane_stream(key, "averaging")
+        draw = jax.vmap(lambda t: jax.random.exponential(jax.random.fold_in(coins, t), (), float))
+        # Geometric on 1, 2, ... with mean K.
+        after = jnp.floor(draw(jnp.arange(num_ticks)) / -jnp.log1p(-1 / hyper.local_steps))
+        steps = jnp.broadcast_to(1 + after.astype(int)[:, None], clients.shape)
+    used = clients.shape[1]
+    return assemble_rounds(key, hyper, clients, weight, weigh, num_used=used, steps=steps)
 
 
 @struct
