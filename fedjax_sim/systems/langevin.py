@@ -85,10 +85,11 @@ import optax
 
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, Training, local_steps
-from fedjax_sim.core import batching, settings, streams, trees, types
+from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion, Probability
+from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty, mean_of, weighted_sum
 from fedjax_sim.server.compression import (
@@ -537,8 +538,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
-    is_exact, has_momentum = hyper.gradient == "exact", hyper.has_momentum
-    is_random = hyper.averaging == "random"
+    is_exact, is_random = hyper.gradient == "exact", hyper.averaging == "random"
+    has_momentum = hyper.has_momentum
     correction = hyper.noise_inflation if hyper.dynamics.noise_correction else 1.0
     counts, whole_at = problem.counts, clients.gradients_at(problem, hyper, plan, is_exact=True)
     slopes_at = clients.gradients_at(problem, hyper, plan, is_exact=is_exact)
@@ -565,23 +566,21 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         if not event.facts.keeps("steps"):
             # Another number of steps than K would use a draw in two rounds.
             key = jax.random.fold_in(key, event.tick)
-        eta = partial(step_size, hyper, event.tick)
+        eta, most_steps = partial(step_size, hyper, event.tick), event.facts.most_steps
         of_noise = partial(noise, hyper, eta, first=first)
-        shared = of_noise(streams.lane_stream(key, "shared noise"), hyper.rho**2)
-        most_steps = event.facts.most_steps
+        shared = of_noise(lane_stream(key, "shared noise"), hyper.rho**2)
 
         def training(start: Params, client: Array, offset: Array, *whole: Params) -> Training:
-            client_key = jax.random.fold_in(streams.lane_stream(key, "local"), client)
+            client_key = jax.random.fold_in(lane_stream(key, "local"), client)
             if is_exact:
-                drawn = streams.lane_stream(client_key, "noise")
+                drawn = lane_stream(client_key, "noise")
                 mean = clients.whole_gradient(problem, drawn, client, first, most_steps=most_steps)
             else:
                 mean = clients.batch_gradient(
                     problem, hyper, key, client, first, most_steps=most_steps, is_alone=True
                 )
             gradient = variates.corrected(mean, anchor, factor[client], whole)  # of f^c
-            own_key = streams.lane_stream(client_key, "private noise")
-            weight = share[client] * correction
+            own_key, weight = lane_stream(client_key, "private noise"), share[client] * correction
             private = of_noise(own_key, 1 - hyper.rho**2, weight)
             moves = langevin_steps(hyper, eta, first, root, [*shared, *private])
             return Training(clients.of_pair(gradient) if has_momentum else gradient, moves)
@@ -601,9 +600,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
             sent = hyper.messages, key, event, share, memory, known, local
             mean, memory = decode_mean(*sent, is_full=hyper.participants == "full")
         # The round's state; an empty round changes nothing.
-        server, velocity = mean if has_momentum else (mean, ())
-        taken = first + number if is_random else ()
-        after = State(server, velocity, memory, anchor, square, taken)
+        models = mean if has_momentum else (mean, ())
+        after = State(*models, memory, anchor, square, first + number if is_random else ())
         per_step = 1 if hyper.control_variates.anchor == "none" else 2  # gradients of a step
         work = work.and_more(work_at_anchor, work_of_scaling, times=per_step)
         return keep_if_empty(event, after, state), work

@@ -185,7 +185,7 @@ class LocalRates(NamedTuple):
 
 
 def local_rates(hyper: Any, *, smoothness: Above0) -> LocalRates:
-    """Look up the local rates of settings, with what Theorem 1, eq. (10), needs of them.
+    """Look up the local rates of settings, with their sums in Theorem 1, eq. (10).
 
     Args:
         hyper: Settings of FedStaleWeight, or of another system with `lr`, `local_steps` and
