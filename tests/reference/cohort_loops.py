@@ -459,7 +459,7 @@ def fedpa(
     rounds: Rounds,
     *,
     burn_in: int,
-    size: int,
+    number: int,
     rho: float,
     server_lr: float,
     early: int,
@@ -468,7 +468,7 @@ def fedpa(
 
     Args:
       burn_in: Steps before the first sample.
-      size: Steps of which a sample is the mean.
+      number: Samples, of nearly as many steps each.
       rho: Shrinkage.
       server_lr: Rate of the server's SGD.
       early: First rounds, which are FedAvg's.
@@ -481,11 +481,16 @@ def fedpa(
             for k in range(num):
                 model = rounds.descend(model, client, 1, before + k)
                 path.append(model)
-            samples = np.array(path[burn_in:]).reshape(-1, size, len(server)).mean(axis=1)
-            number = len(samples)
-            share = 1 / (1 + (number - 1) * rho)
+            groups = np.arange(num - burn_in) * number // max(num - burn_in, 1)
+            left = np.array(path[burn_in:])
+            samples = np.array([left[groups == g].mean(axis=0) for g in np.unique(groups)])
+            if t < early or len(samples) < 2:
+                assert t < early or len(samples) == 0
+                mean += weight * (server - path[-1])
+                continue
+            share = 1 / (1 + (len(samples) - 1) * rho)
             covariance = share * np.eye(len(server)) + (1 - share) * np.cov(samples.T)
             delta = np.linalg.inv(covariance) @ (server - samples.mean(axis=0))
-            mean += weight * (server - path[-1] if t < early else delta)
+            mean += weight * delta
         server = server - server_lr * mean
         yield server
