@@ -344,6 +344,7 @@ def small() -> Callable[..., Any]:
         "ca2fl": {"concurrency": 5, **buffered},
         "asyncfeded": {"local_steps": 5},
         "asyncfeded_adaptive": {"local_steps": 5, "most_steps": 5},
+        "fedpa": {"num_selected": 4, "local_steps": 5, "burn_in": 1, "num_samples": 2},
         "fedper": {"num_selected": 4, "local_steps": 5, "personal": "head"},
         "fedbn": {"num_selected": 4, "local_steps": 5, "personal": "head"},
         "fedat": {"num_selected": 3, "num_tiers": 1, "local_steps": 5},

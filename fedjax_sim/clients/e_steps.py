@@ -83,7 +83,7 @@ class Expect:
         before (`event.offset`).
 
         Args:
-          natural: `f[q]`, natural parameters phi.
+          natural: Natural parameters phi, `f[q]` or one per slot `f[S, q]`.
           is_full: `bool[]`, whether to use all examples instead of a mini-batch.
           works: `bool[S]`; the statistics of other slots are 0.
           subtracted: Natural parameters, `f[q]` or one per slot `f[S, q]`: the statistics of the
@@ -98,7 +98,7 @@ class Expect:
         if is_full is not False and getattr(self.problem, "is_endless", False):
             allowed = "one with data here, because a stream of fresh examples has no whole pass"
             raise ConfigError("problem", type(self.problem).__name__, allowed)
-        chex.assert_rank(natural, 1)
+        chex.assert_rank(natural, {1, 2})
         chex.assert_equal_shape((works, event.clients))
         clients, size = jnp.maximum(event.clients, 0), self.hyper.batch_size
         num_phi = 1 if subtracted is None else 2
@@ -124,11 +124,18 @@ class Expect:
     ) -> tuple[Array, Array]:
         """Means over mini-batches, and the number of batches evaluated."""
         problem, size = self.problem, self.hyper.batch_size
+        of_slots, common = _per_slot(natural), natural
         is_per_slot = subtracted is not None and subtracted.ndim == 2
 
         def slot(
-            trips: Array, works: Array, client: Array, offset: Array, row: Array | None
+            trips: Array,
+            works: Array,
+            client: Array,
+            offset: Array,
+            own: Array | None,
+            row: Array | None,
         ) -> Array:
+            natural = common if own is None else own
             client_key = jax.random.fold_in(streams.lane_stream(key, "batches"), client)
             weight = jnp.full(size, works / size, natural.dtype)
             reference = row if is_per_slot else subtracted
@@ -149,16 +156,18 @@ class Expect:
         # have one batch too, of weight 0.
         clients = jnp.maximum(event.clients, 0)
         skips = self.plan.slots_at_once < clients.shape[0]
-        inputs = (works, clients, event.offset, subtracted if is_per_slot else None)
+        row = subtracted if is_per_slot else None
+        inputs = (works, clients, event.offset, of_slots, row)
         trips = works.astype("int32") if skips else jnp.ones_like(clients)
         known = 1 if self.plan.static_trips else None
         return batching.map_slots(slot, self.plan, trips, *inputs, trips=known)
 
     def _over_all(self, clients: Array, natural: Array, works: Array) -> tuple[Array, Array]:
         """Means over all examples, and the number of batches evaluated."""
-        problem, size = self.problem, self.hyper.batch_size
+        problem, size, common = self.problem, self.hyper.batch_size, natural
 
-        def slot(trips: Array, works: Array, client: Array) -> Array:
+        def slot(trips: Array, works: Array, client: Array, own: Array | None) -> Array:
+            natural = common if own is None else own
             number = problem.counts[client]
             share = works / number.astype(natural.dtype)
 
@@ -172,7 +181,7 @@ class Expect:
             return jax.lax.fori_loop(0, trips, trip, jnp.zeros_like(natural))
 
         steps = jnp.where(works, -(-problem.counts[clients] // size), 0)
-        return batching.map_slots(slot, self.plan, steps, works, clients)
+        return batching.map_slots(slot, self.plan, steps, works, clients, _per_slot(natural))
 
     def _mini_batch(self, key: Key, number: Array, count: Array) -> Array:
         """Positions of a client's mini-batch with this number: `i32[B]`."""
@@ -182,6 +191,11 @@ class Expect:
             return streams.shuffled_index(streams.shuffle_bits(batch_key), places, count)
         bits = jax.random.bits(batch_key, (size,), "uint32")
         return jax.lax.rem(bits, count.astype("uint32")).astype("int32")
+
+
+def _per_slot(natural: Array) -> Array | None:
+    """Return the slots' natural parameters, `f[S, q]`; None if one vector is that of all."""
+    return natural if natural.ndim == 2 else None
 
 
 def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) -> Expect:

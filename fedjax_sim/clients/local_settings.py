@@ -214,6 +214,7 @@ class LocalTraining(Checked):
         """
         clocks = {"round": event.tick, "version": event.version}
         clocks |= {"client": event.clients, "work": event.steps}
+        clocks |= {"staleness": event.tick - event.version}
         still, found = jnp.ones(event.clients.shape, event.weight.dtype), {}
         for name, each in self._schedules().items():
             rate, t = getattr(self, name) * still, clocks.get(each.clock)

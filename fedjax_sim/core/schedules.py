@@ -1,13 +1,14 @@
 """Schedules: factors by which a rate, or another strength, changes during a run.
 
 A setting such as `lr` has a schedule, `lr_schedule`. The rate of a local step is then lr times the
-factor at time t, and t is read from one of five clocks, the schedule's field `by`:
+factor at time t, and t is read from one of six clocks, the schedule's field `by`:
 
-    "round"    server actions before the tick
-    "version"  number of the server's model that the slot's work started from
-    "step"     local steps before this one in the same update, q
-    "client"   number of the slot's client, or of its group where groups report
-    "work"     local steps of the slot's update, or iterations of a group
+    "round"      server actions before the tick
+    "version"    number of the server's model that the slot's work started from
+    "staleness"  server actions since then, before the tick, tau
+    "step"       local steps before this one in the same update, q
+    "client"     number of the slot's client, or of its group where groups report
+    "work"       local steps of the slot's update, or iterations of a group
 
 Schedules are frozen structs whose numbers are traced leaves: schedules of one kind share a compiled
 program, also those with different numbers.
@@ -25,7 +26,7 @@ from fedjax_sim.core.settings.declared import Above0, AtLeast0
 from fedjax_sim.core.types import Array
 
 HyperT = TypeVar("HyperT")
-Clock = Literal["round", "version", "step", "client", "work"]
+Clock = Literal["round", "version", "staleness", "step", "client", "work"]
 CLOCKS = typing.get_args(Clock)
 
 
@@ -179,6 +180,24 @@ class InverseSqrt(Schedule):
 
 
 @struct
+class Capped(Schedule):
+    """Inverse decay from a time on: min(1, threshold / t).
+
+    By staleness it is the delay-adaptive rate min(eta, c / tau) of asynchronous SGD (Koloskova,
+    Stich and Jaggi 2022, arXiv 2206.08307; Mishchenko et al. 2022, arXiv 2206.07638), with
+    `threshold` c / eta. The server knows tau when it steps; to scale each of an update's plain
+    local steps by it, as here, is the same for one step, and to first order in eta for more.
+    """
+
+    name: str = fixed("capped")
+    threshold: Above0 = setting(1.0, "Longest time with the factor 1.")
+
+    def factor(self, t: Array) -> Array:
+        """Compute the factor."""
+        return jnp.minimum(1, self.threshold / jnp.maximum(t, 1e-30))
+
+
+@struct
 class Table(Schedule):
     """Given factors for t = 0, 1, ...; the last one holds from then on.
 
@@ -245,7 +264,7 @@ class Warmup(Schedule):
         return self.replace(then=then)  # type: ignore[attr-defined]
 
 
-_KINDS = Constant, Cosine, Exponential, Step, InverseTime, InverseSqrt, Table, Warmup
+_KINDS = Constant, Cosine, Exponential, Step, InverseTime, InverseSqrt, Capped, Table, Warmup
 SCHEDULES: Named[type[Schedule]] = Named.of(
     "schedule", *_KINDS, example="cosine:over=99:final=0.01 or warmup:over=5:then=step:every=20"
 )

@@ -106,7 +106,8 @@ def exchange(
         assert field == (5 + 7) / 2 and memory.clients.ravel().tolist() == [5.0, 7.0]
 
     Args:
-      hyper: Settings with the group `memories`, and clients' `chances` p_i to take part.
+      hyper: Settings with the group `memories`, and clients' `chances` p_i to take part, or None
+        where messages count by the weights of the tick.
       memory: The memories before.
       target: `f[S, q]`, what V_i should become, S_{k+1,i} - S_k.
       active: `bool[S]`, slots whose client takes part.
@@ -125,15 +126,16 @@ def exchange(
     messages = jnp.where(active[:, None], jax.vmap(compress)(clients, target - known), 0)
     mean = aggregation.weighted_sum(jnp.full(clients.shape, 1 / num_clients), messages)
     chances = hyper.chances(clients)
-    if np.ndim(chances) == 0:
-        heard = mean / chances
+    if chances is None:
+        senders = jnp.where(active, event.weight, 0)
     else:  # (1/n) sum_i B_i Q_i / p_i
-        heard = aggregation.weighted_sum(1 / (num_clients * chances), messages)
+        senders = jnp.where(active, 1 / (num_clients * chances), 0)
+    has_one = chances is not None and np.ndim(chances) == 0
+    heard = mean / chances if has_one else aggregation.weighted_sum(senders, messages)
     field = memory.server + heard
     if memories.field_rule == "naive":
         return field, memory
     if memories.field_rule == "local_memory":
-        senders = jnp.where(active, 1 / (num_clients * chances), 0)
         field = aggregation.weighted_sum(senders, known) + heard
     of_theory = 1 / (1 + memories.compression.omega(size))
     alpha = jnp.where(memories.alpha > 0, memories.alpha, of_theory)
@@ -149,6 +151,11 @@ class MemoryMessages(Messages):
         ("memories.memory_start", "zero"),
         ("memories.field_rule", "fedem"),
     )
+
+    def bits(self, params: Any, hyper: types.Settings) -> tuple[int, int]:
+        """Count the bits by which a clock times messages; theta is taken for as long as S."""
+        up = count_message_bits(hyper.memories.compression, params)
+        return up, 2 * types.full_precision_bits(params)
 
     def per_tick(
         self, problem: Any, hyper: types.Settings, timeline: Timeline

@@ -27,7 +27,8 @@ _LISTED = (
     *("powerofchoice", "oort", "tifl", "fedcs", "adacomm", "safa"),
     *("quafl", "fedbuff", "ca2fl", "favano", "fedstaleweight", "fedasync", "asyncfeded"),
     *("asyncfeded_adaptive", "gen_async", "pisces", "fedat"),
-    *("hierarchical", "async_hierarchical", "langevin", "em", "fedem", "vr_fedem"),
+    *("hierarchical", "async_hierarchical", "langevin", "fedpa"),
+    *("em", "fedem", "vr_fedem", "async_fedem"),
     *("diana", "vr_diana"),
 )
 """The systems, in the order in which they are listed."""

@@ -8,6 +8,7 @@ from . import favano as favano
 from . import fedavg as fedavg
 from . import fedbuff as fedbuff
 from . import fedem as fedem
+from . import fedpa as fedpa
 from . import hierarchical as hierarchical
 from . import langevin as langevin
 from . import oort as oort
@@ -27,6 +28,7 @@ from .fedbuff import ca2fl as ca2fl
 from .fedbuff import fedasync as fedasync
 from .fedbuff import fedstaleweight as fedstaleweight
 from .fedbuff import gen_async as gen_async
+from .fedem import async_fedem as async_fedem
 from .fedem import em as em
 from .fedem import vr_fedem as vr_fedem
 from .hierarchical import async_hierarchical as async_hierarchical

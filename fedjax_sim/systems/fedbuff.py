@@ -163,12 +163,15 @@ class FedStaleWeight(WeightedArrivals, LocalTraining, ServerMomentum, Reports):
 
         w_v -> `state.server`      b -> `hyper.buffer_size`    Q -> `hyper.local_steps`
         eta_l -> `hyper.lr`        eta_g -> `hyper.server_lr`  tau_i -> tick - version
+        eta_l^(q) of Theorem 1 -> `hyper.lr` times `hyper.training.lr_schedule` by "step"
         E[tau_i], as estimated -> `server.staleness.mean_staleness`    alpha_i -> `event.weight`
 
     Algorithm 1: when the buffer holds b updates, tau_j = v - k_j joins the average of its client;
     alpha_j = (E[tau_j] b + 1) / n, divided by the buffer's sum; w_{v+1} = w_v + eta_g sum_j alpha_j
     Delta_j. The weights follow from the schedule alone and are part of the timeline; the step with
-    them is FedBuff's (`fedbuff`).
+    them is FedBuff's (`fedbuff`). Theorem 1 has a rate eta_l^(q) for each local step q < Q, such as
+    `lr_schedule=Table(factors=(1.0, 0.5, 0.25), by="step")`; `theory.fedstaleweight.local_rates`
+    has their sums alpha(Q) and beta(Q).
 
     Deviation: Algorithm 1 prints the weight without b. It is then not the inverse of a client's
     share of arrivals (Eq. 7), so Eq. 8 is the default.

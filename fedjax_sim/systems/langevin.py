@@ -47,6 +47,9 @@ Methods that share the kernel. Each is a setting, off by default, and they can b
   v <- (1 - a) v - eta grad f^c + noise of temperature a tau, theta <- theta + v. Velocities are
   sent and averaged like models. a = 1 is FA-LD.
 - `preconditioner="rmsprop"`: pSGLD (with the deviation below).
+- `averaging="random"`: probabilistic averaging (Plassier, Moulines and Durmus 2022, arXiv
+  2211.00100), after each local step with probability 1 / K in place of every K steps, by one coin
+  for all clients. Their control variates are not part of it; `anchor` has others.
 
 Control variates. A client's gradient is corrected by the gradient of the same mini-batch at the
 anchor, and by a whole gradient there: of the client's examples ("client": variance reduction, as in
@@ -82,10 +85,11 @@ import optax
 
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, Training, local_steps
-from fedjax_sim.core import batching, settings, streams, trees, types
+from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion, Probability
+from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty, mean_of, weighted_sum
 from fedjax_sim.server.compression import (
@@ -519,6 +523,7 @@ class State(NamedTuple):
       memory: What compressed messages are relative to, h_c, leaves `[N, ...]`.
       anchor: Where control variates are computed, and what they are.
       square: The preconditioner's V.
+      taken: Local steps k so far, `i32[]`, if the rounds have random numbers of them.
     """
 
     server: Params
@@ -526,13 +531,15 @@ class State(NamedTuple):
     memory: Params = ()
     anchor: Anchor = Anchor()
     square: Square = Square()
+    taken: Array | tuple[()] = ()
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
-    is_exact, has_momentum = hyper.gradient == "exact", hyper.has_momentum
+    is_exact, is_random = hyper.gradient == "exact", hyper.averaging == "random"
+    has_momentum = hyper.has_momentum
     correction = hyper.noise_inflation if hyper.dynamics.noise_correction else 1.0
     counts, whole_at = problem.counts, clients.gradients_at(problem, hyper, plan, is_exact=True)
     slopes_at = clients.gradients_at(problem, hyper, plan, is_exact=is_exact)
@@ -545,35 +552,37 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         if not settings.is_known(hyper.messages.memory, 0):
             memory = batching.replicate((zero, zero) if has_momentum else zero, len(share))
         velocity = zero if has_momentum else ()
-        return State(server, velocity, memory, variates.first(server), scaling.first(server))
+        taken = jnp.int32(0) if is_random else ()
+        return State(server, velocity, memory, variates.first(server), scaling.first(server), taken)
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         # Before the steps: the anchor and the preconditioner of this round, and the
         # noise of all clients.
-        first = event.tick * jnp.asarray(hyper.local_steps, "int32")  # k of the round's first step
+        number = event.steps.max() if is_random else jnp.asarray(hyper.local_steps, "int32")
+        first = state.taken if is_random else event.tick * number  # k of the round's first step
         anchor, work_at_anchor = variates.move(key, event, state.anchor, state.server)
         square, work_of_scaling = scaling.move(key, event, state.square, state.server, first)
         root = scaling.root(square)
         if not event.facts.keeps("steps"):
             # Another number of steps than K would use a draw in two rounds.
             key = jax.random.fold_in(key, event.tick)
-        shared = noise(hyper, streams.lane_stream(key, "shared noise"), first, hyper.rho**2)
-        most_steps = event.facts.most_steps
+        eta, most_steps = partial(step_size, hyper, event.tick), event.facts.most_steps
+        of_noise = partial(noise, hyper, eta, first=first)
+        shared = of_noise(lane_stream(key, "shared noise"), hyper.rho**2)
 
         def training(start: Params, client: Array, offset: Array, *whole: Params) -> Training:
-            client_key = jax.random.fold_in(streams.lane_stream(key, "local"), client)
+            client_key = jax.random.fold_in(lane_stream(key, "local"), client)
             if is_exact:
-                drawn = streams.lane_stream(client_key, "noise")
+                drawn = lane_stream(client_key, "noise")
                 mean = clients.whole_gradient(problem, drawn, client, first, most_steps=most_steps)
             else:
                 mean = clients.batch_gradient(
                     problem, hyper, key, client, first, most_steps=most_steps, is_alone=True
                 )
             gradient = variates.corrected(mean, anchor, factor[client], whole)  # of f^c
-            own_key = streams.lane_stream(client_key, "private noise")
-            weight = share[client] * correction
-            private = noise(hyper, own_key, first, 1 - hyper.rho**2, weight)
-            moves = langevin_steps(hyper, first, root, [*shared, *private])
+            own_key, weight = lane_stream(client_key, "private noise"), share[client] * correction
+            private = of_noise(own_key, 1 - hyper.rho**2, weight)
+            moves = langevin_steps(hyper, eta, first, root, [*shared, *private])
             return Training(clients.of_pair(gradient) if has_momentum else gradient, moves)
 
         # K local steps of every slot.
@@ -586,13 +595,13 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
             if not event.facts.keeps("steps"):
                 allowed = "identity where a step changes how many local steps clients do"
                 raise ConfigError("messages.compression", str(hyper.messages.compression), allowed)
-            known = langevin_steps(hyper, first, root, shared)
-            known = clients.without_gradients(known, start, hyper.local_steps)
+            known = langevin_steps(hyper, eta, first, root, shared)
+            known = clients.without_gradients(known, start, number)
             sent = hyper.messages, key, event, share, memory, known, local
             mean, memory = decode_mean(*sent, is_full=hyper.participants == "full")
         # The round's state; an empty round changes nothing.
-        server, velocity = mean if has_momentum else (mean, ())
-        after = State(server, velocity, memory, anchor, square)
+        models = mean if has_momentum else (mean, ())
+        after = State(*models, memory, anchor, square, first + number if is_random else ())
         per_step = 1 if hyper.control_variates.anchor == "none" else 2  # gradients of a step
         work = work.and_more(work_at_anchor, work_of_scaling, times=per_step)
         return keep_if_empty(event, after, state), work
@@ -601,10 +610,14 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
 
 
 def langevin_steps(
-    hyper: Hyper, first: Array, root: Params, noises: list[optax.GradientTransformation]
+    hyper: Hyper,
+    eta: Callable[[Array], Array],
+    first: Array,
+    root: Params,
+    noises: list[optax.GradientTransformation],
 ) -> optax.GradientTransformation:
     """Make the steps of one client from its noises: preconditioned and with momentum, if set."""
-    drift = optax.scale_by_schedule(lambda q: -eta(hyper, first + q))
+    drift = optax.scale_by_schedule(lambda q: -eta(first + q))
     moves = optax.chain(drift, *noises)
     if hyper.preconditioning.preconditioner != "none":
         moves = clients.precondition(moves, root)
@@ -612,21 +625,26 @@ def langevin_steps(
     return clients.add_momentum(moves, hyper.dynamics.friction) if hyper.has_momentum else moves
 
 
-def eta(hyper: Hyper, k: Array) -> Array:
-    """Compute the size of step k."""
+def step_size(hyper: Hyper, tick: Array, k: Array) -> Array:
+    """Compute the size of step k, in the round of a tick."""
     is_by_step = hyper.step_size_schedule.clock == "step"
-    t = k if is_by_step else k // jnp.asarray(hyper.local_steps, "int32")
-    return hyper.step_size_schedule.of(hyper.step_size, t)
+    return hyper.step_size_schedule.of(hyper.step_size, k if is_by_step else tick)
 
 
 def noise(
-    hyper: Hyper, key: Key, first: Array, part: Array | float, weight: Array | float = 1.0
+    hyper: Hyper,
+    eta: Callable[[Array], Array],
+    key: Key,
+    part: Array | float,
+    weight: Array | float = 1.0,
+    *,
+    first: Array,
 ) -> list[optax.GradientTransformation]:
     """Make sqrt(2 eta tau part / weight) xi; no transformation if it is known to be 0."""
     if settings.is_known(hyper.temperature, 0) or settings.is_known(part, 0):
         return []
     variance = temperature(hyper) * part / weight
-    return [clients.add_langevin_noise(key, lambda k: eta(hyper, k), variance, first=first)]
+    return [clients.add_langevin_noise(key, eta, variance, first=first)]
 
 
 def temperature(hyper: Hyper) -> Array | float:

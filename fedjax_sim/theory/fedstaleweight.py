@@ -13,17 +13,18 @@ what clients report; so `rate` may hold true or reported rates.
   expected staleness.
 - `expected_influence` is the share that clients have in an aggregation. Weights that sum to 1 in
   each buffer leave it far from 1 / n.
+- `local_rates` are Theorem 1's local rates as the settings have them, with alpha(Q) and beta(Q).
 """
 
 import itertools
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from fedjax_sim.core.settings import Count, OneOf, checked_all
+from fedjax_sim.core.settings import Above0, ConfigError, Count, OneOf, checked_all
 
 Numbers = npt.NDArray[np.float64]
 Weighting = Callable[[Numbers], Numbers]
@@ -165,6 +166,45 @@ def expected_influence(
     chance = np.exp(log_ways + counts @ np.log(np.multiply(num_clients, share)))
     held = counts * (1 / share if weight is None else weight)
     return chance @ (held / np.sum(held, axis=-1, keepdims=True))
+
+
+class LocalRates(NamedTuple):
+    """The learning rates of an update's local steps, and their sums in Theorem 1.
+
+    Attributes:
+        rates: eta_l^(q), `f64[Q]`.
+        alpha: alpha(Q), the sum of the rates.
+        beta: beta(Q), the sum of their squares.
+        largest: 1 / (L eta_g Q), which the theorem asks of each rate at most.
+    """
+
+    rates: Numbers
+    alpha: float
+    beta: float
+    largest: float
+
+
+def local_rates(hyper: Any, *, smoothness: Above0) -> LocalRates:
+    """Look up the local rates of settings, with their sums in Theorem 1, eq. (10).
+
+    Args:
+        hyper: Settings of FedStaleWeight, or of another system with `lr`, `local_steps` and
+            `server_lr`. Rates that differ are an `lr_schedule` by "step", such as a table.
+        smoothness: L, of each client's loss.
+
+    Returns:
+        The rates and their sums.
+
+    Raises:
+        ConfigError: If rates also change with something else than the local step.
+    """
+    schedule, steps = hyper.training.lr_schedule, int(hyper.local_steps)
+    if not schedule.is_constant and schedule.clock != "step":
+        allowed = "step, because the theorem has the same rates in all updates"
+        raise ConfigError("training.lr_schedule.by", schedule.clock, allowed)
+    rates = np.array([float(schedule.of(float(hyper.lr), q)) for q in range(steps)])
+    largest = 1 / (smoothness * float(hyper.server_lr) * steps)
+    return LocalRates(rates, float(rates.sum()), float((rates**2).sum()), largest)
 
 
 checked_all(__name__)

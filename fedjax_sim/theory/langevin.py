@@ -43,7 +43,7 @@ How the paper is read:
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -312,21 +312,86 @@ def largest_rho(
         ConfigError: If even rho = 0 does not meet both, or a setting is outside its range.
     """
 
-    def is_within(rho: float) -> bool:
-        at = setup._replace(rho=rho)
-        if rho >= 1 or setup.step_size > at.largest_step_size:
-            return False
-        reached = guarantee(at)
-        return reached.epsilon <= epsilon and reached.delta <= delta
-
-    if not is_within(0.0):
+    if not _is_within(setup._replace(rho=0.0), epsilon, delta):
         allowed = f"larger, or delta = {delta:g} larger: the run misses them even at rho = 0"
         raise ConfigError("epsilon", epsilon, allowed)
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if is_within(middle) else (low, middle)
+        is_within = _is_within(setup._replace(rho=middle), epsilon, delta)
+        low, high = (middle, high) if is_within else (low, middle)
     return low
+
+
+def _is_within(setup: PrivacySetup, epsilon: float, delta: float) -> bool:
+    """Whether a run meets condition (59) and guarantees epsilon and delta."""
+    if setup.rho >= 1 or setup.step_size > setup.largest_step_size:
+        return False
+    reached = guarantee(setup)
+    return reached.epsilon <= epsilon and reached.delta <= delta
+
+
+class Choice(NamedTuple):
+    """A mixing weight and a step size.
+
+    Attributes:
+        rho: Mixing weight of the shared noise.
+        step_size: eta.
+        error: The error there.
+    """
+
+    rho: float
+    step_size: float
+    error: float
+
+
+def best_choice(
+    setup: PrivacySetup,
+    error: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    *,
+    epsilon: settings.Above0,
+    delta: settings.Probability = 1.0,
+) -> Choice:
+    """Find the rho and the step size with the least error among those within epsilon and delta.
+
+    Both enter Theorem 6.1 and condition (59) as eta / (1 - rho^2) alone, so that the budget allows
+    eta up to c (1 - rho^2), with c the largest step size at rho = 0. Derived: the paper tunes rho
+    at a given step size only, see `largest_rho`.
+
+    Args:
+        setup: The run. Its rho and step size are ignored.
+        error: From step sizes and rhos, `f64[A, A]` each, to errors, such as bounds of W2.
+        epsilon: Largest acceptable epsilon^(3).
+        delta: Largest acceptable delta^(3).
+
+    Returns:
+        The choice, within 1e-6 of the best one if the error has no second valley.
+
+    Raises:
+        ConfigError: If no step size meets both, or a setting is outside its range.
+    """
+
+    def is_within(size: float) -> bool:
+        return _is_within(setup._replace(rho=0.0, step_size=size), epsilon, delta)
+
+    high = setup._replace(rho=0.0).largest_step_size
+    low = 1e-12 * high
+    if not is_within(low):
+        allowed = f"larger, or delta = {delta:g} larger: no step size meets them"
+        raise ConfigError("epsilon", epsilon, allowed)
+    for _ in range(80):
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if is_within(middle) else (low, middle)
+    # Of log(1 - rho^2) and log(eta / (c (1 - rho^2))), both at most 0.
+    centre, width = np.array([-10.0, -10.0]), 10.0
+    for _ in range(12):
+        grid = np.linspace(-width, width, 81)
+        left, used = np.meshgrid(*(np.minimum(each + grid, 0) for each in centre), indexing="ij")
+        values = error(low * np.exp(left + used), np.sqrt(-np.expm1(left)))
+        place = np.unravel_index(np.argmin(values), values.shape)
+        centre, width = np.array([left[place], used[place]]), width / 5
+    rho, size = np.sqrt(-np.expm1(centre[0])), low * np.exp(centre.sum())
+    return Choice(float(rho), float(size), float(values[place]))
 
 
 class Accounts(NamedTuple):
@@ -512,6 +577,7 @@ def _check_accounted(hyper: Any, sensitivity: float) -> None:
     identity = "optax.identity, as another may change the sensitivity"
     for name, needed, allowed in (
         ("step_size_schedule", Constant(), "constant to be accounted for"),
+        ("averaging", "periodic", "periodic, as the theorem has K local steps in each round"),
         ("dynamics.noise_correction", False, "false to be accounted for"),
         ("preconditioning.preconditioner", "none", "none, as gradients are sent without noise"),
         ("dynamics.transform", optax.identity, identity),

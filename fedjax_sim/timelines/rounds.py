@@ -124,6 +124,8 @@ class CohortRounds(Clients):
             lacks rows of some client.
         """
         super().check_together()
+        if not self.has_cohorts:
+            return
         if self.cohort.selection == "poisson":
             values = {"cohort.weighting": "equal", "cohort.with_replacement": False}
             settings.check_left(self, values | {"clock.num_asked": 0}, 'with selection = "poisson"')
@@ -144,6 +146,26 @@ class CohortRounds(Clients):
         if np.all(np.asarray(self.local_epochs) > 0) and not is_bound:
             found["local_steps"] = "local_epochs"
         return found
+
+    @property
+    def has_cohorts(self) -> bool:
+        """Whether rounds are of sampled clients; false where another clock is chosen."""
+        return True
+
+    def work_of(self, clients: Array) -> Array | None:
+        """Count the local steps of clients in a round, as far as examples are known.
+
+        Args:
+          clients: `i[T, A]`, their numbers.
+
+        Returns:
+          `i[T, A]`; None if all do `local_steps`.
+        """
+        if not self.has_epochs or self.examples is None:
+            return None
+        # A quotient that is a whole number must not become the next one by rounding.
+        quotient = self.local_epochs * self.examples / self.batch_size  # type: ignore[attr-defined]
+        return jnp.ceil(quotient - 1e-9).astype(int)[clients]
 
     def completed(self, problem: Problem | None) -> Settings:
         """Fill in the clients' numbers of examples, if something depends on them.
@@ -283,11 +305,7 @@ def schedule_cohort_rounds(key: Key, hyper: Settings, num_ticks: Count) -> Timel
         total = jnp.maximum(share.sum(axis=1, keepdims=True), jnp.finfo(share.dtype).tiny)
         return share / (hyper.num_selected if is_poisson else total)
 
-    num_used, steps = clients.shape[1] if is_poisson else hyper.num_selected, None
-    if hyper.has_epochs:
-        # A quotient that is a whole number must not become the next one by rounding.
-        quotient = hyper.local_epochs * hyper.examples / hyper.batch_size
-        steps = jnp.ceil(quotient - 1e-9).astype(int)[clients]
+    num_used, steps = clients.shape[1] if is_poisson else hyper.num_selected, hyper.work_of(clients)
     return assemble_rounds(key, hyper, clients, share, weigh, num_used=num_used, steps=steps)
 
 
@@ -510,6 +528,11 @@ class WeightedRounds(Clients):
     """
 
     local_steps: Count = setting(10, "Local steps of a client's update, K.", traced=True)
+    averaging: Literal["periodic", "random"] = setting(
+        "periodic",
+        'When clients average. "periodic": after K local steps. "random": after each local step '
+        "with probability 1 / K, by one coin for all, so that K is the mean.",
+    )
     participants: Literal["full", "with_replacement", "without_replacement"] = setting(
         "full",
         'Which clients take part. "full": all, with weights p_c. "with_replacement": S independent '
@@ -622,7 +645,15 @@ def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) 
         total, kept = (x.sum(axis=1, keepdims=True) for x in (weight, left))
         return left * (total / jnp.where(kept > 0, kept, 1))
 
-    return assemble_rounds(key, hyper, clients, weight, weigh, num_used=clients.shape[1])
+    steps = None
+    if hyper.averaging == "random":
+        coins = streams.lane_stream(key, "averaging")
+        draw = jax.vmap(lambda t: jax.random.exponential(jax.random.fold_in(coins, t), (), float))
+        # Geometric on 1, 2, ... with mean K.
+        after = jnp.floor(draw(jnp.arange(num_ticks)) / -jnp.log1p(-1 / hyper.local_steps))
+        steps = jnp.broadcast_to(1 + after.astype(int)[:, None], clients.shape)
+    used = clients.shape[1]
+    return assemble_rounds(key, hyper, clients, weight, weigh, num_used=used, steps=steps)
 
 
 @struct

@@ -14,7 +14,9 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Ticks
 from fedjax_sim.clients.local_settings import ClientTraining
 from fedjax_sim.core.schedules import (
+    CLOCKS,
     SCHEDULES,
+    Capped,
     Constant,
     Cosine,
     Exponential,
@@ -35,10 +37,12 @@ from fedjax_sim.systems import (
     fedbuff,
     fednova,
     fedprox,
+    fedstaleweight,
     hierarchical,
     oort,
     scaffold,
 )
+from fedjax_sim.theory import fedstaleweight as theory
 
 CENTERS = np.random.default_rng(4).normal(size=(6, 3))
 TICKS = 8
@@ -52,6 +56,7 @@ FORMULAS = [
     (Step(decay=0.3, every=4.0), lambda t: 0.3 ** (t // 4)),
     (InverseTime(decay=0.5), lambda t: 1 / (1 + 0.5 * t)),
     (InverseSqrt(decay=0.5), lambda t: 1 / np.sqrt(1 + 0.5 * t)),
+    (Capped(threshold=2.5), lambda t: 1.0 if t <= 2.5 else 2.5 / t),
     (Table(factors=(1.0, 0.3, 0.2)), lambda t: (1.0, 0.3, 0.2)[min(int(t), 2)]),
     (
         Warmup(over=3.0, then=Exponential(decay=0.5)),
@@ -160,7 +165,7 @@ def test_a_schedule_over_a_planned_run_takes_each_lanes_ticks(system: Any) -> No
 HALVING = Step(decay=0.5, every=2.0)
 
 
-@pytest.mark.parametrize("clock", ["round", "version", "step", "client", "work"])
+@pytest.mark.parametrize("clock", CLOCKS)
 def test_fedbuff_by_every_clock(clock: str) -> None:
     """Stale work follows the version that it started from, and clients are of two speeds."""
     hyper = fedbuff.Hyper(
@@ -174,14 +179,56 @@ def test_fedbuff_by_every_clock(clock: str) -> None:
         server_lr_schedule=InverseTime(decay=0.25),
     )
     (timeline,) = (run := learn(fedbuff.system, hyper)).timelines
-    place = {"round": 0, "version": 1, "step": 2, "client": 3, "work": 4}[clock]
+    place = {"round": 0, "version": 1, "step": 2, "client": 3, "work": 4, "staleness": 5}[clock]
     assert (np.asarray(timeline.version) < np.arange(TICKS)[:, None]).any()
     expected = models_by_hand(
         timeline,
-        lambda *times: 0.25 * 0.5 ** (times[place] // 2),
+        lambda *times: 0.25 * 0.5 ** ((*times, times[0] - times[1])[place] // 2),
         server=lambda t: 0.5 / (1 + 0.25 * t),
     )
     assert_equal(run.samples[0], expected)
+
+
+def test_delay_adaptive_rate_is_the_smaller_of_eta_and_c_over_tau() -> None:
+    """Asynchronous SGD with eta = 0.5 and c = 0.6: one gradient, and a server that acts on each."""
+    sgd = SIZES | {"buffer_size": 1, "local_steps": 1, "concurrency": 6, "rule": "mean"}
+    schedule = Capped(threshold=0.6 / 0.5, by="staleness")
+    run = learn(fedbuff.system, fedbuff.Hyper(**sgd, lr=0.5, lr_schedule=schedule))
+    timeline = run.timelines[0]
+    tau = np.arange(TICKS) - timeline.version[:, 0]
+    assert tau.min() < 1.2 < tau.max()
+    models = [np.zeros(3)]
+    for tick in range(TICKS):
+        old = models[timeline.version[tick, 0]]
+        rate = min(0.5, 0.6 / tau[tick]) if tau[tick] else 0.5
+        models.append(models[-1] - rate * (old - CENTERS[timeline.clients[tick, 0]]))
+    assert_equal(run.samples[0], np.array(models))
+
+
+def test_fedstaleweight_with_the_rates_of_theorem_1() -> None:
+    """Each local step has its rate; their sums are alpha(Q) and beta(Q)."""
+    factors = (1.0, 0.5, 0.2)
+    hyper = fedstaleweight.Hyper(
+        **SIZES,
+        buffer_size=2,
+        local_steps=3,
+        lr=0.25,
+        lr_schedule=Table(factors=factors, by="step"),
+        server_lr=0.5,
+    )
+    (timeline,) = (run := learn(fedstaleweight.system, hyper)).timelines
+    assert np.ptp(timeline.weight) > 0.1
+    expected = models_by_hand(
+        timeline, lambda *times: 0.25 * factors[times[2]], server=lambda t: 0.5
+    )
+    assert_equal(run.samples[0], expected)
+    found = theory.local_rates(hyper, smoothness=2.0)
+    np.testing.assert_allclose(found.rates, 0.25 * np.array(factors), rtol=1e-6)
+    assert found.alpha == pytest.approx(0.25 * 1.7, rel=1e-6)
+    assert found.beta == pytest.approx(0.25**2 * 1.29, rel=1e-6)
+    assert found.largest == 1 / (2 * 0.5 * 3)
+    with pytest.raises(ConfigError, match="step, because the theorem has the same rates"):
+        theory.local_rates(hyper.replace(lr_schedule=HALVING), smoothness=2.0)
 
 
 def test_fedasync_mixes_less_by_round() -> None:

@@ -453,3 +453,44 @@ def diloco(
         velocity = momentum * velocity + outer
         theta = theta - outer_lr * (outer + momentum * velocity)
         yield theta
+
+
+def fedpa(
+    rounds: Rounds,
+    *,
+    burn_in: int,
+    number: int,
+    rho: float,
+    server_lr: float,
+    early: int,
+) -> Iterator[np.ndarray]:
+    """FedPA (Al-Shedivat et al. 2021), with each covariance as a matrix.
+
+    Args:
+      burn_in: Steps before the first sample.
+      number: Samples, of nearly as many steps each.
+      rho: Shrinkage.
+      server_lr: Rate of the server's SGD.
+      early: First rounds, which are FedAvg's.
+    """
+    server = rounds.start
+    for t, listed in enumerate(rounds.listed()):
+        mean = np.zeros_like(server)
+        for client, num, weight, before in listed:
+            model, path = server, []
+            for k in range(num):
+                model = rounds.descend(model, client, 1, before + k)
+                path.append(model)
+            groups = np.arange(num - burn_in) * number // max(num - burn_in, 1)
+            left = np.array(path[burn_in:])
+            samples = np.array([left[groups == g].mean(axis=0) for g in np.unique(groups)])
+            if t < early or len(samples) < 2:
+                assert t < early or len(samples) == 0
+                mean += weight * (server - path[-1])
+                continue
+            share = 1 / (1 + (len(samples) - 1) * rho)
+            covariance = share * np.eye(len(server)) + (1 - share) * np.cov(samples.T)
+            delta = np.linalg.inv(covariance) @ (server - samples.mean(axis=0))
+            mean += weight * delta
+        server = server - server_lr * mean
+        yield server

@@ -85,6 +85,72 @@ def fedem(
     return history
 
 
+class Message(NamedTuple):
+    """A message that a schedule has.
+
+    Attributes:
+      client: Its client.
+      weight: What it counts in H.
+      version: Server actions before its client began.
+    """
+
+    client: int
+    weight: float
+    version: int
+
+
+def scheduled_fedem(
+    start: np.ndarray,
+    data: list[np.ndarray],
+    *,
+    ticks: list[list[Message]],
+    e_step: EStep,
+    m_step: MStep,
+    batch: Batch,
+    quantize: Quantize,
+    gamma: Callable[[int], float],
+    alpha: float,
+    inner: int = 0,
+) -> list[Round]:
+    """Run FedEM with given messages, H = V + sum of weighted messages; each from its version.
+
+    With `inner` it is VR-FedEM, in whose whole passes only those take part who are heard of.
+    """
+    n = len(data)
+    path, thetas = [start.copy()], [m_step(start)]
+    oracles = [e_step(thetas[0], y).mean(axis=0) for y in data]
+    seen = [thetas[0]] * n
+    memories = [oracle - start for oracle in oracles]
+    evaluations = sum(len(y) for y in data)
+    server_memory = sum(memories) / n
+    drawn = [0] * n
+    history = []
+    for k, messages in enumerate(ticks):
+        total, field = np.zeros_like(start), server_memory.copy()
+        for i, weight, version in messages:
+            theta, rows = thetas[version], data[i][batch(i, drawn[i])]
+            drawn[i] += 1
+            if not inner:
+                oracles[i] = e_step(theta, rows).mean(axis=0)
+                evaluations += len(rows)
+            elif k % inner == 0 and k > 0:
+                oracles[i] = e_step(theta, data[i]).mean(axis=0)
+                evaluations += len(data[i]) + 2 * len(rows)
+            else:
+                oracles[i] = oracles[i] + (e_step(theta, rows) - e_step(seen[i], rows)).mean(axis=0)
+                evaluations += 2 * len(rows)
+            seen[i] = theta
+            message = quantize(k, i, oracles[i] - path[version] - memories[i])
+            memories[i] = memories[i] + alpha * message
+            total, field = total + message, field + weight * message
+        server = path[-1] + gamma(k) * field if messages else path[-1]
+        server_memory = server_memory + alpha * total / n
+        path.append(server)
+        thetas.append(m_step(server))
+        history.append(Round(server, field, np.array(memories), server_memory, evaluations))
+    return history
+
+
 def vr_fedem(
     start: np.ndarray,
     data: list[np.ndarray],

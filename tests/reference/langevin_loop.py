@@ -10,7 +10,7 @@ def run(
     start: np.ndarray,
     share: np.ndarray,
     rounds: list[list[tuple[int, float]]],
-    num_steps: int,
+    num_steps: int | list[int],
     step_size: Callable[[int], float],
     temperature: float,
     rho: float,
@@ -24,7 +24,7 @@ def run(
       start: The initial model.
       share: p_c, `f64[N]`.
       rounds: For each round, the clients with their weights in the average.
-      num_steps: K.
+      num_steps: K, or the steps of each round.
       step_size: From the global step k to eta.
       temperature: tau.
       rho: Weight of the shared noise.
@@ -36,9 +36,9 @@ def run(
       The server's model after each round.
     """
     server, k, models = start.copy(), 0, []
-    for members in rounds:
+    for t, members in enumerate(rounds):
         local = {client: server.copy() for client, _ in members}
-        for _ in range(num_steps):
+        for _ in range(num_steps if isinstance(num_steps, int) else num_steps[t]):
             eta = step_size(k)
             for client in local:
                 private_tau = temperature * (1 - rho**2) / share[client]

@@ -115,6 +115,22 @@ def test_scaffold(
         assert_same(found[lane], expected)
 
 
+def test_fedpa(learn: Callable, plain: fedjax_sim.Run, rounds: loops.Rounds) -> None:
+    """Four samples after three of 8 to 22 steps; one sample without burn-in rounds is FedAvg."""
+    more = {"burn_in": 3, "num_samples": 4, "server_lr": 0.4, "burn_in_rounds": 2}
+    run = learn("fedpa", {"shrinkage": [0.0, 5.0]}, **more | {"local_epochs": 6.0})
+    steps = run.timelines[0].steps.tolist()
+    assert {*np.ravel(steps)} > {9, 12, 15}
+    for lane, rho in enumerate([0.0, 5.0]):
+        how = {"burn_in": 3, "number": 4, "server_lr": 0.4, "early": 2}
+        assert_same(models_of(run)[lane], loops.fedpa(rounds._replace(steps=steps), rho=rho, **how))
+    fedavg = learn("fedavg", {"lr": [LR]}, local_epochs=0.0, local_steps=11)
+    one = {"burn_in": 10, "num_samples": 1, "local_epochs": 0.0, "local_steps": 11}
+    np.testing.assert_allclose(
+        models_of(learn("fedpa", {"lr": [LR]}, **one)), models_of(fedavg), rtol=0, atol=1e-12
+    )
+
+
 @pytest.mark.parametrize("setting", ["momentum", "proximal"])
 def test_fednova(learn: Callable, rounds: loops.Rounds, setting: str) -> None:
     found = models_of(learn("fednova", {setting: [0.0, 0.6]}))

@@ -243,6 +243,74 @@ def test_vr_fedem(
     )
 
 
+COHORTS = {"rounds": "cohorts", "num_selected": 2, "num_asked": 3, "drop_rate": 0.2}
+COHORTS |= {"deadline": 2.0, "server_interact": 0.5, "slow_fraction": 0.4, "rate_slow": 0.3}
+
+
+def messages_of(run: fedjax_sim.Run) -> list[list[fedem_loop.Message]]:
+    """Return the messages of a run's schedule, by tick."""
+    found = run.timelines[0]
+    rows = zip(found.clients.tolist(), found.weight.tolist(), found.version.tolist(), strict=True)
+    return [
+        [fedem_loop.Message(*each) for each in zip(*row, strict=True) if each[0] >= 0]
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("name", ["fedem", "vr_fedem", "async_fedem"])
+def test_fedem_on_clocks(
+    problem: Any,
+    data: np.ndarray,
+    key: Any,
+    draws: dict[str, Any],
+    mixture_steps: dict[str, Any],
+    name: str,
+) -> None:
+    """Cohorts with over-selection, a deadline and losses; and a buffer with stale messages."""
+    system = fedjax_sim.SYSTEMS[name]
+    given = {each: value for each, value in SETTINGS.items() if each != "participation"}
+    clock = {"buffer_size": 2, "rule": "eq8"} if name == "async_fedem" else COHORTS
+    more = {"inner_steps": 6.0} if name == "vr_fedem" else {}
+    run = simulate(system, problem, system.Hyper(**given, **clock, **more))
+    ticks = messages_of(run)
+    assert {len(messages) for messages in ticks} == ({2} if name == "async_fedem" else {0, 1, 2})
+    staleness = [k - each.version for k, messages in enumerate(ticks) for each in messages]
+    assert (max(staleness) > 1) == (name == "async_fedem")
+    rounds = fedem_loop.scheduled_fedem(
+        start_of(problem, key),
+        list(data),
+        ticks=ticks,
+        **mixture_steps,
+        **draws,
+        gamma=lambda tick: 0.3 / np.sqrt(tick + 1),
+        alpha=0.3,
+        inner=int(more.get("inner_steps", 0)),
+    )
+    # A tick without messages leaves H as it was.
+    for k, messages in enumerate(ticks):
+        if not messages and k > 0:
+            rounds[k] = rounds[k]._replace(field=rounds[k - 1].field)
+    assert_same(run, rounds, mixture_steps, data)
+
+
+def test_em_in_cohorts(problem: Any, data: np.ndarray, key: Any, mixture_steps: Any) -> None:
+    """The mean of the statistics of those who are heard of."""
+    system = fedjax_sim.SYSTEMS["em"]
+    cohorts = {**COHORTS, "num_selected": 4, "num_asked": 5, "drop_rate": 0.0}
+    run = simulate(system, problem, system.Hyper(num_clients=N, batch_size=M, **cohorts))
+    server, path, heard = start_of(problem, key), [], set()
+    e_step, m_step = mixture_steps["e_step"], mixture_steps["m_step"]
+    for messages in messages_of(run):
+        theta = m_step(server)
+        means = [e_step(theta, data[each.client]).mean(axis=0) for each in messages]
+        server = np.mean(means, axis=0) if means else server
+        path.append(server)
+        heard.add(tuple(sorted(each.client for each in messages)))
+    assert len(heard) > 2
+    ours = np.stack([run.curves[f"s{i}"].values[1:] for i in range(3 * G)], axis=-1)
+    np.testing.assert_allclose(ours, path, rtol=0, atol=1e-10)
+
+
 def test_vr_fedem_of_one_client_is_spider_em() -> None:
     """Step by step, without compression, on a noisy mean whose kappa differs between examples."""
     random = np.random.default_rng(1)

@@ -16,6 +16,7 @@ from fedjax_sim.systems import langevin
 from tests.reference import langevin_loop
 
 SEED, N, K, BATCH, TICKS = 4, 7, 3, 2, 8
+MOST = 60  # local steps of a run
 TAU, RHO, ETA, DECAY = 0.01, 0.6, 2e-3, 40.0
 
 
@@ -31,7 +32,7 @@ class Draws:
     def __init__(self, problem: Any):
         with jax.enable_x64(True):
             key = stream(jax.random.key(SEED), "learning")
-            steps = jnp.arange(K * TICKS)
+            steps = jnp.arange(MOST)
 
             def normals(key: jax.Array) -> jax.Array:
                 return jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(key, k), (3,)))(
@@ -59,14 +60,15 @@ class Draws:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("participation", "weights"),
+    ("participation", "weights", "averaging"),
     [
-        ("full", None),
-        ("with_replacement", (1.0, 2.0, 3.0, 1.0, 1.0, 2.0, 5.0)),
-        ("without_replacement", 1.0),
+        ("full", None, "periodic"),
+        ("with_replacement", (1.0, 2.0, 3.0, 1.0, 1.0, 2.0, 5.0), "periodic"),
+        ("without_replacement", 1.0, "periodic"),
+        ("with_replacement", (1.0, 2.0, 3.0, 1.0, 1.0, 2.0, 5.0), "random"),
     ],
 )
-def test_langevin(problem: Any, participation: str, weights: Any) -> None:
+def test_langevin(problem: Any, participation: str, weights: Any, averaging: str) -> None:
     """With mini-batches without replacement, gradient noise, weights and a falling step size.
 
     Clients have different numbers of examples.
@@ -75,6 +77,7 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
         hyper = langevin.paper(
             num_clients=N,
             participants=participation,
+            averaging=averaging,
             **({} if participation == "full" else {"num_selected": 4}),
             client_weights=weights,
             local_steps=K,
@@ -113,11 +116,13 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
         [(int(c), float(w)) for c, w in zip(clients, weight, strict=True) if c >= 0]
         for clients, weight in zip(schedule.clients, schedule.weight, strict=True)
     ]
+    taken = schedule.steps.max(axis=1)
+    assert (len(set(taken)) > 2) == (averaging == "random") and taken.sum() <= MOST
     expected = langevin_loop.run(
         start=draws.start,
         share=share,
         rounds=rounds,
-        num_steps=K,
+        num_steps=taken.tolist(),
         step_size=lambda k: 1 / (1 / ETA + DECAY * k),
         temperature=TAU,
         rho=RHO,
@@ -129,7 +134,7 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
     # The same draw, up to the rounding of the normal law's quantile in another program.
     np.testing.assert_array_max_ulp(run.samples[0], draws.start, maxulp=4)
     # Virtual time is the number of steps, and all work starts from the newest model.
-    np.testing.assert_array_equal(schedule.time, K * np.arange(1, TICKS + 1))
+    np.testing.assert_array_equal(schedule.time, np.cumsum(taken))
     np.testing.assert_array_equal(
         schedule.version[schedule.clients >= 0],
         np.repeat(np.arange(TICKS), [len(each) for each in rounds]),

@@ -18,6 +18,7 @@ KINDS = {
         "mimelite",
         "fedavgm",
         "qfedavg",
+        "fedpa",
     ),
     "live": ("oort", "pisces", "fedat", "safa", "asyncfeded_adaptive"),
     "personal": ("ditto", "fedper", "apfl", "ifca"),
@@ -26,7 +27,7 @@ KINDS = {
     "buffered": ("fedbuff", "fedasync", "fedstaleweight", "gen_async", "ca2fl", "asyncfeded"),
     "hierarchical": ("hierarchical", "async_hierarchical"),
     "langevin": ("langevin",),
-    "expectation maximisation": ("fedem", "vr_fedem", "em"),
+    "expectation maximisation": ("fedem", "vr_fedem", "em", "async_fedem"),
     "compressed gradients": ("diana", "vr_diana"),
 }
 

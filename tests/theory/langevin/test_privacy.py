@@ -391,6 +391,34 @@ def test_largest_rho() -> None:
         privacy.largest_rho(setup, epsilon=10.0, delta=1e-9)
 
 
+@pytest.mark.parametrize("share", [0.3, 2.0])
+def test_best_choice_of_rho_and_step_size(share: float) -> None:
+    """For the error 1 / eta + b (1 - rho^2) the best 1 - rho^2 is 1 / sqrt(b c), at most 1."""
+    setup = PRINTED._replace(adversary="server")
+
+    def limit(low: float = -9.0, high: float = 0.0) -> float:
+        for _ in range(80):
+            middle = (low + high) / 2
+            at = setup._replace(rho=0.0, step_size=10.0**middle)
+            is_within = at.step_size <= at.largest_step_size and guarantee(at).epsilon <= 8
+            low, high = (middle, high) if is_within else (low, middle)
+        return float(10**low)
+
+    c = limit()
+    b = 1 / (c * share**2)
+    found = privacy.best_choice(
+        setup, lambda eta, rho: 1 / eta + b * (1 - rho**2), epsilon=8.0, delta=1.0
+    )
+    best = min(share, 1.0)
+    assert 1 - found.rho**2 == pytest.approx(best, rel=1e-3)
+    assert found.step_size == pytest.approx(c * best, rel=1e-3)
+    assert found.error == pytest.approx(1 / (c * best) + b * best, rel=1e-6)
+    at = setup._replace(rho=found.rho, step_size=found.step_size * (1 - 1e-9))
+    assert 8 * 0.995 < guarantee(at).epsilon <= 8
+    with pytest.raises(ConfigError, match="no step size meets them"):
+        privacy.best_choice(setup, lambda eta, rho: eta, epsilon=8.0, delta=1e-12)
+
+
 def difference_of_gradients(weights: Numbers, inputs: Numbers, labels: list[int]) -> float:
     """Compute the norm of the difference of two examples' gradients of the cross-entropy.
 

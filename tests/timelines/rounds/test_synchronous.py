@@ -229,3 +229,20 @@ def test_a_uniform_subset_is_the_cohort_of_rounds(draw: Callable) -> None:
         draw(schedule_cohort_rounds, ROUNDS(**clock), num_ticks=30, seeds=2),
     )
     jax.tree.map(np.testing.assert_array_equal, subset, cohort)
+
+
+def test_rounds_that_end_by_a_coin_are_geometric(draw: Callable) -> None:
+    """One coin is for all clients; the mean is K, and with K = 1 every round is one step."""
+    hyper = WEIGHTED_ROUNDS(num_clients=5, averaging="random", local_steps=4)
+    steps = draw(schedule_weighted_rounds, hyper, num_ticks=800, seeds=5).steps
+    assert (steps == steps[..., :1]).all()
+    found, law = steps[..., 0].ravel(), stats.geom(1 / 4)
+    assert abs(found.mean() - 4) < 5 * law.std() / np.sqrt(found.size)
+    for k in (1, 2, 6):
+        share = law.cdf(k)
+        assert abs((found <= k).mean() - share) < 5 * np.sqrt(share * (1 - share) / found.size)
+    few = draw(schedule_weighted_rounds, hyper, num_ticks=7, seeds=5)
+    np.testing.assert_array_equal(few.steps, steps[:, :7])
+    np.testing.assert_array_equal(np.diff(few.time, prepend=0), few.steps[..., 0])
+    alone = draw(schedule_weighted_rounds, hyper.replace(local_steps=1), num_ticks=50)
+    assert (np.asarray(alone.steps) == 1).all()
