@@ -1,0 +1,6 @@
+"""Experiments on clocks: simulated schedules against public measurements of real clusters."""
+
+EXPERIMENTS = ("rack", "machines")
+"""The modules that can be run."""
+
+__all__ = ["EXPERIMENTS"]
