@@ -1,13 +1,15 @@
 """The measurements: where they are from, how the small tables were made, and how they are read.
 
-    git clone https://github.com/Haoran-Jie/fedctl rack  # at d5fb8ea757599796af63ab5b78f62ab75516d89f
-    git clone https://github.com/Qiyr0/AsyncFedED machines  # 37b7562003b5508768a0bb38c255c5ac7b7e3b0d
+    git clone https://github.com/Haoran-Jie/fedctl rack
+    git -C rack checkout d5fb8ea757599796af63ab5b78f62ab75516d89f
+    git clone https://github.com/Qiyr0/AsyncFedED machines
+    git -C machines checkout 37b7562003b5508768a0bb38c255c5ac7b7e3b0d
     python -m experiments.clocks.sources rack machines
 
 writes the tables in `measured/` again.
 
 **The rack** (Haoran Jie's fedctl, without a licence: the tables have measured numbers only) has ten
-Raspberry Pi 5 and five slower Raspberry Pi 4, which train a network on CIFAR-10 until 60 % accuracy.
+Raspberry Pi 5 and five slower Raspberry Pi 4, which train on CIFAR-10 until 60 % accuracy.
 `rack_runs.csv` has its diagnostics, run by run, as published. `rack_updates.csv` has the updates of
 the first 60 server steps of six runs. Their times are not published: they are interpolated between
 the server's evaluations, which are ten updates apart, and count from the first evaluation.
