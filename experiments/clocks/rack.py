@@ -1,6 +1,6 @@
 """Fifteen Raspberry Pis with FedAvg, FedBuff, FedStaleWeight and FedAsync against their clocks.
 
-Judges claims 1 to 8 on drawn schedules, without learning: how many updates a system needs to the
+Judges claims 1 to 8 and 15 on drawn schedules, without learning: how many updates a system needs to the
 target is taken from the rack. See `experiments.clocks.sources` for the measurements.
 
 Dimension letters: `L` lanes, `T` server steps, `S` slots.
@@ -103,15 +103,16 @@ def of_share(share: float, lanes: int) -> list[timelines.ClientDelays]:
     return [timelines.ClientDelays(client_table=table, runtime_law=law, time_of="update")] * lanes
 
 
-def from_share(regime: str, sizes: Sizes) -> dict[str, tuple[float, float]]:
-    """Pair the numbers of claims 1 to 3."""
+def from_share(regime: str, sizes: Sizes, own: bool = False) -> dict[str, tuple[float, float]]:
+    """Pair the numbers of claims 1 to 3, or 15 if each system's own share is given."""
     runs: dict[str, list[sources.Row]] = {}
     for row in sources.rack_runs():
         if row["regime"] == regime and row["method"] in BUFFERS:
             runs.setdefault(row["method"], []).append(row)
-    share, found = mean(float(row["update_share"]) for row in runs["fedbuff"]), {}
+    found: dict[str, tuple[float, float]] = {}
     buffer = 5 if regime == "buffers of five" else 0
     for method, rows in runs.items():
+        share = mean(float(row["update_share"]) for row in (rows if own else runs["fedbuff"]))
         delays = of_share(share, sizes.seeds // len(rows) + 1)
         each = [
             simulate(delays, method, int(row["trips_to_target"] or UNKNOWN_TRIPS), buffer)[1]
@@ -190,7 +191,7 @@ def from_log(seed: str, sizes: Sizes) -> tuple[dict[str, dict[str, tuple[float, 
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 1 to 8; see `experiments.clocks.verdicts.judge`."""
+    """Judge claims 1 to 8 and 15; see `experiments.clocks.verdicts.judge`."""
     return verdicts.judge(inputs)
 
 
@@ -200,7 +201,7 @@ def run(arguments: Arguments) -> Outcome:
     inputs: dict[str, Any] = {"smoke": arguments.smoke}
     for number, regime in (("1", "noniid"), ("2", "iid"), ("3", "buffers of five")):
         inputs[number] = from_share(regime, sizes)
-    laws = {}
+    inputs["15"], laws = from_share("noniid", sizes, own=True), {}
     for seed in SEEDS:
         found, laws[seed] = from_log(seed, sizes)
         for number, pairs in found.items():
