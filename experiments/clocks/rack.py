@@ -1,7 +1,7 @@
 """Fifteen Raspberry Pis with FedAvg, FedBuff, FedStaleWeight and FedAsync against their clocks.
 
-Judges claims 1 to 8 and 15 on drawn schedules, without learning: how many updates a system needs to the
-target is taken from the rack. See `experiments.clocks.sources` for the measurements.
+Judges claims 1 to 8 and 15 on drawn schedules, without learning: how many updates a system needs to
+the target is taken from the rack. See `experiments.clocks.sources` for the measurements.
 
 Dimension letters: `L` lanes, `T` server steps, `S` slots.
 """
