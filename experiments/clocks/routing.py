@@ -6,7 +6,7 @@ the learning rate that suits them best on held-out examples.
 
 AsyncSGD sends every client as many tasks, and has as many tasks as clients. The other settings are
 those of `gen_async.optimise` for the least time. It is given the constants of softmax regression at
-the initial model: its loss, which is at most that far from the least one; a bound on the curvature,
+the model 0: its loss, which is at most that far from the least one; a bound on the curvature,
 half the largest eigenvalue of the inputs' second moments; the variance of a mini-batch; and as a
 target a hundredth of the mean squared gradient.
 
@@ -58,7 +58,7 @@ STUDY = Study(
 
 
 def learning_of(data: Any, batch: int) -> gen_async.Learning:
-    """Compute the constants of softmax regression at the initial model, which is 0."""
+    """Compute the constants of softmax regression at the model 0."""
     pixels = data.train_images.reshape(len(data.train_images), -1) / 255.0
     pixels = (pixels - pixels.mean()) / pixels.std()
     inputs = np.column_stack([pixels, np.ones(len(pixels))])
@@ -106,7 +106,7 @@ def run(arguments: Arguments) -> Outcome:
         tuned = comparison.choose(comparison.final_accuracy(found))
         chosen[name], scores[name] = tuned.choice["lr"], float(tuned.scores.mean("seed").max())
         one = hyper.replace(lr=chosen[name])
-        curves[name] = _sweep(test, one, range(sizes.seeds), None, sizes, arguments, name)
+        curves[name] = _sweep(test, one, seeds, None, sizes, arguments, name)
     target = OF_TARGET * scores[PLAIN]
     inputs = {
         "smoke": arguments.smoke,
@@ -158,8 +158,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             17,
             {"log of the ratio": saved._asdict()},
             rule({"": saved.above(-np.log1p(-CLAIMS[17].criterion.share))}),
-            f"{shown[0]:.0%} less time to {inputs['target']:.1%} ({shown[1]:.0%} to {shown[2]:.0%}):"
-            f" {times[PLAIN].mean:.1f} to {times[BEST].mean:.1f} units; {told}",
+            f"{shown[0]:.0%} ({shown[1]:.0%} to {shown[2]:.0%}) less time to {inputs['target']:.1%}: "
+            f"{times[PLAIN].mean:.1f} to {times[BEST].mean:.1f} units; {told}",
         ),
     ]
 
