@@ -95,9 +95,8 @@ def run(arguments: Arguments) -> Outcome:
     held = images.dirichlet_problems(
         models.LogisticRegression, comparison.hold_out(data, 0.2), seeds=tuning, **made
     )
-    test = images.dirichlet_problems(
-        models.LogisticRegression, data, seeds=range(sizes.seeds), **made
-    )
+    seeds = range(sizes.seeds)
+    test = images.dirichlet_problems(models.LogisticRegression, data, seeds=seeds, **made)
     curves: dict[str, xr.Dataset] = {}
     chosen, scores = {}, {}
     hypers = settings_of(sizes, learning_of(data, sizes.batch))
@@ -158,7 +157,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             17,
             {"log of the ratio": saved._asdict()},
             rule({"": saved.above(-np.log1p(-CLAIMS[17].criterion.share))}),
-            f"{shown[0]:.0%} ({shown[1]:.0%} to {shown[2]:.0%}) less time to {inputs['target']:.1%}: "
+            f"{shown[0]:.0%} ({shown[1]:.0%} to {shown[2]:.0%}) less time to "
+            f"{inputs['target']:.1%}: "
             f"{times[PLAIN].mean:.1f} to {times[BEST].mean:.1f} units; {told}",
         ),
     ]
