@@ -102,6 +102,9 @@ def test_short_halves_are_refused() -> None:
     with pytest.raises(ConfigError, match="finished rows of client 5 is 5, but must be at least"):
         machines.fitted(times, half)
     assert isinstance(machines.fitted(times, 2 * half), timelines.Calibration)
+    # So the whole run is fitted, which does not count as a prediction of its second half.
+    found, _ = machines.compare("Shake", "0", machines.STUDY.smoke)
+    assert sorted(found) == ["12", "13", "14"]
 
 
 def test_orders_are_of_one_task() -> None:
