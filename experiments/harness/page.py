@@ -56,7 +56,11 @@ PAPERS = {
     "hierarchical": "Hierarchical FL",
 }
 """What the papers' systems are called."""
-STUDIES = {"robustness": "Robust rules", "selection": "Choosing clients"}
+STUDIES = {
+    "clocks": "Clocks against hardware",
+    "robustness": "Robust rules",
+    "selection": "Choosing clients",
+}
 """What the studies are called that reproduce no paper."""
 
 

@@ -15,6 +15,7 @@ from fedjax_sim.core.settings import ConfigError
 
 PAPERS = (
     "baselines",
+    "clocks",
     "favano",
     "fald",
     "fedavg",

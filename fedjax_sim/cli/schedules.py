@@ -35,10 +35,14 @@ from fedjax_sim.timelines import Clients, Groups, calibrate, draw_client_rates
 COLUMNS = {
     "ticks": "server steps",
     "time_per_tick": "time per step",
+    "throughput": "reports per unit of time",
     "reports_per_tick": "reports per step",
     "steps_per_tick": "local steps per step",
     "staleness_mean": "mean staleness",
+    "staleness_median": "median staleness",
+    "staleness_95": "95 % staleness",
     "staleness_max": "largest staleness",
+    "idle_share": "idle",
     "fast_clients": "fast clients",
     "fast_influence": "fast influence",
     "jain_index": "Jain index",
@@ -75,8 +79,12 @@ def run(arguments: argparse.Namespace) -> None:
     compiling.keep_compiled()
     compiling.use_cores()
     schedules: dict[str, list[Row]] = {}
+    idle: dict[str, dict[str, float]] = {}
+    devices = fitted.log.devices if fitted is not None else ()
     for contender in asked.contenders:
-        schedules |= draw_schedules(contender, asked.seeds, asked.time_budget)
+        schedules |= (drawn := draw_schedules(contender, asked.seeds, asked.time_budget))
+        for (_, hyper), (label, rows) in zip(contender.points(), drawn.items(), strict=True):
+            idle[label] = _idle_shares(hyper, asked.seeds, rows, devices)
     config = asked.described()
     folder.open()
     arrays = {label: _arrays(rows, asked.seeds) for label, rows in schedules.items()}
@@ -90,7 +98,9 @@ def run(arguments: argparse.Namespace) -> None:
         figure = probability_figure(plots, calibrated.compare(fitted))
         folder.write_figure("calibration.png", figure)
         folder.write_text("clients.csv", fitted.table.as_csv())
-    facts = {label: _facts(rows) for label, rows in schedules.items()}
+    facts: dict[str, dict[str, Any]] = {
+        label: {**_facts(rows), "idle_share": idle[label]} for label, rows in schedules.items()
+    }
     lanes = sum(map(len, schedules.values()))
     content: dict[str, Any] = {"lanes": lanes, "failed_lanes": 0, "systems": facts}
     if fitted is not None:
@@ -100,7 +110,9 @@ def run(arguments: argparse.Namespace) -> None:
         tables.print_json({"folder": str(folder.path), **content})
         return
 
-    def cell(name: str, value: float | None) -> str:
+    def cell(name: str, value: Any) -> str:
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {share:.0%}" for name, share in value.items()) or "-"
         if value is None or np.isnan(value):
             return "-"
         return f"{value:.0%}" if name.startswith("fast_") else f"{value:.4g}"
@@ -172,6 +184,43 @@ def _fast_clients(hyper: Any, seeds: Sequence[int]) -> Sequence[np.ndarray | Non
     return [each > min(law.rate_fast, law.rate_slow) for each in rates]
 
 
+def _idle_shares(
+    hyper: Any, seeds: Sequence[int], rows: Sequence[Row], devices: Sequence[str]
+) -> dict[str, float]:
+    """Find the share of time in which clients do not do work that the server receives.
+
+    Work counts with its mean time. Messages, and work that is lost or not over, count as idle.
+
+    Args:
+      hyper: Settings of the point.
+      seeds: Seeds of the schedules.
+      rows: The schedules.
+      devices: Classes of the clients' devices; () if unknown.
+
+    Returns:
+      By class, or for fast and slow clients, or for all: means over seeds. {} with a recorded
+      trace and for groups, of whose clients a timeline does not know.
+    """
+    if isinstance(hyper, Groups) or not isinstance(hyper, Clients) or hyper.delays.trace:
+        return {}
+    found: dict[str, list[float]] = {}
+    for seed, row in zip(seeds, rows, strict=True):
+        with jax.enable_x64(True):
+            key = stream(jax.random.key(seed), "timeline")
+            mean_time = 1 / np.asarray(draw_client_rates(key, hyper))
+        updates = diagnostics.received(row.timeline)
+        times = updates.steps if hyper.delays.time_of == "step" else np.ones(len(updates.steps))
+        busy = np.bincount(updates.client, times, len(mean_time)) * mean_time
+        names = np.asarray(devices)
+        if not len(devices):
+            speeds = np.array(["slow", "fast"])
+            names = np.full(len(busy), "all") if row.is_fast is None else speeds[1 * row.is_fast]
+        for name in np.unique(names):
+            mean = float(busy[names == name].mean() / row.timeline.time[-1])
+            found.setdefault(str(name), []).append(max(1 - mean, 0.0))
+    return {name: float(np.mean(shares)) for name, shares in found.items()}
+
+
 def _influence(row: Row) -> np.ndarray:
     """Compute each client's share of the server's progress, as far as the schedule fixes it.
 
@@ -209,10 +258,13 @@ def _facts(rows: Sequence[Row]) -> dict[str, float | None]:
             "virtual_time": end,
             "ticks": num_ticks,
             "time_per_tick": end / num_ticks,
+            "throughput": len(clients) / end,
             "local_steps": steps.sum(),
             "reports_per_tick": len(clients) / num_ticks,
             "steps_per_tick": steps.sum() / num_ticks,
             "staleness_mean": staleness.mean() if len(clients) else np.nan,
+            "staleness_median": np.median(staleness) if len(clients) else np.nan,
+            "staleness_95": np.quantile(staleness, 0.95) if len(clients) else np.nan,
             "staleness_max": int(staleness.max(initial=0)),
             **fast,
             "jain_index": diagnostics.jain_index(shares),

@@ -261,7 +261,8 @@ class Calibration:
     def _table(self, rate: Numbers, spread: Numbers) -> ClientTable:
         with np.errstate(divide="ignore"):
             up, down = 1 / self.seconds_per_bit.T if self.seconds_per_bit.any() else (None, None)
-        return ClientTable(rate, spread, names=self.log.clients, up=up, down=down)
+        names = self.log.clients
+        return ClientTable(rate, spread, names=names, up=up, down=down, time_of="update")
 
     def __str__(self) -> str:
         """Describe the result, with the rows that were left out."""

@@ -516,7 +516,22 @@ def test_timeline_of_a_calibrated_cluster(call, tmp_path):
     table = timelines.read_client_table(tmp_path / "there" / "clients.csv")
     assert table.rate == pytest.approx(np.exp([-0.045, -1.045, -2.045]), rel=0.2)
     arrivals = float(np.sum(table.rate))  # Two of them make a server step.
-    assert found["systems"]["fedbuff"]["time_per_tick"] == pytest.approx(2 / arrivals, rel=0.3)
+    facts = found["systems"]["fedbuff"]
+    assert facts["time_per_tick"] == pytest.approx(2 / arrivals, rel=0.3)
+    assert facts["throughput"] == pytest.approx(2 / facts["time_per_tick"])
+    # Of three clients at work, two end between two server steps on average.
+    assert facts["staleness_median"] <= facts["staleness_mean"] <= facts["staleness_95"]
+
+
+def test_idle_shares_in_rounds_of_constant_length(call, tmp_path):
+    """Fast clients wait for three quarters of a round of four units."""
+    clients = "num_clients=4,num_selected=4,slow_fraction=0.5,slow_clients=last,rate_spread=0"
+    speeds = "rate_fast=1,rate_slow=0.25,runtime_law=runtime_constant,time_of=update"
+    words = ("timeline", "fedavg", "--seeds", "2", "--time-budget", "40", "--set", clients)
+    found = json.loads(call(*words, "--set", speeds + ",server_interact=0", "--json"))
+    facts = found["systems"]["fedavg"]
+    assert facts["idle_share"] == {"fast": pytest.approx(0.75), "slow": pytest.approx(0)}
+    assert facts["throughput"] == pytest.approx(1) and facts["staleness_95"] == 0
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from experiments.clocks import routing, verdicts
+from experiments.clocks.claims import CLAIMS as CLOCKS
 from experiments.favano import fig3a, fig3b, fig6, fig7, fig7_own_rates, table2, table2_grid
 from experiments.favano.fig3a import FAVANO, FEDBUFF
 from experiments.fedstaleweight import fig2
@@ -284,6 +286,33 @@ def attacks_inputs(outcome: str) -> Inputs:
 
 
 CASES["robustness/attacks"] = attacks.judge, attacks_inputs
+
+
+def clocks_inputs(outcome: str) -> Inputs:
+    """Make two measured numbers of each claim, with simulated ones that agree or do not."""
+    found: dict[str, Any] = {"smoke": False}
+    for number, claim in CLOCKS.items():
+        is_share = hasattr(claim.criterion, "off")
+        for name, measured in (("x", 1.0), ("y", 2.0)) if number < 16 else ():
+            simulated = {"holds": measured, "fails": 9 / measured, "undecided": np.nan}[outcome]
+            pair = (measured, simulated) if is_share else (0.0, simulated - measured)
+            found.setdefault(str(number), {})[f"task, {name}"] = pair
+    return found
+
+
+def routing_inputs(outcome: str) -> Inputs:
+    ahead, is_open = {"holds": 30.0, "fails": 0.0, "undecided": 0.0}[outcome], outcome[0] == "u"
+    ends = {routing.PLAIN: 50.0, routing.BEST: 50.0 + ahead}
+    times = {routing.PLAIN: 5000.0, routing.BEST: 5000.0 - 100 * ahead}
+    samples = {
+        key: {name: runs(x, noisy=is_open, wave=i) for i, (name, x) in enumerate(each.items())}
+        for key, each in (("ends", ends), ("times", times))
+    }
+    return {**MADE_UP, **samples, "target": 0.8, "tasks": {}, "rates": {}}
+
+
+CASES["clocks/rack"] = verdicts.judge, clocks_inputs
+CASES["clocks/routing"] = routing.judge, routing_inputs
 DECIDED = {"hierarchical-27", "fedstaleweight-19"}
 """Claims on counts and exact equality, which are never open."""
 

@@ -9,7 +9,9 @@ import pytest
 from scipy import stats
 
 import fedjax_sim
-from fedjax_sim import ConfigError, timelines
+from fedjax_sim import ConfigError, System, timelines
+from fedjax_sim.core.settings import check
+from fedjax_sim.systems import favano, fedbuff
 from fedjax_sim.timelines import calibration
 from scripts.calibration_coverage import cover
 
@@ -164,3 +166,17 @@ def test_equal_times_are_constant() -> None:
     log["finish"][12:] += np.linspace(0.01, 2, 12)
     fitted = timelines.calibrate(log)
     assert fitted.table.spread[0] == 0 < fitted.table.spread[1] and fitted.table.rate[0] == 0.5
+
+
+@pytest.mark.parametrize("system", [favano.system, favano.quafl])
+def test_whole_updates_are_no_steps_where_contacts_interrupt_clients(system: System) -> None:
+    """Rates of whole updates, as a file or in Python, are never read as those of local steps."""
+    table = timelines.calibrate(draw("runtime_exp")).table
+    for own in (table, timelines.read_client_table(table.as_csv())):
+        assert own.time_of == "update" and str(own) == str(table)
+        with pytest.raises(ConfigError, match="time_of is 'step', but must be \"update\""):
+            check(system.Hyper(num_clients=4, num_selected=2, client_table=own))
+        times = {"server_wait": 4.0, "server_interact": 1.0, "time_of": "update"}
+        with pytest.raises(ConfigError, match="time_of is 'update', but must be \"step\""):
+            check(system.Hyper(num_clients=4, num_selected=2, client_table=own, **times))
+    check(fedbuff.Hyper(num_clients=4, buffer_size=2, client_table=table, time_of="update"))

@@ -12,6 +12,8 @@ of other names are ignored, which one line on the error stream says, and misspel
   names, written as text, in whatever order they are: names must then be the same on both sides. If
   only one side has names, rows are the clients in the order of their numbers.
 - `rate`: local steps (or updates, see `time_of`) per unit of virtual time, above 0.
+- `time_of`: "step" or "update" in all rows, what `rate` counts. Settings whose `delays.time_of`
+  differs are then refused. Tables that were fitted to a log have it.
 - `spread`: spread of running times relative to their mean, from 0; an empty cell is 0.
 - `up`, `down`: bits that the client sends and receives per unit of virtual time, above 0. A message
   takes its number of bits divided by this; an empty cell is a connection that takes no time.
@@ -67,7 +69,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -116,6 +118,7 @@ class ClientTable:
       energy_step: `f64[N]`, energy of a local step; None if energy is not counted.
       energy_byte: `f64[N]`, energy of a byte that is sent or received; None likewise.
       windows: When clients are available; None if that is not from the table.
+      time_of: What rates count, "step" or "update"; None if the table does not say.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class ClientTable:
         energy_byte: npt.ArrayLike | None = None,
         available: Sequence[Windows] | None = None,
         period: npt.ArrayLike | None = None,
+        time_of: Literal["step", "update"] | None = None,
     ):
         """Check and keep the columns. At least one of them gives the number of clients.
 
@@ -145,6 +149,7 @@ class ClientTable:
           energy_byte: Energy of a byte that is sent or received, `[N]`, at least 0.
           available: Windows of each client; none for a client that is always available.
           period: Time after which windows repeat, `[N]` or one number; None for the latest end.
+          time_of: What rates count; None if the settings' `delays.time_of` decides.
 
         Raises:
           ConfigError: If a value is not allowed, or the columns differ in length.
@@ -160,7 +165,7 @@ class ClientTable:
         if shape[0] == 0:
             raise ConfigError("client_table", "without rows", "one row per client")
         (self.size,) = shape
-        self.names = tuple(names)
+        self.names, self.time_of = tuple(names), time_of
         first = {name: row for row, name in reversed([*enumerate(self.names)])}
         for row, name in enumerate(self.names):
             if not name or first[name] < row:
@@ -184,7 +189,7 @@ class ClientTable:
         if self.counts_energy:
             columns += [self.energy_step, self.energy_byte]
         content = repr([np.asarray(x).tolist() for x in columns])
-        content += repr([x.tolist() for x in self.windows or ()])
+        content += repr([x.tolist() for x in self.windows or ()]) + (self.time_of or "")
         digest = hashlib.sha256(content.encode()).hexdigest()
         return f"table of {self.size} clients, sha256 {digest[:16]}"
 
@@ -192,6 +197,7 @@ class ClientTable:
         """Write the table as `read_client_table` reads it."""
         columns: dict[str, npt.ArrayLike | None] = {"client": self.names or None}
         columns |= {name: getattr(self, name, None) for name in _COLUMNS}
+        columns |= {"time_of": self.time_of and [self.time_of] * self.size}
         if self.windows is not None:
             first, begin, end, period = self.windows
             # Without exponents, whose sign might be that between begin and end.
@@ -326,9 +332,13 @@ def read_client_table(path: str | Path) -> ClientTable:
       ConfigError: If the file cannot be read, or holds values that are not allowed; the sentence
         names the row, counted from 1 without the header, and the value.
     """
-    known = dict.fromkeys(["client", "available", *_COLUMNS])
+    known = dict.fromkeys(["client", "available", "time_of", *_COLUMNS])
     rows, header = read_rows("client_table", path, known)
+    units = {row.get("time_of") or None for row in rows}
     with naming_file(path):
+        if units - {None, "step", "update"} or len(units) > 1:
+            found = ", ".join(sorted(unit or "nothing" for unit in units))
+            raise ConfigError("client_table time_of", found, "step in all rows, or update in all")
         columns: dict[str, Any] = {
             name: read_column(f"client_table {name}", rows, name, _read_number, column.if_empty)
             for name, column in _COLUMNS.items()
@@ -337,7 +347,7 @@ def read_client_table(path: str | Path) -> ClientTable:
         if (name := "available") in header:
             columns[name] = read_column(f"client_table {name}", rows, name, _read_windows, [])
         names = [values["client"] for values in rows] if "client" in header else ()
-        return ClientTable(**columns, names=names)
+        return ClientTable(**columns, names=names, time_of=units.pop())
 
 
 @checked

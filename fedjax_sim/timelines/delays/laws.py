@@ -410,10 +410,13 @@ class ClientDelays(Checked):
         """Check combinations of settings.
 
         Raises:
-          ConfigError: If a speed is not allowed under the law.
+          ConfigError: If a speed is not allowed under the law, or is of another unit of work.
         """
         super().check_together()
-        law, own = self.law, self.own_speeds
+        law, own, table = self.law, self.own_speeds, self.client_table
+        if table is not None and table.time_of not in (None, self.time_of):
+            allowed = f'"{table.time_of}", of which the client_table has the times'
+            raise ConfigError("time_of", self.time_of, allowed)
         rates, spreads = ({name: getattr(self, name) for name in each} for each in (RATES, SPREADS))
         if own is not None:
             rates, spreads = {"client_table rate": own.rate}, {"client_table spread": own.spread}

@@ -417,3 +417,13 @@ def test_a_trace_without_a_table_may_name_the_problem_s_clients(tmp_path: Path) 
     assert clients([1, 2, 3], Trace([1, 2], [0, 0], [3, 4])) == [1, 2]
     with pytest.raises(ConfigError, match="trace client in row 1 is '2', but must be one of the 3"):
         clients([1, 5, 9], read_trace(path))
+
+
+@pytest.mark.parametrize("cells", [("step", "update"), ("update", ""), ("epoch", "epoch")])
+def test_a_table_counts_steps_or_updates(tmp_path: Path, cells: tuple[str, str]) -> None:
+    path = tmp_path / "clients.csv"
+    path.write_text("rate,time_of\n1,{}\n2,{}\n".format(*cells))
+    with pytest.raises(ConfigError, match=r"time_of is .* but must be step in all rows"):
+        read_client_table(path)
+    path.write_text("rate,time_of\n1,step\n2,step\n")
+    assert read_client_table(path).in_order_of([]).time_of == "step"
