@@ -12,6 +12,7 @@ from . import partition as partition
 from . import problems as problems
 from . import results as results
 from . import server as server
+from . import studies as studies
 from . import systems as systems
 from . import theory as theory
 from . import timelines as timelines

@@ -8,18 +8,11 @@ import pytest
 import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from experiments.harness.comparison import (
-    Contestant,
-    choose,
-    final_accuracy,
-    hold_out,
-    next_value,
-    sensitivity_figure,
-    summarise,
-    tune,
-)
 from fedjax_sim import SYSTEMS, Ticks, datasets, models, partition, problems
 from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.studies import Contestant, choose, hold_out, tune
+from fedjax_sim.studies.pictures import sensitivity_figure
+from fedjax_sim.studies.tuning import next_value
 
 
 def test_held_out_examples_are_no_longer_trained_on() -> None:
@@ -50,7 +43,8 @@ def test_the_best_rate_on_validation_data_is_chosen() -> None:
     share = partition.iid(data.train_labels, num_clients=5, seed=0)
     problem = problems.make_classification(models.LogisticRegression(10), data, share)
     settings = {"num_clients": 5, "num_selected": 5, "local_steps": 10, "batch_size": 16}
-    contestant = Contestant(SYSTEMS["fedavg"], settings, {"lr": (1e38, 0.5, 1e-6)})
+    hyper = SYSTEMS["fedavg"].paper(**settings)
+    contestant = Contestant(SYSTEMS["fedavg"], hyper, {"lr": (1e38, 0.5, 1e-6)})
     options = {"budget": Ticks(6), "num_evals": 3}
     tuned = tune(contestant, [problem] * 2, seeds=[0, 1], **options)
     assert tuned.choice == {"lr": 0.5} and tuned.at_edge == []
@@ -77,7 +71,7 @@ def test_the_best_rate_on_validation_data_is_chosen() -> None:
 
 
 def test_grids_that_cannot_be_widened_are_refused() -> None:
-    narrow = Contestant(SYSTEMS["fedavg"], {}, {"lr": [0.0, 0.5]})
+    narrow = Contestant(SYSTEMS["fedavg"], SYSTEMS["fedavg"].Hyper(), {"lr": [0.0, 0.5]})
     with pytest.raises(ConfigError, match="grid of lr"):
         tune(narrow, [], seeds=[])
 
@@ -85,7 +79,7 @@ def test_grids_that_cannot_be_widened_are_refused() -> None:
 def test_no_grid_is_widened_beyond_what_a_setting_allows() -> None:
     """FedAsync's mixing is at most 1, so that 0.9 stays at the edge; nothing more is run."""
     grid = {"mixing": [0.3, 0.9]}
-    contestant = Contestant(SYSTEMS["fedasync"], {"num_clients": 5}, grid)
+    contestant = Contestant(SYSTEMS["fedasync"], SYSTEMS["fedasync"].paper(num_clients=5), grid)
     known = xr.DataArray([[0.5], [0.8]], {**grid, "seed": [0]}, ("mixing", "seed"))
     tuned = tune(contestant, [], seeds=[0], known=known)
     assert tuned.choice == {"mixing": 0.9} and tuned.at_edge == ["mixing"]
@@ -126,24 +120,3 @@ def test_titles_of_panels_do_not_touch() -> None:
     boxes = [title.get_window_extent() for title in titles]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     assert max(box.x1 for box in boxes) < figure.bbox.x1
-
-
-def test_summaries_show_what_a_mean_hides() -> None:
-    """A diverged seed counts as 0 and is not counted as collapsed."""
-    accuracy = [[0.1, 0.5, 0.6, 0.7], [0.1, 0.9, 0.2, 0.1], [0.1, 0.8, np.nan, np.nan]]
-    time = [[0, 10, 20, 30], [0, 11, 22, 33], [0, 9, 18, 27]]
-    curves = xr.Dataset(
-        {
-            "accuracy": (("seed", "eval"), accuracy),
-            "failed": ("seed", [False, False, True]),
-            "collapsed_at": ("seed", [-1, 3, 2]),
-        },
-        {"time": (("seed", "eval"), time), "ticks": ("eval", [0, 1, 2, 3])},
-    )
-    np.testing.assert_allclose(final_accuracy(curves), [0.6, 0.4, 0.0])
-    found = summarise(curves, (0.6, 0.85))
-    assert found.mean == pytest.approx(100 / 3) and found.std == pytest.approx(np.sqrt(2800 / 3))
-    assert (found.median, found.worst) == pytest.approx((40, 0))
-    assert (found.failed, found.collapsed) == (1, 1)
-    assert found.rounds == {"0.6": 1, "0.85": None}
-    assert found.times == {"0.6": 11, "0.85": None}
