@@ -8,7 +8,7 @@ Dimension letters: `n` seeds.
 
 import itertools
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -81,6 +81,19 @@ class Comparison(NamedTuple):
     horizon: float
     entries: dict[str, Entry]
     pairs: list[Pair]
+
+    def described(self) -> dict[str, Any]:
+        """Return all of it as JSON has it."""
+        entries = {
+            name: {**each._asdict(), "sample": each.sample._asdict(), "reached": None}
+            for name, each in self.entries.items()
+        }
+        for name, each in self.entries.items():
+            if each.reached is not None:
+                entries[name]["reached"] = each.reached._asdict()
+        pairs = [{**each._asdict(), "lead": each.lead._asdict()} for each in self.pairs]
+        about = {"criterion": str(self.criterion), "horizon": self.horizon}
+        return {**about, "systems": entries, "pairs": pairs}
 
     def systems(self) -> Table:
         """Tabulate the systems: mean with interval, median, worst seed, failures."""

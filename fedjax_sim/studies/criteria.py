@@ -62,15 +62,15 @@ class Criterion:
         Raises:
           ConfigError: If they do not.
         """
-        if self.against not in reports.AXES:
-            raise ConfigError("against", self.against, f"one of {', '.join(reports.AXES)}")
+        if self.against not in reports.ALL_AXES:
+            raise ConfigError("against", self.against, f"one of {', '.join(reports.ALL_AXES)}")
         if (self.level is not None) != (self.by == "time"):
             allowed = "a level of the metric" if self.by == "time" else f"left out with {self.by}"
             raise ConfigError("level", self.level, f"{allowed} as the criterion")
 
     def __str__(self) -> str:
         name = self.metric.replace("_", " ")
-        axis = plots.label_of_axis(reports.AXES[self.against]).partition(" (")[0]
+        axis = plots.label_of_axis(reports.ALL_AXES[self.against]).partition(" (")[0]
         return {
             "final": f"final {name}",
             "area": f"mean {name} over {axis}",
@@ -162,7 +162,7 @@ class Criterion:
         known = [str(name) for name, each in curves.data_vars.items() if {*each.dims} == {*dims}]
         if self.metric not in known:
             raise ConfigError("metric", self.metric, f"one of {', '.join(known) or 'none here'}")
-        axis = reports.AXES[self.against]
+        axis = reports.ALL_AXES[self.against]
         if axis not in curves.variables:
             raise ConfigError("against", self.against, "an axis of the curves, which lack it")
         metric = curves[self.metric].transpose(*dims).values

@@ -131,7 +131,7 @@ def survival_figure(found: Comparison, colors: Mapping[str, int]) -> Figure:
         share = np.append(share[is_within], share[is_within][-1])
         shown = plots.look(colors[name], "all", label=name, drawstyle="steps-post")
         axes.plot(times, share, **shown)
-    axis = plots.label_of_axis(reports.AXES[found.criterion.against])
+    axis = plots.label_of_axis(reports.ALL_AXES[found.criterion.against])
     axes.set(xlabel=axis, ylabel="share of seeds that are not there yet", ylim=(-0.02, 1.02))
     axes.set_title(f"{found.criterion}".capitalize())
     plots.name_beside(figure, axes)

@@ -227,9 +227,7 @@ def tune(
         ratios.
     """
     grid = {name: _ordered(values) for name, values in contestant.grid.items()}
-    for name, values in grid.items():
-        if widenings and _is_numeric(values) and min(values) <= 0:
-            raise ConfigError(f"grid of {name}", list(values), "positive, or not widened")
+    check_grid(grid, widenings)
     lanes, time = 0, 0.0
 
     def score(name: str, values: Mapping[str, Sequence[Any]], early: Halving | None) -> Any:
@@ -302,6 +300,17 @@ def tune_and_run(
     return tuned, sweeps.sweep(
         contestant.system, test, hyper, seeds=list(seeds), **{**options, **kept("test")}
     )
+
+
+def check_grid(grid: Mapping[str, Sequence[Any]], widenings: int) -> None:
+    """Check that a grid can be widened, which goes on by ratios.
+
+    Raises:
+      ConfigError: If it is to be, and has a number that is not positive.
+    """
+    for name, values in grid.items():
+        if widenings and _is_numeric(values) and min(values) <= 0:
+            raise ConfigError(f"grid of {name}", list(values), "positive, or not widened")
 
 
 def check_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
