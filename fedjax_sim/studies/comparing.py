@@ -70,8 +70,8 @@ class Comparison(NamedTuple):
     Attributes:
       criterion: The criterion.
       is_less_better: Whether a smaller number is better.
-      horizon: Where times end, up to which each system has a lane that did not fail; NaN if the
-        criterion is no time. A lane that ends before is censored at its end.
+      horizon: Where times end, up to which each system is known by a lane that did not fail; NaN if
+        the criterion is no time. A lane that ends before is censored at its end.
       entries: The systems by name, the best mean first.
       pairs: All pairs.
     """
@@ -161,9 +161,7 @@ def compare(
     failed = {name: each["failed"].values.ravel() for name, each in points.items()}
     if criterion.by == "time":
         seen = {name: criterion.reached(each) for name, each in points.items()}
-        # Up to here every system is known, by one of its lanes at least.
-        ends = (each.ends[~failed[name] | failed[name].all()] for name, each in seen.items())
-        horizon = float(min(each.max() for each in ends))
+        horizon = min(_known_until(each, failed[name]) for name, each in seen.items())
         # A lane that failed is known never to reach the level.
         seen = {
             name: each._replace(times=np.where(failed[name], horizon, each.times))
@@ -200,6 +198,12 @@ def compare(
         for each, p in zip(pairs, corrected, strict=True)
     ]
     return Comparison(criterion, less, horizon, entries, pairs)
+
+
+def _known_until(seen: Reached, failed: np.ndarray) -> float:
+    """Return until when a system is known by one of its lanes at least that did not fail."""
+    times, reached, ends = (each[~failed | failed.all()] for each in seen)
+    return min(float(ends.max()), statistics.known_until(times, reached))
 
 
 def _pair(

@@ -114,22 +114,22 @@ def _written(value: Any) -> str:
 
 
 @plots.styled()
-def survival_figure(found: Comparison, colors: Mapping[str, int]) -> Figure:
+def survival_figure(found: Comparison) -> Figure:
     """Draw the share of seeds that have not reached the level yet, by system.
 
     Args:
       found: A comparison of times.
-      colors: The number by which each system has its look, see `plots.look`.
     """
     figure = Figure(figsize=(8.5, 4.8))
     axes = figure.subplots()
-    for name, entry in found.entries.items():
+    for number, name in enumerate(sorted(found.entries)):
+        entry = found.entries[name]
         assert entry.reached is not None
         times, share = statistics.survival(entry.reached.times, entry.reached.reached)
         is_within = times <= found.horizon
         times = np.append(times[is_within], found.horizon)
         share = np.append(share[is_within], share[is_within][-1])
-        shown = plots.look(colors[name], "all", label=name, drawstyle="steps-post")
+        shown = plots.look(number, "all", label=name, drawstyle="steps-post")
         axes.plot(times, share, **shown)
     axis = plots.label_of_axis(reports.ALL_AXES[found.criterion.against])
     axes.set(xlabel=axis, ylabel="share of seeds that are not there yet", ylim=(-0.02, 1.02))

@@ -258,16 +258,21 @@ def restricted_mean(times: np.ndarray, reached: np.ndarray, horizon: float) -> f
     Args:
       times: `f[n]`, when each run reached the level, or when it ended without.
       reached: `bool[n]`, which runs reached it.
-      horizon: At most the longest of the times, beyond which nothing is known.
+      horizon: At most `known_until`.
 
     Raises:
-      ConfigError: If the horizon is longer.
+      ConfigError: If the horizon is longer, or not above 0.
     """
-    times, reached = np.asarray(times, float), np.asarray(reached, bool)
-    if not 0 < horizon <= times.max():
-        allowed = f"above 0 and at most the longest of the times, {times.max():g}"
+    if not 0 < horizon <= (end := known_until(times, reached)):
+        allowed = f"above 0 and at most {end:g}, until when a run is known"
         raise ConfigError("horizon", horizon, allowed)
     return held_mean(times, reached, horizon)
+
+
+def known_until(times: np.ndarray, reached: np.ndarray) -> float:
+    """Return the longest time, or infinity if no run is on its way after it, see `survival`."""
+    _, share = survival(times, reached)
+    return float(np.max(times)) if share[-1] > 0 else float("inf")
 
 
 def held_mean(times: np.ndarray, reached: np.ndarray, horizon: float) -> float:
@@ -285,7 +290,7 @@ def pseudo_values(times: np.ndarray, reached: np.ndarray, horizon: float) -> np.
     Args:
       times: `f[n]`, as in `restricted_mean`.
       reached: `bool[n]`.
-      horizon: At most the longest of the times.
+      horizon: At most `known_until`.
 
     Returns:
       `f[n]`.
@@ -296,7 +301,8 @@ def pseudo_values(times: np.ndarray, reached: np.ndarray, horizon: float) -> np.
         return np.minimum(times, horizon)
     others = [np.arange(num) != i for i in range(num)]
     left = [held_mean(times[rest], reached[rest], horizon) for rest in others]
-    return num * whole - (num - 1) * np.asarray(left)
+    found = num * whole - (num - 1) * np.asarray(left)
+    return found + whole - found.mean()
 
 
 def bootstrap(

@@ -93,7 +93,7 @@ def censored_mean(num: int, seeds: int) -> tuple[float, float, float]:
         if seen.max() >= 4:
             values = statistics.pseudo_values(seen, times <= ends, 4.0)
             assert values.mean() == pytest.approx(
-                statistics.restricted_mean(seen, times <= ends, 4.0), abs=0.02
+                statistics.restricted_mean(seen, times <= ends, 4.0)
             )
             found.append(values.mean())
     error = float(np.std(found, ddof=1) / np.sqrt(num))
