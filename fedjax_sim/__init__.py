@@ -10,6 +10,7 @@ and for gradients through it. Where to look for the rest:
     clients, server  local work; messages with their compression, privacy, attacks and rules
     engine           draws schedules, places lanes on devices, replays schedules, binds programs
     results          labelled curves, models and schedules; their files, pictures, diagnostics
+    studies          tuning on validation data, comparisons with intervals, tables for papers
     theory           privacy, fair weights, lengths of rounds and step sizes, as functions
     kernels          products and convolutions, arrays in and arrays out
     launch, cli      many machines; the command line

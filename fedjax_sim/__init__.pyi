@@ -12,6 +12,7 @@ from . import partition as partition
 from . import problems as problems
 from . import results as results
 from . import server as server
+from . import studies as studies
 from . import systems as systems
 from . import theory as theory
 from . import timelines as timelines
@@ -50,6 +51,7 @@ from .results.runs import DivergedWarning as DivergedWarning
 from .results.runs import LaneWarning as LaneWarning
 from .results.runs import Run as Run
 from .results.runs import load as load
+from .results.runs import load_runs as load_runs
 from .server import compression as compression
 from .server import privacy as privacy
 from .systems import SYSTEMS as SYSTEMS

@@ -40,6 +40,7 @@ ALLOWED = {
     "engine": "core kernels timelines clients results",
     "theory": "core timelines server systems",
     "__init__": "version core server systems engine results",
+    "studies": "core timelines datasets engine partition results",
     "launch": "core engine results",
     "cli": "*",
     "__main__": "cli",

@@ -2,7 +2,7 @@
 
 50 clients and LeNet-5 on normalised images, without augmentation. The reduced size has 20 clients
 and `PatchNet`, whose local step costs two fifths of LeNet-5's on a CPU. The protocol is that of
-`experiments.harness.comparison`; no claim of a paper is judged.
+`fedjax_sim.studies.tuning`; no claim of a paper is judged.
 """
 
 from collections.abc import Callable

@@ -12,9 +12,9 @@ from typing import Any
 
 from experiments.baselines.setup import Comparison, compare, contestant
 from experiments.harness import Arguments, Outcome, Sizes, Study
-from experiments.harness.comparison import Contestant
 from fedjax_sim import models
 from fedjax_sim.cli.defaults import DEFAULTS
+from fedjax_sim.studies import Contestant
 
 RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
 """The grid of every method's learning rate of local steps."""

@@ -1,7 +1,7 @@
 """The standard algorithms on MNIST with labels split by Dirichlet(0.1) and Dirichlet(1).
 
 100 clients and a perceptron 784-32-10 on inputs in [0, 1]. The protocol is that of
-`experiments.harness.comparison`; no claim of a paper is judged.
+`fedjax_sim.studies.tuning`; no claim of a paper is judged.
 """
 
 from experiments.baselines.setup import BOTH, ONE, RATES, Comparison, compare

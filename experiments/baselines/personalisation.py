@@ -26,14 +26,14 @@ from flax import linen as nn
 
 import fedjax_sim
 from experiments.baselines.setup import FIRST_TUNING_SEED, HELD_OUT, evaluated_by_client
-from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, comparison, lead, table
-from experiments.harness.comparison import Contestant, Tuned
-from fedjax_sim import SYSTEMS, System, clients, datasets, models, partition, problems
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, lead, table
+from fedjax_sim import SYSTEMS, System, clients, datasets, models, partition, problems, studies
 from fedjax_sim.core.types import Array, Params, Problem
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.kernels.convolution import auto, max_pool
 from fedjax_sim.results import plots
 from fedjax_sim.results.diagnostics import worst_decile
+from fedjax_sim.studies import Contestant, Criterion, Tuned, criteria
 
 RATES = (0.01, 0.03, 0.1, 0.3)
 """The grid of every method's learning rate, which is widened where the best is at its edge."""
@@ -102,7 +102,7 @@ def run(arguments: Arguments) -> Outcome:
     """Choose each method's rate, run it at this rate, and compare by clients."""
     sizes = STUDY.choose(arguments)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
-    validation = comparison.hold_out(data, HELD_OUT)
+    validation = studies.hold_out(data, HELD_OUT)
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
     shared = {"num_clients": sizes.clients, "num_selected": sizes.clients // 2}
     shared |= {"local_steps": 10, "batch_size": 32}
@@ -112,25 +112,19 @@ def run(arguments: Arguments) -> Outcome:
     for name in names:
         system, fixed = METHODS[name]
         grid = {TUNED.get(name, "lr"): RATES[1:3] if arguments.smoke else RATES}
-        contestant = Contestant(system._replace(paper=system.Hyper), {**shared, **fixed}, grid)
         network = network_of(data, has_norm=name in WITH_NORM)
-        tuned[name] = comparison.tune(
-            contestant,
+        tuned[name], tested = studies.tune_and_run(
+            Contestant(system, system.Hyper(**{**shared, **fixed}), grid),
             problems_of(network, validation, sizes.clients, seeds),
-            seeds=seeds,
-            metric=METRIC,
+            problems_of(network, data, sizes.clients, range(sizes.seeds)),
+            tuning_seeds=seeds,
+            seeds=range(sizes.seeds),
+            criterion=Criterion(METRIC),
             widenings=0 if arguments.smoke else 2,
             kept=lambda sweep, name=name: arguments.kept(f"{name}, {sweep}"),  # type: ignore[misc]
-            **options,
+            options=options,
         )
-        curves[name] = fedjax_sim.sweep(
-            system,
-            problems_of(network, data, sizes.clients, range(sizes.seeds)),
-            system.Hyper(**{**contestant.settings, **tuned[name].choice}),
-            seeds=sizes.seeds,
-            **options,
-            **arguments.kept(name),
-        ).curves
+        curves[name] = tested.curves
     means, worst = ({name: each(curves[name]) for name in names} for each in (mean_of, worst_of))
     figure = plots.curves_figure(
         {name: each.assign(accuracy=each[METRIC]) for name, each in curves.items()},
@@ -169,12 +163,12 @@ def report(
 
 def mean_of(curves: xr.Dataset) -> Sample:
     """Mean accuracy over clients in percent, at the last evaluations of each seed."""
-    return Sample.of(100 * comparison.final_accuracy(curves, METRIC).values)
+    return Sample.of(100 * Criterion(METRIC).values(curves).values)
 
 
 def worst_of(curves: xr.Dataset) -> Sample:
     """Mean accuracy of the worst tenth of clients in percent, at the last evaluations."""
-    last = curves[BY_CLIENT].isel(eval=slice(-comparison.WINDOW, None)).mean("eval")
+    last = curves[BY_CLIENT].isel(eval=slice(-criteria.WINDOW, None)).mean("eval")
     values = worst_decile(last.transpose("seed", "client").values)
     return Sample.of(np.where(curves.failed.values, 0, 100 * values))
 

@@ -17,9 +17,8 @@ from flax import linen as nn
 
 import fedjax_sim
 from experiments.baselines.setup import FIRST_TUNING_SEED, evaluated_by_client
-from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, comparison, lead, table
-from experiments.harness.comparison import Contestant
-from fedjax_sim import SYSTEMS, datasets, problems
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, lead, table
+from fedjax_sim import SYSTEMS, datasets, problems, studies
 from fedjax_sim.kernels.convolution import auto
 from fedjax_sim.models import BatchNorm
 from fedjax_sim.problems import Supervised
@@ -55,23 +54,22 @@ def run(arguments: Arguments) -> Outcome:
     options: dict[str, Any] = {"budget": fedjax_sim.Ticks(sizes.rounds), "num_evals": 20}
     curves, rates, finals = {}, {}, {}
     for name in ("fedavg", "fedbn"):
-        system = SYSTEMS[name]._replace(paper=SYSTEMS[name].Hyper)
-        system = system if name == "fedbn" else evaluated_by_client(system)
-        tuned = comparison.tune(
-            Contestant(system, {**shared, "batch_size": 16}, {"lr": sizes.rates}),
+        system = SYSTEMS[name] if name == "fedbn" else evaluated_by_client(SYSTEMS[name])
+        hyper = system.Hyper(**shared, batch_size=16)
+        criterion = studies.Criterion(METRIC)
+        tuned, tested = studies.tune_and_run(
+            studies.Contestant(system, hyper, {"lr": sizes.rates}),
             trials,
-            seeds=tuning,
-            metric=METRIC,
+            tests,
+            tuning_seeds=tuning,
+            seeds=range(sizes.seeds),
+            criterion=criterion,
             widenings=0 if arguments.smoke else 2,
             kept=lambda sweep, name=name: arguments.kept(f"{name}, {sweep}"),  # type: ignore[misc]
-            **options,
+            options=options,
         )
-        rates[name] = tuned.choice["lr"]
-        hyper = system.Hyper(**shared, batch_size=16, lr=rates[name])
-        given = {"seeds": sizes.seeds, **options, **arguments.kept(name)}
-        curves[name] = fedjax_sim.sweep(system, tests, hyper, **given).curves
-        final = comparison.final_accuracy(curves[name], METRIC)
-        finals[name] = Sample.of(100 * final.values)
+        rates[name], curves[name] = tuned.choice["lr"], tested.curves
+        finals[name] = Sample.of(100 * criterion.values(curves[name]).values)
     ahead = lead(finals["fedbn"], finals["fedavg"])
     rows = [[name, f"{rates[name]:g}", str(finals[name])] for name in finals]
     text = table(["system", "rate", "own test images, %"], rows) + f"\n\nFedBN - FedAvg: {ahead}"

@@ -1,7 +1,7 @@
 """How methods are tuned and compared, and the standard algorithms that two comparisons share.
 
 All methods of a comparison share the clients' speeds, the data, the network, the mini-batches' size
-and the virtual time. The protocol is that of `experiments.harness.comparison`.
+and the virtual time. The protocol is that of `fedjax_sim.studies.tuning`.
 """
 
 import textwrap
@@ -14,9 +14,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Study, comparison, table
-from experiments.harness.comparison import Contestant, Summary, Tuned
-from fedjax_sim import SYSTEMS, Plan, System, datasets, partition, problems
+from experiments.harness import Arguments, Outcome, Study, table
+from fedjax_sim import SYSTEMS, Plan, System, datasets, partition, problems, studies
 from fedjax_sim.clients import personal_metrics
 from fedjax_sim.core.settings import ConfigError, idle_of, names_of
 from fedjax_sim.core.types import Algorithm, Array, Params, Problem
@@ -25,6 +24,9 @@ from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
 from fedjax_sim.results import plots, reports
+from fedjax_sim.results.runs import plain_settings
+from fedjax_sim.results.summaries import first_reach, median_reach
+from fedjax_sim.studies import Contestant, Criterion, Tuned, pictures, tuning
 
 HELD_OUT = 0.1
 """Share of the training examples on which settings are chosen."""
@@ -139,7 +141,7 @@ def contestant(
     fixed = {key: value for key, value in settings.items() if key in known}
     idle = idle_of(SYSTEMS[system].paper(**fixed))
     fixed = {key: value for key, value in fixed.items() if known[key] not in idle}
-    return Contestant(SYSTEMS[system], fixed, grid)
+    return Contestant(SYSTEMS[system], SYSTEMS[system].paper(**fixed), grid)
 
 
 class Comparison(NamedTuple):
@@ -164,6 +166,57 @@ class Comparison(NamedTuple):
     std: float | tuple[float, ...] = 1.0
 
 
+class Summary(NamedTuple):
+    """What a method reached. Accuracies are in percent; a diverged seed counts as 0.
+
+    Attributes:
+      mean: Mean final accuracy over seeds.
+      std: Its standard deviation over seeds.
+      median: The median over seeds.
+      worst: The worst seed.
+      failed: Number of seeds that diverged.
+      collapsed: Number of further seeds that ended at chance.
+      rounds: Median number of server steps to each target; None unless more than half of the seeds
+        reach it.
+      times: The same in virtual time.
+    """
+
+    mean: float
+    std: float
+    median: float
+    worst: float
+    failed: int
+    collapsed: int
+    rounds: Mapping[str, float | None]
+    times: Mapping[str, float | None]
+
+
+def summarise(curves: xr.Dataset, targets: Sequence[float], metric: str = "accuracy") -> Summary:
+    """Summarise the lanes of a method.
+
+    Args:
+      curves: Curves with dimensions `seed` and `eval`.
+      targets: Accuracies, between 0 and 1.
+      metric: The accuracy.
+    """
+    final = 100 * Criterion(metric).values(curves).values
+    return Summary(
+        float(final.mean()),
+        float(final.std(ddof=1)) if final.size > 1 else float("nan"),
+        float(np.median(final)),
+        float(final.min()),
+        int(curves.failed.sum()),
+        int(((curves.collapsed_at >= 0) & ~curves.failed).sum()),
+        *(
+            {
+                f"{target:g}": median_reach(first_reach(curves, target, metric, axis=axis))
+                for target in targets
+            }
+            for axis in ("ticks", "time")
+        ),
+    )
+
+
 def compare(given: Comparison, arguments: Arguments) -> Outcome:
     """Tune every method on held-out examples of each split, run it with fresh seeds, and report.
 
@@ -175,7 +228,7 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
     """
     sizes = given.study.choose(arguments)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
-    validation = comparison.hold_out(data, given.held_out)
+    validation = studies.hold_out(data, given.held_out)
     methods = given.contestants(sizes, smoke=arguments.smoke)
     facts: dict[str, Any] = {
         "dataset": data.name,
@@ -185,7 +238,7 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
         "held_out": given.held_out,
         "targets": given.targets,
         "grids": {name: dict(each.grid) for name, each in methods.items()},
-        "settings": {name: dict(each.settings) for name, each in methods.items()},
+        "settings": {name: plain_settings([each.hyper]) for name, each in methods.items()},
         "reduced": sizes.words,
     }
     earlier = _earlier(arguments, facts)
@@ -205,12 +258,12 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
         for name, each in methods.items():
             key = f"{split}, {name}"
             before = None if earlier is None else earlier.config["chosen"][key]
-            tuned[split][name] = found = comparison.tune(
+            tuned[split][name] = found = studies.tune(
                 each,
                 of_tuning,
                 seeds=seeds,
-                metric=metric_of(name),
-                widenings=0 if arguments.smoke else comparison.WIDENINGS,
+                criterion=Criterion(metric_of(name)),
+                widenings=0 if arguments.smoke else tuning.WIDENINGS,
                 known=None if before is None else xr.DataArray.from_dict(before["validation"]),
                 kept=lambda what, key=key: arguments.kept(f"{key}, {what}"),  # type: ignore[misc]
                 **options,
@@ -221,14 +274,14 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
             curves[key] = fedjax_sim.sweep(
                 each.system,
                 of_test,
-                each.system.paper(**{**each.settings, **found.choice}),
+                each.hyper.replace(**found.choice),
                 seeds=sizes.seeds,
                 **options,
                 **arguments.kept(key),
             ).curves
     summaries = {
         split: {
-            name: comparison.summarise(curves[f"{split}, {name}"], given.targets, metric_of(name))
+            name: summarise(curves[f"{split}, {name}"], given.targets, metric_of(name))
             for name in methods
         }
         for split in sizes.splits
@@ -351,7 +404,7 @@ def _figures(
             if all(name in drawn for names in FAMILIES.values() for name in names)
             else plots.curves_figure(drawn, "accuracy", title=words)
         )
-        found[f"sensitivity_{number}.png"] = comparison.sensitivity_figure(of_split, words)
+        found[f"sensitivity_{number}.png"] = pictures.sensitivity_figure(of_split, words)
     return found
 
 

@@ -15,9 +15,8 @@ import xarray as xr
 import fedjax_sim
 from experiments.favano import fig7, setup
 from experiments.favano.table2_grid import FIRST_TUNING_SEED, HELD_OUT
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, comparison
-from experiments.harness.comparison import Contestant
-from fedjax_sim import datasets, models, partition, problems
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
+from fedjax_sim import datasets, models, partition, problems, studies
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.problems import Classification
@@ -51,7 +50,7 @@ def run(arguments: Arguments) -> Outcome:
     sizes = STUDY.choose(arguments)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     num_clients = sizes.shared.get("num_clients", 100)
-    held = comparison.hold_out(data, HELD_OUT)
+    held = studies.hold_out(data, HELD_OUT)
     tuning = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
     budget = fedjax_sim.Time(sizes.time_budget)
     rates: dict[str, float] = {}
@@ -66,26 +65,19 @@ def run(arguments: Arguments) -> Outcome:
             num_selected = max(1, round(share * num_clients))
             name = f"{bits}, s = {num_selected}"
             settings = {**sizes.shared, "num_selected": num_selected, "slow_fraction": 1 / 3}
-            tuned = comparison.tune(
-                Contestant(favano.system, settings, {"lr": sizes.rates}),
+            hyper = favano.system.paper(**settings)
+            tuned, tested = studies.tune_and_run(
+                studies.Contestant(favano.system, hyper, {"lr": sizes.rates}),
                 trials,
-                seeds=tuning,
+                tests,
+                tuning_seeds=tuning,
+                seeds=range(sizes.seeds),
                 widenings=sizes.widenings,
                 kept=partial(_kept, arguments, name),
-                budget=budget,
-                num_evals=setup.NUM_EVALS,
+                options={"budget": budget, "num_evals": setup.NUM_EVALS},
             )
-            rates[name] = tuned.choice["lr"]
+            rates[name], curves[name] = tuned.choice["lr"], tested.curves
             scores[name] = tuned.scores.to_dict()
-            curves[name] = fedjax_sim.sweep(
-                favano.system,
-                tests,
-                favano.system.paper(**settings, lr=rates[name]),
-                seeds=sizes.seeds,
-                budget=budget,
-                num_evals=setup.NUM_EVALS,
-                **arguments.kept(name),
-            ).curves
     inputs = {
         "final": {name: setup.final_sample(each) for name, each in curves.items()},
         "dataset": data.name,

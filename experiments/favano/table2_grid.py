@@ -32,12 +32,11 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
-    comparison,
     table,
     verdict_table,
 )
 from experiments.harness.heatmaps import heat_maps
-from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim import datasets, models, partition, problems, studies
 from fedjax_sim.core.settings import names_of
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
@@ -316,7 +315,7 @@ def first_stage(
       `method`, `inputs`, `column`, `lr` and `seed`. A diverged lane has accuracy 0; a cell or a
       rate that is not run has NaN.
     """
-    held = comparison.hold_out(data, HELD_OUT)
+    held = studies.hold_out(data, HELD_OUT)
     tasks = _tasks(sizes, held, seeds)
     coords = {
         "method": list(METHODS),

@@ -1,12 +1,12 @@
-"""What all experiments share: command line, claims and verdicts, sizes, statistics, tables.
+"""What all experiments share: command line, claims and verdicts, sizes, schedules, the ledger.
 
 `experiment` says what an experiment is given and returns, `registry` finds the experiments,
 `command` parses the command line and writes the results folder, `parts` lets several processes run
 the lanes of one experiment, `claims` holds a paper's claims and the verdicts on them, `sizes` says
 how large a study is run, `schedules` draws the timelines of many lanes, `statistics` is the one
-standard by which verdicts are given, `comparison` chooses each method's settings on held-out data,
-`images` has small ones for studies with many runs, `ledger` keeps results as data and writes them
-into the README and a page (`page`), and `tables` lays out what is printed.
+standard by which verdicts are given, `images` has small ones for studies with many runs, and
+`ledger` keeps results as data and writes them into the README and a page (`page`). Intervals,
+tuning and tables are those of `fedjax_sim.studies`.
 """
 
 from experiments.harness.claims import Claim as Claim
@@ -30,21 +30,20 @@ from experiments.harness.statistics import FAR as FAR
 from experiments.harness.statistics import LEAST_LEAD as LEAST_LEAD
 from experiments.harness.statistics import NOT_RUN as NOT_RUN
 from experiments.harness.statistics import Estimate as Estimate
-from experiments.harness.statistics import Interval as Interval
 from experiments.harness.statistics import Ruling as Ruling
-from experiments.harness.statistics import Sample as Sample
 from experiments.harness.statistics import all_of as all_of
 from experiments.harness.statistics import begins as begins
-from experiments.harness.statistics import difference as difference
 from experiments.harness.statistics import estimate as estimate
-from experiments.harness.statistics import interval as interval
-from experiments.harness.statistics import interval_of_error as interval_of_error
-from experiments.harness.statistics import lead as lead
-from experiments.harness.statistics import mean_and_error as mean_and_error
 from experiments.harness.statistics import reduction as reduction
 from experiments.harness.statistics import rule as rule
-from experiments.harness.statistics import spread_of as spread_of
 from experiments.harness.statistics import spread_table as spread_table
 from experiments.harness.statistics import unless_collapsed as unless_collapsed
 from experiments.harness.statistics import unless_unknown as unless_unknown
-from experiments.harness.tables import table as table
+from fedjax_sim.studies.statistics import Interval as Interval
+from fedjax_sim.studies.statistics import Sample as Sample
+from fedjax_sim.studies.statistics import difference as difference
+from fedjax_sim.studies.statistics import interval as interval
+from fedjax_sim.studies.statistics import interval_of_error as interval_of_error
+from fedjax_sim.studies.statistics import lead as lead
+from fedjax_sim.studies.statistics import spread_of as spread_of
+from fedjax_sim.studies.tables import table as table

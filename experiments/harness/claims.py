@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.harness.statistics import FAILS, HOLDS, UNDECIDED, Ruling, has_nan, rule
-from experiments.harness.tables import table
+from fedjax_sim.studies.tables import table as table
 
 
 class Criterion:

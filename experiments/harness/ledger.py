@@ -33,11 +33,11 @@ from experiments.harness.statistics import (
     NOT_RUN_WORDS,
     PARTLY,
     VERDICTS,
-    Sample,
 )
 from fedjax_sim.core.lifecycle import read_json
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results.reports import to_json
+from fedjax_sim.studies.statistics import Sample
 
 ROOT = Path(__file__).parents[1]
 """The folder of all experiments."""

@@ -9,11 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.harness import ledger, page, statistics, tables
+from experiments.harness import ledger, page, statistics
 from experiments.harness.claims import worded
 from experiments.harness.errata import ERRATA
 from experiments.harness.ledger import FIGURES, ROOT, Row, counts, rows
 from fedjax_sim.results.reports import to_json
+from fedjax_sim.studies import tables
 
 BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
 """Comments around what is written from the results."""

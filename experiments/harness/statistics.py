@@ -1,7 +1,6 @@
-"""The one standard by which verdicts are given, and the statistics that it needs.
+"""The one standard by which verdicts are given.
 
-Means of runs are compared by 95 % t intervals: of differences paired by seed where single runs are
-known, and by Welch's interval where only means and standard deviations are. A comparison is true
+Means of runs are compared by the intervals of `fedjax_sim.studies.statistics`. A comparison is true
 if its whole interval says so, false if its whole interval says the opposite, and None in between.
 
 A claim has one deciding part, which may be a condition on several data sets or baselines, and may
@@ -14,14 +13,14 @@ than the paper's, a claim holds at most in part. A claim that is false on such a
 contradicted: it is "not on the substitute".
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from scipy import stats
 
-from experiments.harness.tables import table
+from fedjax_sim.studies import tables
+from fedjax_sim.studies.statistics import Sample
 
 FAR = 4.0
 """Standard errors beyond which a difference counts as real."""
@@ -120,153 +119,6 @@ def _numbers(leaf: Any) -> np.ndarray:
     return np.asarray(leaf, float).ravel()
 
 
-class Interval(NamedTuple):
-    """A mean difference with half the length of its 95 % t interval.
-
-    Attributes:
-      mean: The mean difference.
-      half: Half the interval's length; infinite if there are too few runs to know it.
-    """
-
-    mean: float
-    half: float
-
-    @classmethod
-    def read(cls, found: "Mapping[str, Any] | Interval") -> "Interval":
-        """Read an interval as it is kept in JSON, where an unknown length is null."""
-        if isinstance(found, Interval):
-            return found
-        half = found.get("half")
-        return cls(_number(found["mean"]), float("inf") if half is None else float(half))
-
-    def above(self, level: float = 0.0) -> bool | None:
-        """Whether the difference is above a level: None if the interval covers the level."""
-        if not np.isfinite(self.mean + self.half):
-            return None
-        if self.mean - self.half > level:
-            return True
-        return False if self.mean + self.half <= level else None
-
-    def within(self, bound: float) -> bool | None:
-        """Whether the difference is at most a bound in size: None if that is left open."""
-        if not np.isfinite(self.mean + self.half):
-            return None
-        if abs(self.mean) + self.half <= bound:
-            return True
-        return False if abs(self.mean) - self.half > bound else None
-
-    def __str__(self) -> str:
-        known = f"{self.half:.2f}" if np.isfinite(self.half) else "unknown"
-        return f"{self.mean:+.2f} ± {known}"
-
-
-class Sample(NamedTuple):
-    """What is known of one method: single runs, or only their mean and standard deviation.
-
-    Attributes:
-      mean: Mean over seeds.
-      std: Standard deviation over seeds; NaN for a single seed.
-      seeds: Number of seeds.
-      values: One number per seed, or None where they were not kept.
-    """
-
-    mean: float
-    std: float
-    seeds: int
-    values: tuple[float, ...] | None = None
-
-    @classmethod
-    def of(cls, values: Iterable[Any]) -> "Sample":
-        """Summarise single runs. Failed runs are NaN, and then so is the mean."""
-        found = np.asarray(list(values), float)
-        std = float(found.std(ddof=1)) if len(found) > 1 else float("nan")
-        return cls(float(found.mean()), std, len(found), tuple(found.tolist()))
-
-    @classmethod
-    def read(cls, found: "Mapping[str, Any] | Sample") -> "Sample":
-        """Read a sample as it is kept in JSON, where numbers that are not finite are null."""
-        if isinstance(found, Sample):
-            return found
-        values = found.get("values")
-        if values is not None:
-            return cls.of([_number(value) for value in values])
-        return cls(_number(found["mean"]), _number(found.get("std")), int(found["seeds"]))
-
-    def interval(self) -> "Interval":
-        """Return the 95 % t interval of the mean."""
-        return interval_of_error(self.mean, self.std / np.sqrt(self.seeds), self.seeds)
-
-    def described(self, chance: float = 0.0) -> dict[str, Any]:
-        """Describe the runs, see `spread_of`; only by what is known if single runs are not."""
-        if self.values is None:
-            return {"mean": self.mean, "std": self.std, "seeds": self.seeds}
-        return spread_of(self.values, chance)
-
-    def __str__(self) -> str:
-        if self.values is not None and not np.isfinite(self.mean):
-            good = [value for value in self.values if np.isfinite(value)]
-            return f"{len(self.values) - len(good)} of {len(self.values)} runs diverged"
-        return f"{self.mean:.1f} ± {self.std:.1f}" if np.isfinite(self.std) else f"{self.mean:.1f}"
-
-
-def _number(value: Any) -> float:
-    """Read a number from JSON, where null stands for one that is not finite."""
-    return float("nan") if value is None else float(value)
-
-
-def t95(degrees: float) -> float:
-    """Return the two-sided 95 % point of Student's t."""
-    return float(stats.t.ppf(0.975, degrees)) if degrees > 0 else float("inf")
-
-
-def interval(differences: Iterable[Any]) -> Interval:
-    """Average differences that are paired by seed, with their 95 % t interval."""
-    values = np.asarray(list(differences), float)
-    if len(values) < 2:
-        return Interval(float(values.mean()), float("inf"))
-    half = t95(len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return Interval(float(values.mean()), float(half))
-
-
-def interval_of_error(mean: float, error: float, seeds: int) -> Interval:
-    """Return the 95 % t interval of a mean whose standard error over `seeds` runs is known."""
-    return Interval(mean, t95(seeds - 1) * error if seeds > 1 else float("inf"))
-
-
-def lead(first: Sample, second: Sample) -> Interval:
-    """Compare two methods: paired by seed if single runs are known, by Welch's interval if not."""
-    if first.values is not None and second.values is not None and first.seeds == second.seeds:
-        return interval(np.subtract(first.values, second.values))
-    return _welch((first, second), (1, -1))
-
-
-def difference(late: tuple[Sample, Sample], early: tuple[Sample, Sample]) -> Interval:
-    """Compare two leads: of the first over the second method of `late`, and of `early`.
-
-    Paired by seed if all single runs are known, by Welch's interval if not.
-    """
-    samples = (*late, *early)
-    if all(each.values is not None and each.seeds == late[0].seeds for each in samples):
-        return interval(
-            np.subtract(late[0].values, late[1].values)  # type: ignore[arg-type]
-            - np.subtract(early[0].values, early[1].values)  # type: ignore[arg-type]
-        )
-    return _welch(samples, (1, -1, -1, 1))
-
-
-def _welch(samples: Sequence[Sample], signs: Sequence[int]) -> Interval:
-    """Return Welch's interval of a sum of means with signs."""
-    mean = float(sum(sign * each.mean for sign, each in zip(signs, samples, strict=True)))
-    if min(each.seeds for each in samples) < 2:
-        return Interval(mean, float("inf"))
-    parts = [each.std**2 / each.seeds for each in samples]
-    total = sum(parts)
-    if total == 0:
-        return Interval(mean, 0.0)
-    spread = sum(x**2 / (each.seeds - 1) for x, each in zip(parts, samples, strict=True))
-    return Interval(mean, t95(total**2 / spread) * float(np.sqrt(total)))
-
-
 def has_collapsed(sample: Sample, chance: float) -> bool:
     """Return whether a method is no better than chance or diverged.
 
@@ -287,31 +139,6 @@ def unless_collapsed(
     return None if any(has_collapsed(each, chance) for each in compared) else judgement
 
 
-def spread_of(values: Sequence[Any], chance: float = 0.0) -> dict[str, Any]:
-    """Describe single runs by more than their mean.
-
-    Args:
-      values: `[seeds]`, such as accuracies in percent; NaN for failed runs.
-      chance: The value of chance; 0 if there is none.
-
-    Returns:
-      Mean, standard deviation, median and worst over the runs that did not fail, the number of
-      failed runs, and of those below twice the value of chance.
-    """
-    found = np.asarray(values, float)
-    good = found[np.isfinite(found)]
-    nothing = float("nan")
-    return {
-        "mean": float(good.mean()) if good.size else nothing,
-        "std": float(good.std(ddof=1)) if good.size > 1 else nothing,
-        "median": float(np.median(good)) if good.size else nothing,
-        "worst": float(good.min()) if good.size else nothing,
-        "failed": int(found.size - good.size),
-        "collapsed": int((good < 2 * chance).sum()),
-        "seeds": int(found.size),
-    }
-
-
 def spread_table(samples: Mapping[str, Sample], chance: float) -> str:
     """Lay out more than means: median, worst, and how many runs failed or collapsed.
 
@@ -325,7 +152,7 @@ def spread_table(samples: Mapping[str, Sample], chance: float) -> str:
         found = sample.described(chance)
         cells = [found.get(column, "not kept") for column in columns]
         rows.append([name, *(f"{x:.1f}" if isinstance(x, float) else x for x in cells)])
-    return table(["run", *columns], rows)
+    return tables.table(["run", *columns], rows)
 
 
 def reduction(seeds: int, words: str = "") -> str:
@@ -365,16 +192,3 @@ def estimate(per_lane: np.ndarray) -> Estimate:
       Means `[...]` over lanes with their standard errors.
     """
     return Estimate(per_lane.mean(axis=0), per_lane.std(axis=0, ddof=1) / np.sqrt(len(per_lane)))
-
-
-def mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    """Average a list of numbers, such as differences paired by seed.
-
-    Args:
-      values: `[n]`.
-
-    Returns:
-      The mean and its standard error, which is NaN for a single value.
-    """
-    error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
-    return float(values.mean()), error

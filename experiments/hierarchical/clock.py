@@ -118,7 +118,8 @@ def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
     per_run = (schedule.time < SYSTEM_TIME).sum(axis=1) + 1
     return Found(
         float(np.max(deviations)),
-        *harness.mean_and_error(per_run),
+        float(per_run.mean()),
+        float(per_run.std(ddof=1) / np.sqrt(len(per_run))) if len(per_run) > 1 else float("nan"),
         theory.expected_rounds(sync_time, delays, system_time=SYSTEM_TIME),
         steps.min(axis=0).astype(int).tolist(),
         steps.max(axis=0).astype(int).tolist(),

@@ -14,11 +14,12 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, Sizes, Verdict, comparison, table, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Verdict, table, verdict_table
 from experiments.hierarchical import setup
-from fedjax_sim import Time, Watch
+from fedjax_sim import Time, Watch, studies
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
+from fedjax_sim.studies import pictures, tuning
 from fedjax_sim.systems import hierarchical
 
 RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
@@ -30,7 +31,7 @@ FULL: dict[str, Any] = {
     "standardised": True,
     "rates": RATES,
     "tuning_seeds": 2,
-    "widenings": comparison.WIDENINGS,
+    "widenings": tuning.WIDENINGS,
 }
 SMOKE: dict[str, Any] = {**FULL, "rates": (0.5, 1.0), "tuning_seeds": 1, "widenings": 0}
 
@@ -58,7 +59,7 @@ class Measured(NamedTuple):
       curves: Curves on the test set; dimensions seed and eval.
     """
 
-    tuned: comparison.Tuned
+    tuned: studies.Tuned
     curves: xr.Dataset
 
     @property
@@ -89,7 +90,7 @@ def stages(data: Dataset, size: Sizes, make: MakeTasks) -> Stages:
       size: The size of the study.
       make: How clients get their images.
     """
-    held = comparison.hold_out(data, HELD_OUT)
+    held = studies.hold_out(data, HELD_OUT)
     return Stages(make(held, tuning_seeds(size)), make(data, range(size.seeds)))
 
 
@@ -113,13 +114,12 @@ def measure(
         `accuracy`.
     """
     num_clients = tasks.second[0].counts.shape[0]
-    tuned = comparison.tune(
-        comparison.Contestant(
-            hierarchical.system, {"num_clients": num_clients, **changes}, {"lr": size.rates}
-        ),
+    hyper = hierarchical.system.paper(**{"num_clients": num_clients, **changes})
+    tuned = studies.tune(
+        studies.Contestant(hierarchical.system, hyper, {"lr": size.rates}),
         tasks.first,
         seeds=tuning_seeds(size),
-        metric=metric,
+        criterion=studies.Criterion(metric),
         widenings=size.widenings,
         kept=lambda stage: arguments.kept(f"{name}, {stage}"),
         budget=Time(size.time),
@@ -163,7 +163,7 @@ def sensitivity_figure(size: Sizes, found: Panels) -> Figure:
         for run, each in runs.items()
     }
     words = setup.words_of(size.replace(seeds=size.tuning_seeds))
-    return comparison.sensitivity_figure(tuned, f"{words}, held-out training images")
+    return pictures.sensitivity_figure(tuned, f"{words}, held-out training images")
 
 
 def title_of(panel: str) -> str:

@@ -3,7 +3,7 @@
 Each rule has its own learning rate, and in FedBuff also its own server learning rate, chosen on
 held-out images without attackers. At 20 % malicious every pair of a rule and an attack is also run
 at rates that were chosen under that attack at 20 %. The protocol is otherwise that of
-`experiments.harness.comparison`; grids are not widened.
+`fedjax_sim.studies.tuning`; grids are not widened.
 
 All rules, and all attacks, are lanes of one program: lanes run one after another, so that only the
 rule and the attack of a lane are executed.
@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 import xarray as xr
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict, comparison
-from experiments.harness.comparison import Tuned
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict
 from experiments.harness.images import dirichlet_problems, pooled
 from experiments.robustness.pictures import pictures
 from experiments.robustness.verdicts import SHARES, judged, told
-from fedjax_sim import datasets, models
+from fedjax_sim import datasets, models, studies
 from fedjax_sim.core.types import System
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.server import attacks, rules
 from fedjax_sim.server.rules import CentredClipping, Krum, Mean, Median, Rule, TrimmedMean
+from fedjax_sim.studies import Criterion, Tuned
 from fedjax_sim.systems import fedavg, fedbuff
 
 FIRST_TUNING_SEED = 1000
@@ -170,7 +170,7 @@ def run(arguments: Arguments) -> Outcome:
     sizes = STUDY.choose(arguments)
     data = pooled(datasets.load(sizes.dataset, data_dir=arguments.data_dir), sizes.side)
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
-    of_tuning = _problems(sizes, comparison.hold_out(data, HELD_OUT), seeds)
+    of_tuning = _problems(sizes, studies.hold_out(data, HELD_OUT), seeds)
     of_test = _problems(sizes, data, range(sizes.seeds))
     ends: dict[str, Any] = {}
     own: dict[str, Any] = {}
@@ -252,7 +252,7 @@ class _Runs:
         swept = {"aggregator": list(self._rules.values()), **self._contest.grid}
         scores = self._tuning("tuning", swept)
         self._tuned = {
-            rule: comparison.choose(_taken(scores, aggregator=place))
+            rule: studies.choose(_taken(scores, aggregator=place))
             for place, rule in enumerate(self._rules)
         }
         return self._tuned
@@ -308,7 +308,7 @@ class _Runs:
         scores = self._tuning("tuning under attack", swept, malicious=TUNED_AT)
         return {
             rule: {
-                attack: comparison.choose(_taken(scores, aggregator=i, attack=j)).choice
+                attack: studies.choose(_taken(scores, aggregator=i, attack=j)).choice
                 for j, attack in enumerate(self._attacks)
             }
             for i, rule in enumerate(self._rules)
@@ -357,7 +357,7 @@ class _Runs:
             **self._arguments.kept(name),
         ).curves
         self.curves[name] = ran
-        return comparison.final_accuracy(ran)
+        return Criterion().values(ran)
 
 
 def _taken(scores: xr.DataArray, **places: int) -> xr.DataArray:

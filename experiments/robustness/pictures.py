@@ -7,10 +7,11 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.harness import comparison, heatmaps, lead
-from experiments.harness.comparison import Tuned
+from experiments.harness import heatmaps, lead
 from experiments.robustness.verdicts import BUFFERED, WAITING, Ends, shares_of
 from fedjax_sim.results import plots
+from fedjax_sim.studies import Tuned
+from fedjax_sim.studies.pictures import sensitivity_figure
 
 SHORT = {"sign flip": "flip", "inner product": "inner"}
 """Short names of attacks."""
@@ -73,7 +74,7 @@ def pictures(
             f"lines_{system.lower()}.png": _lines(ends, system, shares, f"{system}, {title}")
             for system in ends.systems
         },
-        "rates.png": comparison.sensitivity_figure(tuned, f"{title}, without attackers"),
+        "rates.png": sensitivity_figure(tuned, f"{title}, without attackers"),
     }
 
 

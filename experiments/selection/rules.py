@@ -26,15 +26,15 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict, comparison
-from experiments.harness.comparison import Tuned
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict
 from experiments.selection.claims import OF_TARGET, ON_SPEAKERS
 from experiments.selection.tasks import Window, of_images, of_speakers
 from experiments.selection.verdicts import judged, told
-from fedjax_sim import datasets, models, streams
+from fedjax_sim import datasets, models, streams, studies
 from fedjax_sim.core.types import Key, System
 from fedjax_sim.results import plots
 from fedjax_sim.results.summaries import first_reach
+from fedjax_sim.studies import Tuned
 from fedjax_sim.systems import fedat, fedavg, fedbuff, fedcs, oort, pisces, powerofchoice, tifl
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.live import Asked, Choosing, Live, Selector
@@ -226,7 +226,7 @@ def run(arguments: Arguments) -> Outcome:
     for name, method in methods(sizes).items():
         on = partial(_sweep, name, method, sizes, arguments)
         scores = read(on("tuning", task.tuning, seeds, {}, method.grid), sizes.budget).accuracy
-        tuned[name] = comparison.choose(scores.isel(moment=-1, drop=True))
+        tuned[name] = studies.choose(scores.isel(moment=-1, drop=True))
         curves[name] = on("test", task.test, range(sizes.seeds), tuned[name].choice, None)
         found[name] = read(curves[name], sizes.budget)
     # The target follows from tuning alone.

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from experiments.harness import Arguments, Sizes, comparison
+from experiments.harness import Arguments, Sizes
 from experiments.harness.images import dirichlet_problems, pooled
 from experiments.hierarchical.fig11 import made_up_play
-from fedjax_sim import datasets, partition, problems
+from fedjax_sim import datasets, partition, problems, studies
 from fedjax_sim.core.types import Array
 from fedjax_sim.datasets import Text
 from fedjax_sim.models.networks import dense
@@ -45,7 +45,7 @@ def of_images(sizes: Sizes, arguments: Arguments, tuning_seeds: Sequence[int]) -
     data = pooled(datasets.load(sizes.dataset, data_dir=arguments.data_dir), sizes.side)
     make = partial(dirichlet_problems, sizes.network, num_clients=sizes.clients, alpha=sizes.alpha)
     return Task(
-        make(comparison.hold_out(data, HELD_OUT), seeds=tuning_seeds),
+        make(studies.hold_out(data, HELD_OUT), seeds=tuning_seeds),
         make(data, seeds=range(sizes.seeds)),
         100 / data.num_classes,
         data.name,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments import harness
-from experiments.harness import Interval, Sample, Verdict, lead, rule, statistics
+from experiments.harness import Interval, Sample, Verdict, interval, lead, rule
 from experiments.selection.claims import CLAIMS, OF_IMAGES
 
 RANDOM = {
@@ -36,7 +36,7 @@ class Measured:
 
     def ratio(self, base: str, other: str, of: str = "times") -> Interval:
         """Return the logarithm of how many times as much the first one needs."""
-        return statistics.interval(self.logarithms(base, other, of))
+        return interval(self.logarithms(base, other, of))
 
     def logarithms(self, base: str, other: str, of: str) -> np.ndarray:
         """Return the same of each seed."""
@@ -141,7 +141,7 @@ def _gains_less(found: Measured, more: tuple[str, str, str], less: tuple[str, st
     As in `Measured.more`, nothing is found true if a run that would make the gap smaller has not
     reached the target, and nothing false if one has not that would make it larger.
     """
-    gap = statistics.interval(found.logarithms(*more) - found.logarithms(*less))
+    gap = interval(found.logarithms(*more) - found.logarithms(*less))
     larger = gap.above()
     against = (more[1], less[0]) if larger else (more[0], less[1])
     is_open = larger is not None and any(found.missed[name] for name in against)

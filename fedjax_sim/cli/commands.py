@@ -29,6 +29,14 @@ COMMANDS = {
         "training.run",
         "Train and compare systems; without a SYSTEM fedavg, quafl, fedbuff and favano.",
     ),
+    "tune": (
+        "studying.tune",
+        "Choose settings on validation data, and run the choice with other seeds.",
+    ),
+    "compare": (
+        "studying.compare",
+        "Compare the systems of results folders seed by seed, and write tables for papers.",
+    ),
     "plot": ("plotting.run", "Draw metrics of one results folder, or compare several."),
     "merge": ("plotting.merge", "Put the results folders of all parts of a study together."),
     "timeline": (
@@ -41,13 +49,13 @@ FLAGS = {
     "list": {"SYSTEM": "list its settings and what they mean; datasets lists what to fetch"},
     "plot": {"DIR": "results folders of runs, whose systems are drawn together"},
     "merge": {"DIR": "results folders of runs with --part"},
-    "run timeline": {
+    "run tune timeline": {
         "SYSTEM": "systems to compare (default: fedavg quafl fedbuff favano)",
         "--dataset NAME": "data set, see list (default: digits)",
         "--seeds NUMBER|LIST": "a number of seeds, or a list: 3,7 or 3, or 5..9 (default: 5)",
-        "--set NAME=VALUE,...": "give a setting a value, or several to sweep over, in every "
-        "system that uses it; 2..5 stands for 2,3,4,5; several settings are joined by commas, or "
-        "given by further --set",
+        "--set NAME=VALUE,...": "give a setting a value, or several to sweep over or to choose "
+        "from, in every system that uses it; 2..5 stands for 2,3,4,5; several settings are joined "
+        "by commas, or given by further --set",
         "--preset NAME": "start from this preset of every system in place of its defaults: paper",
         "--time-budget T": "virtual time to simulate",
         "--trace FILE": "CSV file with columns client, start, finish that replaces the delay law",
@@ -56,14 +64,12 @@ FLAGS = {
         "--log FILE": "CSV file with columns client, start, finish of a real cluster, to which "
         "clients and a delay law are fitted",
     },
-    "run": {
+    "run tune": {
         "--data-dir DIR": "folder with the raw files of the data set",
         "--model NAME": "model, see list",
         "--convolution NAME": "of networks: auto (default), patches, winograd or lax",
         "--augmentation NAME": "of images: none, flip, crop or crop_flip (default: by data set)",
         "--low-bit W,A,G": "bits of weights, activations and gradients, such as 3,3,4",
-        "--components NUMBER": "components of a mixture (expectation maximisation; default: 10)",
-        "--dimensions NUMBER": "principal components of images that it is fitted to (default: 20)",
         "--partition NAME": "who holds which examples, see list (default: by data set and system)",
         "--classes NUMBER": "of the partition classes: how many each client holds",
         "--alpha NUMBER": "of the partition dirichlet: its concentration",
@@ -72,16 +78,41 @@ FLAGS = {
         "--group-sizes N+N...": "of the partition of groups, such as 5+15",
         "--evals NUMBER": "evaluations in addition to the initial one (default: 25)",
         "--resume": "continue the unfinished run in the results folder, or start one",
-        "--any-jax": "with --resume, go on although the version of JAX is another one",
         "--per-client": "also evaluate for each client, on test examples like its own",
-        "--client-variance": "draw how far clients' models are from the server's (takes memory)",
-        "--mean-model": "evaluate the mean of the server's and all clients' models (takes memory)",
-        "--measures NAME,...": "draw numbers of every local step: gradient_norm, drift",
         "--precision TYPE": "of matrix products: float32 (default), tensorfloat32 or bfloat16",
         "--layout NAME=VALUE,...": "fields of fedjax_sim.Layout, such as lane_devices=2",
         "--max-lanes NUMBER": "most pairs of settings and seed in memory (default: all that fit)",
         "--checkpoint-every SECONDS": "least seconds between checkpoints (default: 20)",
         "--progress FILE": "keep a line in a file that says how far the run is",
+    },
+    "tune": {
+        "--tuning-seeds NUMBER|LIST": "seeds by which settings are chosen (default: 1000..1002)",
+        "--validation NAME": "where validation examples are held out of: pool (default), all "
+        "training examples; or clients, each client's own",
+        "--held-out SHARE": "share of the training examples held out (default: 0.2)",
+        "--widenings NUMBER": "values added to a grid whose best is at its edge (default: 3)",
+        "--halving FACTOR": "end losing points early, all but one in FACTOR each time",
+    },
+    "tune compare": {
+        "--metric NAME": "metric by which systems are judged (default: accuracy)",
+        "--criterion NAME": "what counts of it: final (default), area under its curve, time to a "
+        "--level of it, or worst_client",
+        "--level NUMBER": "of the criterion time",
+        "--against AXIS": "axis of the area and of times: time (default), rounds, steps, bits or "
+        "energy",
+    },
+    "compare": {
+        "DIR": "results folders of runs, whose systems are compared",
+        "--power CHANCE": "with which the seeds that a difference needs would show it "
+        "(default: 0.8)",
+    },
+    "run": {
+        "--components NUMBER": "components of a mixture (expectation maximisation; default: 10)",
+        "--dimensions NUMBER": "principal components of images that it is fitted to (default: 20)",
+        "--any-jax": "with --resume, go on although the version of JAX is another one",
+        "--client-variance": "draw how far clients' models are from the server's (takes memory)",
+        "--mean-model": "evaluate the mean of the server's and all clients' models (takes memory)",
+        "--measures NAME,...": "draw numbers of every local step: gradient_norm, drift",
         "--tracker NAME,...": "log metrics in the results folder: csv, tensorboard, wandb, mlflow",
         "--keep-samples": "keep all evaluations' models, and draw the calibration of their mean",
         "--part I/N": "run one of N parts of the study, from 0/N on, for merge to put together",
@@ -96,15 +127,24 @@ FLAGS = {
     },
     "run plot": {
         "--plot METRIC,...": "metrics to draw, such as accuracy,loss (default: all)",
-        "--against AXIS,...": "horizontal axes: time (default), rounds, steps or bits",
+        "--against AXIS,...": "horizontal axes: time (default), rounds, steps or bits; of plot "
+        "also energy",
     },
-    "plot merge": {"--trust": "also read files without their SHA-256, as of other programs"},
-    "run plot merge timeline": {
+    "plot compare": {
+        "--format NAME,...": "kinds of pictures: png (default), pdf, svg",
+        "--width NAME": "of pictures in a paper: column (3.3 inches) or text (6.8 inches)",
+    },
+    "plot merge compare": {
+        "--trust": "also read files without their SHA-256, as of other programs"
+    },
+    "run tune compare plot merge timeline": {
         "--out DIR": "results folder (default: results, results-plot or results-timeline, with a "
-        "number appended if that is in use)",
+        "number appended if that is in use); of plot also one picture, such as loss.pdf",
         "--overwrite": "replace what is in the results folder",
     },
-    "list run plot merge timeline": {"--json": "print one JSON object instead of tables"},
+    "list run tune compare plot merge timeline": {
+        "--json": "print one JSON object instead of tables"
+    },
 }
 """By the commands that take them: names, and flags with the form of their value, and meanings."""
 
@@ -216,7 +256,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code, see `fedjax_sim.core.lifecycle.EXIT_CODES`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    return lifecycle.exit_code_of("fedjax-sim", lambda: _run(words), resumes=words[:1] == ["run"])
+    return lifecycle.exit_code_of(
+        "fedjax-sim", lambda: _run(words), resumes=words[:1] in (["run"], ["tune"])
+    )
 
 
 def _run(words: list[str]) -> None:
@@ -232,6 +274,7 @@ def _run(words: list[str]) -> None:
         _print_help_of(words[0], [word for word in words[1:] if word not in HELP])
     else:
         arguments = make_parser(words[0]).read(words[1:])
+        arguments.words = words
         module, _, function = COMMANDS[words[0]][0].partition(".")
         getattr(importlib.import_module(f"fedjax_sim.cli.{module}"), function)(arguments)
 
@@ -239,7 +282,7 @@ def _run(words: list[str]) -> None:
 def _print_help_of(command: str, words: list[str]) -> None:
     """Print a command's flags; and, if the other words name systems, the settings of these."""
     parser, tables = make_parser(command), []
-    if words and command not in ("plot", "merge"):  # Bad names come before the help.
+    if words and command not in ("plot", "merge", "compare"):  # Bad names come before the help.
         listing = importlib.import_module("fedjax_sim.cli.listing")
         tables = listing.settings_tables(parser.read(words).systems)
     parser.print_help()

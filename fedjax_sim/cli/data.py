@@ -4,7 +4,6 @@ import argparse
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +47,7 @@ class Data(NamedTuple):
       partition: Name and options of the partition.
       model: Name of the model.
       facts: The rest of what the problem depends on, for config.json.
-      make: Makes problems, one for each of several partitions.
+      build: Makes problems from examples, one for each of several partitions.
     """
 
     dataset: Dataset | Text
@@ -56,7 +55,11 @@ class Data(NamedTuple):
     partition: dict[str, object]
     model: str
     facts: dict[str, object]
-    make: Callable[[Sequence[Partition]], Sequence[AnyProblem]]
+    build: Callable[..., Sequence[AnyProblem]]
+
+    def make(self, partitions: Sequence[Partition]) -> Sequence[AnyProblem]:
+        """Make problems, one for each of several partitions."""
+        return self.build(self.dataset, partitions)
 
     def digest(self) -> str:
         """Hash the shapes, types and bytes of the examples; returns SHA-256 in hex."""
@@ -95,12 +98,17 @@ class Data(NamedTuple):
         return contender._replace(hyper=hyper.with_client_names(names[0]), swept=swept)
 
 
-def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
+def load_data(
+    arguments: argparse.Namespace,
+    asked: Asked,
+    change: Callable[[Dataset], Dataset] = lambda dataset: dataset,
+) -> Data:
     """Load the data set, and partition it for every seed and number of clients.
 
     Args:
       arguments: The parsed words of `run`.
       asked: Systems, all of gradients or all of expectation maximisation, seeds and defaults.
+      change: Changes the data set before it is partitioned, such as by holding examples out.
 
     Raises:
       ConfigError: For a flag, a name or a number that is not allowed, or that does not fit the
@@ -109,7 +117,7 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
     system, defaults = asked.contenders[0].system, asked.defaults
     is_latent, name = system.fit.learns is LatentProblem, arguments.dataset or "digits"
     for flag in GRADIENT_FLAGS if is_latent else MIXTURE_FLAGS:
-        if (value := getattr(arguments, flag)) not in (None, False):
+        if (value := getattr(arguments, flag, None)) not in (None, False):
             raise ConfigError(flag, value, f"left out for {system.name}, which has no use for it")
     model, facts, make = (_mixtures if is_latent else _networks)(arguments, defaults)
     kind = arguments.partition or ("iid" if is_latent else defaults.partition)
@@ -121,7 +129,7 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
             # `partition.make` refuses options that are not of this partition.
             options[flag] = texts.read_value(flag, text, None, hints.get(flag, str))
     load = datasets.load_text if datasets.is_text(name) else datasets.load
-    dataset = load(name, data_dir=arguments.data_dir)
+    dataset = change(load(name, data_dir=arguments.data_dir))
     given = dict(options)
     if kind == "natural":
         if dataset.train_clients is None:
@@ -142,7 +150,7 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
             allowed = "left out with a text, unless --partition natural makes its speakers clients"
             raise ConfigError("per_client", True, allowed)
     about = {"name": kind, **options}
-    return Data(dataset, partitions, about, model, facts, partial(make, dataset))
+    return Data(dataset, partitions, about, model, facts, make)
 
 
 def _networks(arguments: argparse.Namespace, defaults: Defaults) -> Kind:

@@ -1,7 +1,9 @@
 """`fedjax-sim plot` and `merge`: draw the metrics of results folders, or put parts together."""
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from matplotlib.figure import Figure
 
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import tables
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core import lifecycle
+from fedjax_sim.core.settings import ConfigError, writing_to
 from fedjax_sim.launch import parts
 from fedjax_sim.results import plots, reports
 from fedjax_sim.results.diagnostics import average_predictions, reliability, score_predictions
@@ -30,22 +33,86 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: For a folder without curves, or an unknown metric.
     """
-    axes = texts.read_names("against", arguments.against or "time", reports.AXES)
+    axes = texts.read_names("against", arguments.against or "time", reports.ALL_AXES)
+    kinds, width = read_pictures(arguments)
     curves = read_folders(arguments.folders, trust=arguments.trust)
+    plots.check_axes(curves, axes)
     drawn = list(dict.fromkeys(name for data in curves.values() for name in plots.drawable(data)))
     metrics = None if arguments.plot is None else texts.read_names("metric", arguments.plot, drawn)
-    folder = texts.find_folder(arguments, "results-plot")
-    figures = plots.metric_figures(curves, metrics, axes)
+    is_file = Path(arguments.out or "").suffix[1:] in reports.PICTURES
+    folder = None if is_file else texts.find_folder(arguments, "results-plot")
+    figures, content = plots.metric_figures(curves, metrics, axes), summary(curves)
+    if folder is None:
+        write_one(arguments, figures, width)
+        return
     folder.open()
-    for name, figure in figures.items():
-        folder.write_figure(name, figure)
-    content = summary(curves)
-    folder.finish({"folders": arguments.folders, "metrics": metrics, "against": axes}, content)
+    names = write_pictures(folder, figures, kinds, width)
+    about = {"folders": arguments.folders, "metrics": metrics, "against": axes}
+    folder.finish({**about, "command": command_of(arguments)}, content)
     if arguments.json:
-        tables.print_json({"folder": str(folder.path), "pictures": list(figures), **content})
+        tables.print_json({"folder": str(folder.path), "pictures": names, **content})
         return
     tables.print_results(curves, content)
-    tables.print_sentence(f"Written to {folder.path}: {', '.join(figures)}")
+    tables.print_sentence(f"Written to {folder.path}: {', '.join(names)}")
+
+
+def read_pictures(arguments: argparse.Namespace) -> tuple[list[str], float | None]:
+    """Read the kinds of pictures, and their width in inches; None for the usual one.
+
+    Raises:
+      ConfigError: For another kind or width.
+    """
+    kinds = texts.read_names("format", arguments.format or "png", reports.PICTURES)
+    if arguments.width is None:
+        return kinds, None
+    return kinds, plots.WIDTHS[texts.check_name("width", arguments.width, plots.WIDTHS)]
+
+
+def write_pictures(
+    folder: reports.Folder, figures: Mapping[str, Figure], kinds: Sequence[str], width: float | None
+) -> list[str]:
+    """Write pictures in every kind that is asked for; return the names of their files."""
+    names = []
+    for name, figure in figures.items():
+        if width is not None:
+            plots.fit_paper(figure, width)
+        names += [str(Path(name).with_suffix(f".{kind}")) for kind in kinds]
+        for file in names[-len(kinds) :]:
+            folder.write_figure(file, figure)
+    return names
+
+
+def write_one(
+    arguments: argparse.Namespace, figures: Mapping[str, Figure], width: float | None
+) -> None:
+    """Write the only picture to the file that the user names.
+
+    Raises:
+      ConfigError: If there are several, or the file is there already or cannot be written.
+    """
+    path = Path(arguments.out)
+    if len(figures) != 1:
+        allowed = "a folder, or one metric and axis by --plot and --against"
+        raise ConfigError(f"out for {len(figures)} pictures", arguments.out, allowed)
+    if arguments.format is not None:
+        raise ConfigError("format", arguments.format, f"left out with --out {path}")
+    if path.is_dir() or (path.exists() and not arguments.overwrite):
+        raise ConfigError("out", arguments.out, "a new file, unless --overwrite is given")
+    [figure] = figures.values()
+    if width is not None:
+        plots.fit_paper(figure, width)
+    with writing_to("out", path.parent):
+        write = partial(reports.write_picture, figure=figure, name=path.name)
+        lifecycle.write_whole(path, write)
+    if arguments.json:
+        tables.print_json({"picture": str(path)})
+    else:
+        tables.print_sentence(f"Written to {path}")
+
+
+def command_of(arguments: argparse.Namespace) -> str:
+    """Write the command that is running, for whoever wants to run it again."""
+    return shlex.join(["fedjax-sim", *arguments.words])
 
 
 def merge(arguments: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ LAUNCHERS = Named[type](
     "launcher", {kind.__name__.lower(): kind for kind in (launch.Local, launch.Slurm, launch.Ray)}
 )
 OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress", "tracker"}
-OWN_FLAGS |= {"part", "parts", "launcher", "resources", "json", "plot", "against"}
+OWN_FLAGS |= {"words", "part", "parts", "launcher", "resources", "json", "plot", "against"}
 """Flags that are not handed on to parts as they are."""
 
 
@@ -161,6 +162,7 @@ def run(arguments: argparse.Namespace) -> None:
     if folder is None:
         return
     curves = {name: each.curves for name, each in runs.items()}
+    config |= {"command": shlex.join(["fedjax-sim", *arguments.words])}
     figures: dict[str, Figure] = {}
     if study.part is not None:
         config |= {"part": arguments.part}

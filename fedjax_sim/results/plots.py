@@ -24,13 +24,14 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
+from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from fedjax_sim.core.settings import Count, Whole
+from fedjax_sim.core.settings import ConfigError, Count, Whole
 from fedjax_sim.core.types import Timeline
 from fedjax_sim.results import diagnostics
 from fedjax_sim.results.diagnostics import received, summarise_clients
-from fedjax_sim.results.reports import AXES
+from fedjax_sim.results.reports import ALL_AXES
 from fedjax_sim.results.summaries import label_of, metrics_of, settings_of
 
 GRID_POINTS = 1001
@@ -91,6 +92,7 @@ LABELS = {
     "client_variance": "client variance (squared distance)",
     "downlink_bits": "sent to clients",
     "ece": "expected calibration error",
+    "energy": "energy (units of the table of clients)",
     "epochs": "epochs (passes over all examples)",
     "epsilon": "privacy loss ε",
     "field": "squared field ‖H‖²",
@@ -118,6 +120,10 @@ TITLES = {
     )
 }
 """Titles of pictures, for metrics that need more words than their labels."""
+
+
+WIDTHS = {"column": 3.3, "text": 6.8}
+"""Inches of a column, and of the whole text, of papers in two columns."""
 
 
 @contextmanager
@@ -193,6 +199,49 @@ def name_beside(figure: Figure, axes: Axes, **options: Any) -> None:
         figure.legend(handles, labels, loc="outside right upper", **options)
 
 
+@styled()
+def fit_paper(figure: Figure, width: float) -> None:
+    """Make a figure as wide as a paper wants it: without titles, its legends below.
+
+    Args:
+      figure: The figure.
+      width: Inches.
+    """
+    own_width, height = figure.get_size_inches()
+    legends, size = [*figure.legends], 7 if width < own_width / 2 else 8
+    for axes in figure.axes:
+        axes.set_title("", loc="left")
+        axes.set_ylabel(axes.get_ylabel().replace(" (", "\n("))
+    figure.suptitle("")
+    rows = 0
+    for legend in legends:
+        handles, labels = legend.legend_handles, [each.get_text() for each in legend.get_texts()]
+        columns = max(1, int(width * 72 / (size * (0.6 * max(map(len, labels)) + 5))))
+        rows += -(-len(labels) // columns)
+        legend.remove()
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    share = min(max(0.62, height / own_width), 1.0)
+    figure.set_size_inches(width, share * width + 0.16 * rows)
+    for text in figure.findobj(Text):
+        text.set_fontsize(size)
+
+
+def check_axes(curves: Mapping[str, xr.Dataset], axes: Sequence[str]) -> None:
+    """Check that curves have the axes against which they are to be drawn.
+
+    Args:
+      curves: The curves of `sweep`, by system.
+      axes: Names of `fedjax_sim.results.reports.ALL_AXES`.
+
+    Raises:
+      ConfigError: If a system lacks one, as those without a table of energies lack energy.
+    """
+    for axis in axes:
+        for name, data in curves.items():
+            if ALL_AXES[axis] not in data.variables:
+                raise ConfigError("against", axis, f"an axis of all systems, which {name} lacks")
+
+
 def on_grid(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Put the curves of several lanes on a shared grid, holding the last value evaluated so far.
 
@@ -232,7 +281,7 @@ def metric_figures(
     Args:
       curves: The curves of `sweep`, by system.
       metrics: What to draw; every `drawable` metric if None.
-      against: Names of horizontal axes, of `fedjax_sim.results.reports.AXES`. File names say
+      against: Names of horizontal axes, of `fedjax_sim.results.reports.ALL_AXES`. File names say
         which, unless it is "time".
     """
     names = dict.fromkeys(name for data in curves.values() for name in drawable(data))
@@ -241,7 +290,7 @@ def metric_figures(
     )
     pictures = {
         f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png": curves_figure(
-            curves, metric, against=AXES[axis]
+            curves, metric, against=ALL_AXES[axis]
         )
         for metric in (names if metrics is None else metrics)
         for axis in against

@@ -43,8 +43,12 @@ UNFINISHED, ENDED = Path("checkpoint/run.json"), Path("checkpoint/ended.json")
 RECORDS = {UNFINISHED.name, ENDED.name}
 """One of these is in a folder of checkpoints that a run made."""
 AXES = {"time": "time", "rounds": "ticks", "steps": "local_steps", "bits": "uplink_bits"}
-"""Coordinates against which curves are drawn, by the name that users give them."""
-SUFFIXES = {".nc", ".json", ".png", ".csv"}
+"""Coordinates that all curves have, by the name that users give them."""
+ALL_AXES = AXES | {"energy": "energy"}
+"""With those that curves have if a table of clients says it."""
+PICTURES = ("png", "pdf", "svg")
+"""Kinds of pictures."""
+SUFFIXES = {".nc", ".json", ".csv", ".md", ".tex", ".sh", *(f".{kind}" for kind in PICTURES)}
 """Suffixes of the files that are written."""
 DPI = 160
 """Pixels of an inch of a picture."""
@@ -294,13 +298,13 @@ class Folder:
             self._written[name] = write(self.path / name)
 
     def write_figure(self, name: str, figure: "Figure") -> None:
-        """Write a figure as a PNG file of the given name.
+        """Write a figure.
 
         Args:
-          name: Name of the file.
+          name: Name of the file, which ends with its kind: one of `PICTURES`.
           figure: A matplotlib figure.
         """
-        self._put(name, lambda path: figure.savefig(path, dpi=DPI, format="png"))
+        self._put(name, lambda path: write_picture(path, figure, name))
 
     def finish(self, config: Content, summary: Content, *, can_go_on: bool = False) -> None:
         """Remove files of an older run, write config.json and summary.json, remove checkpoints.
@@ -332,6 +336,11 @@ class Folder:
         lifecycle.write_whole(target, write)
         if target.parent == self.path and not name.startswith("."):
             self._written[name] = lifecycle.digest_of(target)
+
+
+def write_picture(path: Path, figure: "Figure", name: str) -> None:
+    """Write a figure to a path, in the kind with which its name ends."""
+    figure.savefig(path, dpi=DPI, format=Path(name).suffix[1:])
 
 
 @settings.checked

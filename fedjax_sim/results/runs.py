@@ -202,7 +202,8 @@ def load(folder: str | Path, system: str | None = None, *, trust: bool = False) 
 
     Args:
       folder: A folder that `Run.save` or `fedjax-sim run` wrote.
-      system: Name of the system; may be left out if the folder has only one.
+      system: Name of the system; may be left out if the folder has only one. `load_runs` reads
+        those of all systems.
       trust: Whether files that carry no SHA-256 are taken as they are.
 
     Returns:
@@ -217,12 +218,29 @@ def load(folder: str | Path, system: str | None = None, *, trust: bool = False) 
     if system is None and len(runs) == 1:
         return next(iter(runs.values()))
     if system not in runs:
-        raise ConfigError("system", system, f"one of {', '.join(runs)}, as in {folder}")
+        allowed = f"one of {', '.join(runs)}, as in {folder}; load_runs reads them all"
+        raise ConfigError("system", system, allowed)
     return runs[system]
 
 
+@checked
 def load_runs(folder: str | Path, *, trust: bool = False) -> dict[str, Run]:
-    """Read the runs of all systems from a folder; as `load`, by name of the system."""
+    """Read the runs of all systems from a folder that `fedjax-sim run` or `tune` wrote.
+
+        run.save(folder / "second")
+        assert [*fedjax_sim.load_runs(folder / "second")] == ["fedavg"]
+
+    Args:
+      folder: The folder.
+      trust: As in `load`.
+
+    Returns:
+      The runs by name of the system.
+
+    Raises:
+      ConfigError: If it is no such folder.
+      InputError: As in `load`.
+    """
     folder, needed = Path(folder), (CURVES, "models.nc", "timelines.nc", SETTINGS)
     try:
         listed = check_files(folder, *needed, trust=trust)["files"]

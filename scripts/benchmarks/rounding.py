@@ -19,10 +19,10 @@ from flax import linen as nn
 
 import fedjax_sim
 from experiments.harness.images import dirichlet_problems, pooled
-from experiments.harness.statistics import interval
 from experiments.selection import rules
 from fedjax_sim import datasets
 from fedjax_sim.core.types import Array
+from fedjax_sim.studies.statistics import interval
 
 BITS = {"float32": 23, "tensorfloat32": 10, "bfloat16": 7}
 """Bits of the mantissa of each factor."""

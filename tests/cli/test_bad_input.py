@@ -26,7 +26,7 @@ SECTIONS = [
 ]
 """Lines of words and, after "=>", what the sentence about them says, separated by "&"."""
 IN_A_NEW_PROCESS = [
-    "train => command & 'train' & list, run, plot, merge, timeline",
+    "train => command & 'train' & list, run, tune, compare, plot, merge, timeline",
     "run fedbuff --seeds 1 --out out --distributed --coordinator localhost:9 --num-processes 2 "
     "--process-id 2 => --distributed & process_id < num_processes",
 ]

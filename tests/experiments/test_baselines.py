@@ -65,7 +65,7 @@ def test_all_methods_have_the_same_clients_and_clock() -> None:
     sizes = COMPARISON.study.full
     for name, each in standard_algorithms(sizes, smoke=False).items():
         first = {key: values[0] for key, values in each.grid.items()}
-        hyper = each.system.paper(**{**each.settings, **first})
+        hyper = each.hyper.replace(**first)
         check(hyper)
         shared = {**CLOCK, "num_clients": 100, "num_selected": 20}
         shared |= {"concurrency": 20, "num_tasks": 20}
@@ -134,3 +134,23 @@ def test_the_main_job_runs_what_validation_chose() -> None:
     }
     assert {name: chosen[name] for name in MAIN_JOB} == tuned
     assert "edge" not in text
+
+
+def test_summaries_show_what_a_mean_hides() -> None:
+    """A diverged seed counts as 0 and is not counted as collapsed."""
+    accuracy = [[0.1, 0.5, 0.6, 0.7], [0.1, 0.9, 0.2, 0.1], [0.1, 0.8, np.nan, np.nan]]
+    time = [[0, 10, 20, 30], [0, 11, 22, 33], [0, 9, 18, 27]]
+    curves = xr.Dataset(
+        {
+            "accuracy": (("seed", "eval"), accuracy),
+            "failed": ("seed", [False, False, True]),
+            "collapsed_at": ("seed", [-1, 3, 2]),
+        },
+        {"time": (("seed", "eval"), time), "ticks": ("eval", [0, 1, 2, 3])},
+    )
+    found = setup.summarise(curves, (0.6, 0.85))
+    assert found.mean == pytest.approx(100 / 3) and found.std == pytest.approx(np.sqrt(2800 / 3))
+    assert (found.median, found.worst) == pytest.approx((40, 0))
+    assert (found.failed, found.collapsed) == (1, 1)
+    assert found.rounds == {"0.6": 1, "0.85": None}
+    assert found.times == {"0.6": 11, "0.85": None}

@@ -25,7 +25,6 @@ from experiments.harness import (
     interval,
     ledger,
     main,
-    mean_and_error,
     registry,
     run_experiment,
 )
@@ -230,8 +229,6 @@ def test_interval_of_paired_differences() -> None:
 
 
 def test_means_with_standard_errors() -> None:
-    assert mean_and_error(np.array([1.0, 3.0])) == (2.0, 1.0)
-    assert np.isnan(mean_and_error(np.array([1.0]))[1])
     found = estimate(np.array([[1.0, 0.0], [3.0, 4.0]]))
     np.testing.assert_array_equal(found, [[2, 2], [1, 2]])
     assert found.deviation([0.0, 0.0]) == 2

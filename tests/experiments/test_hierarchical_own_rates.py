@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.harness import Arguments, Sample, comparison, interval
+from experiments.harness import Arguments, Sample, interval
 from experiments.hierarchical import fig4_5, own_rates, setup
 from experiments.hierarchical.own_rates import ONLY, PANELS, STUDY
 from experiments.hierarchical.tuning import Measured
-from fedjax_sim import datasets
+from fedjax_sim import datasets, studies
+from fedjax_sim.core import settings
 
 TIMES = np.linspace(0, 1000, 101)
 BEST = {"S = 5", "S = 12", "M = 4", "a: 10 + 20", "b: 20 + 10"}
@@ -35,7 +36,7 @@ def measured(accuracy: Callable[[str], np.ndarray], seeds: int, label: str) -> M
         },
     )
     scores = xr.DataArray([[0.1], [0.9], [0.2]], {"lr": [0.2, 0.5, 1.0], "seed": [0]})
-    return Measured(comparison.choose(scores), curves)
+    return Measured(studies.choose(scores), curves)
 
 
 def papers(label: str) -> np.ndarray:
@@ -108,15 +109,15 @@ def test_rates_are_chosen_without_the_test_set(monkeypatch: pytest.MonkeyPatch) 
     """
     calls: dict[str, Any] = {}
 
-    def tune(contestant: Any, tasks: Any, **how: Any) -> comparison.Tuned:
+    def tune(contestant: Any, tasks: Any, **how: Any) -> studies.Tuned:
         calls.setdefault("tune", []).append((contestant, tasks, how))
-        return comparison.choose(xr.DataArray([[0.1], [0.9]], {"lr": [0.2, 0.5], "seed": [1000]}))
+        return studies.choose(xr.DataArray([[0.1], [0.9]], {"lr": [0.2, 0.5], "seed": [1000]}))
 
     def play(arguments: Any, size: Any, name: str, tasks: Any, changes: Any) -> xr.Dataset:
         calls.setdefault("play", []).append((size, tasks, changes))
         return measured(papers, size.seeds, "M = 4").curves.expand_dims("lr")
 
-    monkeypatch.setattr(comparison, "tune", tune)
+    monkeypatch.setattr(studies, "tune", tune)
     monkeypatch.setattr(setup, "play", play)
     data, size = datasets.load("digits"), STUDY.smoke
     own_rates.measure(Arguments(), size, data, "fig9")
@@ -125,12 +126,18 @@ def test_rates_are_chosen_without_the_test_set(monkeypatch: pytest.MonkeyPatch) 
         calls["tune"], calls["play"], strict=True
     ):
         assert [*how["seeds"]] == [1000] and contestant.grid == {"lr": size.rates}
-        assert contestant.settings == {"num_clients": 64, **changes}
+        given = {"num_clients": 64, **changes}
+        assert contestant.hyper == contestant.system.paper(**given)
         assert again.lrs == (0.5,) and again.seeds == len(tasks) == size.seeds
         trained, tested = (int(task[0].counts.sum()) for task in (held, tasks))
         assert trained < tested == len(data.train_labels)
         scales = [float(task[0].prepare.keywords["std"]) for task in (held, tasks)]
         assert scales == pytest.approx([0.3081, 0.3081])
+
+
+def of(hyper: Any, name: str) -> Any:
+    """Return a setting by the last part of its name."""
+    return settings.value_of(hyper, settings.names_of(type(hyper))[name])
 
 
 def test_isolated_groups_have_rates_and_accuracies_of_their_own(
@@ -141,9 +148,12 @@ def test_isolated_groups_have_rates_and_accuracies_of_their_own(
     share = {"accuracy": 0.9, "accuracy_group_0": 0.4}
     rates = {"accuracy": 0.2, "accuracy_group_0": 0.5}
 
-    def tune(contestant: Any, tasks: Any, *, metric: str, **how: Any) -> comparison.Tuned:
-        calls.append((metric, contestant.settings, tasks))
-        return comparison.choose(
+    def tune(
+        contestant: Any, tasks: Any, *, criterion: studies.Criterion, **how: Any
+    ) -> studies.Tuned:
+        metric = criterion.metric
+        calls.append((metric, contestant.hyper, tasks))
+        return studies.choose(
             xr.DataArray([[0.5]], {"lr": [rates[metric]], "seed": [1000]}, ("lr", "seed"))
         )
 
@@ -153,20 +163,24 @@ def test_isolated_groups_have_rates_and_accuracies_of_their_own(
         made = made.assign(loss_group_0=made.accuracy, collapsed_at=0 * made.failed)
         return made.expand_dims("lr")
 
-    monkeypatch.setattr(comparison, "tune", tune)
+    monkeypatch.setattr(studies, "tune", tune)
     monkeypatch.setattr(setup, "play", play)
     size = fig4_5.STUDY.smoke
     runs = fig4_5.measure(Arguments(), size, data, "fig4")
     (_, both, all_tasks), *alone = calls
     counts = np.asarray(all_tasks[0].counts)
-    assert counts.shape == (20,) and both["group_sizes"] == (5, 15) and both["sync_time"] == 5.0
-    for group, (metric, settings, tasks) in enumerate(alone):
+    assert (
+        counts.shape == (20,)
+        and of(both, "group_sizes") == (5, 15)
+        and of(both, "sync_time") == 5.0
+    )
+    for group, (metric, hyper, tasks) in enumerate(alone):
         assert metric == "accuracy_group_0"
         own = counts[:5] if group == 0 else counts[5:]
         np.testing.assert_array_equal(tasks[0].counts, own)
-        assert settings["num_clients"] == len(own) and settings["num_groups"] == 1
-        assert settings["shift"] == (both["shift"][group],)
-        assert settings["mean"] == (both["mean"][group],)
+        assert hyper.num_clients == len(own) and of(hyper, "num_groups") == 1
+        assert of(hyper, "shift") == (of(both, "shift")[group],)
+        assert of(hyper, "mean") == (of(both, "mean")[group],)
     found = fig4_5.gains(size, "fig4", runs)
     assert found["rates"] == [0.2, 0.5, 0.5] and found["sizes"] == [5, 15]
     assert [each.mean for each in found["gains"]] == pytest.approx([50.0, 50.0])

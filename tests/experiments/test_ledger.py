@@ -30,18 +30,14 @@ from experiments.harness.errata import ERRATA, Erratum
 from experiments.harness.statistics import (
     VERDICTS,
     all_of,
-    difference,
     has_collapsed,
-    interval,
-    interval_of_error,
-    lead,
     reduction,
-    spread_of,
     unless_collapsed,
 )
 from fedjax_sim.core.lifecycle import seal_json
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results.reports import to_json
+from fedjax_sim.studies.statistics import difference, interval, interval_of_error, lead, spread_of
 
 ENTRIES = ledger.entries()
 MOST_BYTES = 3_000_000

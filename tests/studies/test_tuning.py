@@ -8,18 +8,20 @@ import pytest
 import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from experiments.harness.comparison import (
-    Contestant,
-    choose,
-    final_accuracy,
-    hold_out,
-    next_value,
-    sensitivity_figure,
-    summarise,
-    tune,
-)
-from fedjax_sim import SYSTEMS, Ticks, datasets, models, partition, problems
+from fedjax_sim import SYSTEMS, Layout, Ticks, datasets, models, partition, problems
 from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.studies import (
+    Contestant,
+    Criterion,
+    Halving,
+    choose,
+    hold_out,
+    hold_out_of_clients,
+    tune,
+    tune_and_run,
+)
+from fedjax_sim.studies.pictures import sensitivity_figure
+from fedjax_sim.studies.tuning import next_value
 
 
 def test_held_out_examples_are_no_longer_trained_on() -> None:
@@ -50,7 +52,8 @@ def test_the_best_rate_on_validation_data_is_chosen() -> None:
     share = partition.iid(data.train_labels, num_clients=5, seed=0)
     problem = problems.make_classification(models.LogisticRegression(10), data, share)
     settings = {"num_clients": 5, "num_selected": 5, "local_steps": 10, "batch_size": 16}
-    contestant = Contestant(SYSTEMS["fedavg"], settings, {"lr": (1e38, 0.5, 1e-6)})
+    hyper = SYSTEMS["fedavg"].paper(**settings)
+    contestant = Contestant(SYSTEMS["fedavg"], hyper, {"lr": (1e38, 0.5, 1e-6)})
     options = {"budget": Ticks(6), "num_evals": 3}
     tuned = tune(contestant, [problem] * 2, seeds=[0, 1], **options)
     assert tuned.choice == {"lr": 0.5} and tuned.at_edge == []
@@ -77,7 +80,7 @@ def test_the_best_rate_on_validation_data_is_chosen() -> None:
 
 
 def test_grids_that_cannot_be_widened_are_refused() -> None:
-    narrow = Contestant(SYSTEMS["fedavg"], {}, {"lr": [0.0, 0.5]})
+    narrow = Contestant(SYSTEMS["fedavg"], SYSTEMS["fedavg"].Hyper(), {"lr": [0.0, 0.5]})
     with pytest.raises(ConfigError, match="grid of lr"):
         tune(narrow, [], seeds=[])
 
@@ -85,7 +88,7 @@ def test_grids_that_cannot_be_widened_are_refused() -> None:
 def test_no_grid_is_widened_beyond_what_a_setting_allows() -> None:
     """FedAsync's mixing is at most 1, so that 0.9 stays at the edge; nothing more is run."""
     grid = {"mixing": [0.3, 0.9]}
-    contestant = Contestant(SYSTEMS["fedasync"], {"num_clients": 5}, grid)
+    contestant = Contestant(SYSTEMS["fedasync"], SYSTEMS["fedasync"].paper(num_clients=5), grid)
     known = xr.DataArray([[0.5], [0.8]], {**grid, "seed": [0]}, ("mixing", "seed"))
     tuned = tune(contestant, [], seeds=[0], known=known)
     assert tuned.choice == {"mixing": 0.9} and tuned.at_edge == ["mixing"]
@@ -128,22 +131,94 @@ def test_titles_of_panels_do_not_touch() -> None:
     assert max(box.x1 for box in boxes) < figure.bbox.x1
 
 
-def test_summaries_show_what_a_mean_hides() -> None:
-    """A diverged seed counts as 0 and is not counted as collapsed."""
-    accuracy = [[0.1, 0.5, 0.6, 0.7], [0.1, 0.9, 0.2, 0.1], [0.1, 0.8, np.nan, np.nan]]
-    time = [[0, 10, 20, 30], [0, 11, 22, 33], [0, 9, 18, 27]]
-    curves = xr.Dataset(
-        {
-            "accuracy": (("seed", "eval"), accuracy),
-            "failed": ("seed", [False, False, True]),
-            "collapsed_at": ("seed", [-1, 3, 2]),
-        },
-        {"time": (("seed", "eval"), time), "ticks": ("eval", [0, 1, 2, 3])},
-    )
-    np.testing.assert_allclose(final_accuracy(curves), [0.6, 0.4, 0.0])
-    found = summarise(curves, (0.6, 0.85))
-    assert found.mean == pytest.approx(100 / 3) and found.std == pytest.approx(np.sqrt(2800 / 3))
-    assert (found.median, found.worst) == pytest.approx((40, 0))
-    assert (found.failed, found.collapsed) == (1, 1)
-    assert found.rounds == {"0.6": 1, "0.85": None}
-    assert found.times == {"0.6": 11, "0.85": None}
+def small_task(seeds: list[int]) -> tuple[Any, list[Any]]:
+    """Make settings and problems on which a run takes a moment."""
+    data = hold_out(datasets.load("digits"), 0.2)
+    share = partition.iid(data.train_labels, num_clients=5, seed=0)
+    problem = problems.make_classification(models.LogisticRegression(10), data, share)
+    hyper = SYSTEMS["fedavg"].Hyper(num_clients=5, num_selected=5, local_steps=10, batch_size=16)
+    return hyper, [problem] * len(seeds)
+
+
+def test_halving_plans_when_points_end() -> None:
+    """Nine points: three after a third of the run go on, of which one survives; never all end."""
+    assert Halving(3, 0.1).rungs(9, 27) == {9: 1, 3: 3}
+    assert Halving(3, 0.02).rungs(9, 27) == {9: 1, 3: 3}
+    assert Halving(2, 0.2).rungs(100, 8) == {4: 1, 2: 2}
+    assert Halving().rungs(1, 25) == {}
+
+
+def test_losing_points_end_early_and_the_winner_is_that_of_the_grid() -> None:
+    """A third of the work, and what ran to its end has the bits that it has alone."""
+    hyper, tasks = small_task([0, 1])
+    rates = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.003, 0.3)
+    contestant = Contestant(SYSTEMS["fedavg"], hyper, {"lr": rates})
+    layout = Layout(lanes_at_once=False)
+    how = {"seeds": [0, 1], "widenings": 0, "budget": Ticks(18), "num_evals": 18, "layout": layout}
+    whole = tune(contestant, tasks, **how)
+    early = tune(contestant, tasks, halving=Halving(), **how)
+    assert early.choice == whole.choice == {"lr": 0.3}
+    ran = np.isfinite(early.scores).all("seed")
+    assert ran.values.tolist() == [rate == 0.3 for rate in rates]
+    np.testing.assert_array_equal(early.scores.sel(lr=0.3), whole.scores.sel(lr=0.3))
+    assert early.lanes == whole.lanes == 18 and 0.2 < early.time / whole.time < 0.4
+    with pytest.raises(ConfigError, match="against is 'bits'"):
+        bits = Criterion(by="area", against="bits")
+        tune(contestant, tasks, halving=Halving(), criterion=bits, **how)
+    static = contestant._replace(grid={"batch_size": (4, 8, 16, 32)})
+    with pytest.raises(ConfigError, match="share a program"):
+        tune(static, tasks, halving=Halving(2), **how)
+
+
+def test_examples_are_held_out_of_each_client() -> None:
+    """A fifth of each client's own, which no client keeps; equally many for all partitions."""
+    data = datasets.load("digits")
+    parts = [
+        partition.dirichlet(data.train_labels, num_clients=6, alpha=1.0, seed=s) for s in (0, 1)
+    ]
+    found = hold_out_of_clients(data, parts, 0.2, seed=3)
+    assert len({len(own.test_labels) for own, _ in found}) == 1
+    for whole, (own, left) in zip(parts, found, strict=True):
+        tested = {image.tobytes() for image in own.test_images}
+        for i, count in enumerate(left.counts):
+            assert count == whole.counts[i] - round(0.2 * whole.counts[i])
+            kept = set(left.index[i, :count].tolist())
+            assert len(kept) == count and kept <= set(whole.index[i, : whole.counts[i]].tolist())
+            assert not tested & {data.train_images[j].tobytes() for j in kept}
+        assert tested <= {image.tobytes() for image in data.train_images}
+    with pytest.raises(ConfigError, match="every client keeps"):
+        hold_out_of_clients(
+            data, [partition.Partition(np.zeros((1, 1), int), np.ones(1, int))], 0.9
+        )
+
+
+def test_settings_are_chosen_before_test_problems_are_made() -> None:
+    """Tuning seeds are apart from reported ones, and a function of test problems waits."""
+    hyper, tasks = small_task([1000])
+    contestant = Contestant(SYSTEMS["fedavg"], hyper, {"lr": (1e-6, 0.3)})
+    options = {"budget": Ticks(6), "num_evals": 3}
+    made: list[int] = []
+
+    def test_problem(seed: int) -> Any:
+        made.append(seed)
+        return tasks[0]
+
+    def validation(seed: int) -> Any:
+        assert not made
+        return tasks[0]
+
+    how = {"tuning_seeds": [1000], "widenings": 0, "options": options}
+    tuned, run = tune_and_run(contestant, validation, test_problem, seeds=[0, 1], **how)
+    assert tuned.choice == {"lr": 0.3} and made == [0, 1]
+    assert run.curves.sizes["seed"] == 2 and run.hypers[0].lr == 0.3
+    with pytest.raises(ConfigError, match=r"tuning seeds is \[1000\]"):
+        tune_and_run(contestant, validation, test_problem, seeds=[1000], **how)
+
+
+def test_a_grid_on_which_nothing_learns_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    known = xr.DataArray(np.zeros((2, 2)), {"lr": [0.1, 0.2], "seed": [0, 1]}, ("lr", "seed"))
+    contestant = Contestant(SYSTEMS["fedavg"], SYSTEMS["fedavg"].Hyper(), {"lr": (0.2, 0.1)})
+    tuned = tune(contestant, [], seeds=[0, 1], widenings=0, known=known)
+    assert tuned.choice == {"lr": 0.1} and tuned.lanes == 0
+    said = capsys.readouterr().err
+    assert "no point of the grid learns" in said and "lr 0.1 is at an edge of its grid" in said

@@ -1,0 +1,308 @@
+"""`fedjax-sim tune` and `compare`: from a question to a table."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_sim import studies
+from fedjax_sim.cli import arguments as texts
+from fedjax_sim.cli import comparison, plotting, tables
+from fedjax_sim.cli.comparison import Asked, Contender
+from fedjax_sim.cli.data import Data, load_data
+from fedjax_sim.core.settings import Above0, ConfigError, Count, Share, Whole
+from fedjax_sim.core.types import LatentProblem, Layout, Time
+from fedjax_sim.datasets import Dataset, Text
+from fedjax_sim.engine import request
+from fedjax_sim.engine.machine import compiling
+from fedjax_sim.engine.planning import placement
+from fedjax_sim.engine.watching import Watch
+from fedjax_sim.results import plots, reports
+from fedjax_sim.results.records import environment
+from fedjax_sim.results.runs import Run
+from fedjax_sim.studies import criteria, pictures, tuning
+
+VALIDATION = ("pool", "clients")
+TUNING_SEEDS = "1000..1002"
+HELD_OUT = 0.2
+
+
+class Study(NamedTuple):
+    """The words of `tune`, read and checked.
+
+    Attributes:
+      arguments: The words.
+      asked: Systems with their settings, the reported seeds and the time budget.
+      tuning_seeds: Seeds by which settings are chosen.
+      data: The examples without the test set, partitioned for the tuning seeds.
+      validation: Where validation examples are held out of.
+      held_out: Their share.
+      how: Further arguments of `studies.tune_and_run`.
+      options: Arguments of all sweeps.
+    """
+
+    arguments: argparse.Namespace
+    asked: Asked
+    tuning_seeds: list[int]
+    data: Data
+    validation: str
+    held_out: float
+    how: dict[str, Any]
+    options: dict[str, Any]
+
+    def config(self) -> dict[str, object]:
+        """Return all that decides the results, for config.json and to compare resumed runs."""
+        halving = self.how["halving"]
+        return self.asked.described() | {
+            "dataset": {"name": self.data.dataset.name, "sha256": self.data.digest()},
+            "partition": self.data.partition,
+            "model": self.data.model,
+            **self.data.facts,
+            "evals": self.options["num_evals"],
+            "layout": self.options["layout"].deciding(),
+            "precision": self.options["precision"],
+            "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
+            "tuning_seeds": self.tuning_seeds,
+            "validation": self.validation,
+            "held_out": self.held_out,
+            "criterion": dataclasses.asdict(self.how["criterion"]),
+            "widenings": self.how["widenings"],
+            "halving": None if halving is None else halving._asdict(),
+        }
+
+    def trials(self, num_clients: int) -> list[Any]:
+        """Make the problem of each tuning seed, whose test set is the validation part."""
+        partitions = self.data.partitions[num_clients]
+        if self.validation == "pool":
+            return list(self.data.make(partitions))
+        dataset: Any = self.data.dataset
+        held = studies.hold_out_of_clients(dataset, partitions, self.held_out)
+        return [self.data.build(own, [left])[0] for own, left in held]
+
+    def tests(self, num_clients: int) -> Callable[[int], Any]:
+        """Return a function of a reported seed, which reads the test set when first called."""
+
+        @cache
+        def made() -> dict[int, Any]:
+            data = load_data(self.arguments, self.asked)
+            seeds = self.asked.seeds
+            return dict(zip(seeds, data.make(data.partitions[num_clients]), strict=True))
+
+        return lambda seed: made()[seed]
+
+
+def tune(arguments: argparse.Namespace) -> None:
+    """Choose settings on validation data, run the choice with other seeds, and write all of it.
+
+    Args:
+      arguments: The parsed words of `tune`.
+
+    Raises:
+      ConfigError: For input that is not allowed.
+    """
+    study = _read(arguments)
+    folder = texts.find_folder(arguments, "results-tune", resume=arguments.resume)
+    config = study.config()
+    if arguments.resume:
+        folder.check_resumable(config)
+    compiling.keep_compiled()
+    compiling.use_cores()
+    placement.check_layout(study.options["layout"])
+    trials = {num: study.trials(num) for num in study.data.partitions}
+    tests = {num: study.tests(num) for num in study.data.partitions}
+    folder.open(config)
+    every = texts.read_value("checkpoint_every", arguments.checkpoint_every, 20.0, Above0)
+    tuned: dict[str, studies.Tuned] = {}
+    runs: dict[str, Run] = {}
+
+    def kept(system: str, sweep: str) -> dict[str, Any]:
+        place = folder.checkpoints / f"{system}, {sweep}"
+        return {"checkpoints": request.Checkpoints(place, every=every, resume=arguments.resume)}
+
+    try:
+        for system, hyper, grid in study.asked.contenders:
+            tuned[system.name], runs[system.name] = studies.tune_and_run(
+                studies.Contestant(system, hyper, grid),
+                trials[hyper.num_clients],
+                tests[hyper.num_clients],
+                tuning_seeds=study.tuning_seeds,
+                seeds=study.asked.seeds,
+                kept=partial(kept, system.name),
+                options=study.options,
+                **study.how,
+            )
+    except ConfigError:  # A run that is refused leaves no folder.
+        folder.withdraw()
+        raise
+    curves = {name: run.curves for name, run in runs.items()}
+    chosen = {name: _described(each) for name, each in tuned.items()}
+    figures = plots.metric_figures(curves)
+    figures["sensitivity.png"] = pictures.sensitivity_figure(
+        {name: each for name, each in tuned.items() if each.scores.ndim > 1},
+        f"{study.data.dataset.name}, examples held out of the {study.validation}",
+    )
+    folder.write_json("choices.json", chosen)
+    table = _choices(tuned)
+    folder.write_text("choices.md", table.markdown() + "\n")
+    _say_how(folder, arguments)
+    about = {**config, "command": plotting.command_of(arguments), "chosen": chosen}
+    summary = reports.save(folder, curves, about, figures, runs=runs, can_go_on=True)
+    if arguments.json:
+        tables.print_json({"folder": str(folder.path), "chosen": chosen, **summary})
+        return
+    seeds = ", ".join(map(str, study.tuning_seeds))
+    tables.print_sentence(f"Chosen on validation data (tuning seeds {seeds}):")
+    tables.print_table(table.texts())
+    if len({each.lanes for each in tuned.values()}) > 1:
+        sentence = "The systems were not tuned with equal budgets: see their numbers of lanes."
+        tables.print_sentence(sentence)
+    print()
+    tables.show_results(folder.path, curves, config, summary, as_json=False)
+
+
+def _read(arguments: argparse.Namespace) -> Study:
+    """Read and check the words, and load the data without the test set.
+
+    Raises:
+      ConfigError: For input that is not allowed.
+    """
+    precision = arguments.precision or "float32"
+    placement.check_precision(precision)
+    max_lanes = texts.read_value("max_lanes", arguments.max_lanes, None, Count)
+    layout = texts.read_fields("--layout", Layout, [*Layout().deciding()], arguments.layout)
+    tuning_seeds = texts.read_seeds(arguments.tuning_seeds or TUNING_SEEDS)
+    if arguments.tuning_seeds is not None and {*arguments.tuning_seeds} <= {*"0123456789"}:
+        tuning_seeds = [1000 + seed for seed in tuning_seeds]  # A number of them.
+    validation = texts.check_name("validation", arguments.validation or "pool", VALIDATION)
+    held_out = texts.read_value("held_out", arguments.held_out, HELD_OUT, Share)
+    widenings = texts.read_value("widenings", arguments.widenings, tuning.WIDENINGS, Whole)
+    factor = texts.read_value("halving", arguments.halving, None, Count)
+    if factor == 1:
+        raise ConfigError("halving", 1, "at least 2")
+    how = {
+        "criterion": read_criterion(arguments),
+        "widenings": widenings,
+        "halving": None if factor is None else tuning.Halving(factor),
+    }
+    asked = comparison.read_asked(arguments)
+    tuning.check_seeds(tuning_seeds, asked.seeds)
+    for contender in asked.contenders:
+        _check_grid(contender, widenings)
+
+    def change(dataset: Any) -> Dataset:
+        if isinstance(dataset, Text):
+            allowed = "a set of images, of which tune holds some out"
+            raise ConfigError("dataset", dataset.name, allowed)
+        whole = studies.hold_out(dataset, held_out)
+        if validation == "pool":
+            return whole
+        # Each client's own part is held out later; the given test set is dropped here.
+        return dataset._replace(test_images=whole.test_images, test_labels=whole.test_labels)
+
+    data = load_data(arguments, asked._replace(seeds=tuning_seeds), change)
+    options = {
+        "budget": Time(asked.time_budget),
+        "num_evals": texts.read_value("evals", arguments.evals, 25, Count),
+        "layout": layout._replace(max_lanes=max_lanes),
+        "precision": precision,
+        "watch": Watch(progress=arguments.progress),
+    }
+    return Study(arguments, asked, tuning_seeds, data, validation, held_out, how, options)
+
+
+def _check_grid(contender: Contender, widenings: int) -> None:
+    """Check that a system has something to choose, and that its grid can be widened."""
+    system, _, swept = contender
+    if system.fit.learns is LatentProblem:
+        raise ConfigError("systems", system.name, "those of gradients, which have a test set")
+    if not swept:
+        allowed = "several of one setting at least, as in --set lr=0.1,0.3,1"
+        raise ConfigError(f"values to choose from for {system.name}", "none", allowed)
+    tuning.check_grid(swept, widenings)
+
+
+def read_criterion(arguments: argparse.Namespace) -> studies.Criterion:
+    """Read the criterion of `tune` and `compare`.
+
+    Raises:
+      ConfigError: If its parts do not fit together.
+    """
+    level = texts.read_value("level", arguments.level, None, criteria.Finite)
+    kind: Any = texts.check_name("criterion", arguments.criterion or "final", criteria.KINDS)
+    against = texts.check_name("against", arguments.against or "time", reports.ALL_AXES)
+    default = "client_accuracy" if kind == "worst_client" else "accuracy"
+    return studies.Criterion(arguments.metric or default, kind, level, against)
+
+
+def _described(tuned: studies.Tuned) -> dict[str, Any]:
+    """Return what tuning found, as JSON has it."""
+    scores = tuned.scores.reset_coords(drop=True)
+    return {**tuned._asdict(), "scores": scores.to_dict()}
+
+
+def _choices(tuned: Mapping[str, studies.Tuned]) -> studies.Table:
+    """Tabulate the choices, their scores, and what choosing them took."""
+    rows = []
+    for name, each in tuned.items():
+        words = ", ".join(f"{key} {value}" for key, value in each.choice.items())
+        mean = each.scores.mean("seed", skipna=False)
+        best = each.scores.isel(mean.argmax(list(mean.dims))) * each.scores.attrs["sign"]
+        found = studies.Sample.of(best.values).interval()
+        rows.append([name, words, ", ".join(each.at_edge), found, each.lanes, round(each.time)])
+    criterion = next(iter(tuned.values())).scores.attrs["criterion"]
+    header = ["system", "chosen", "at an edge", f"validation: {criterion}"]
+    return studies.Table([*header, "lanes", "virtual time"], rows)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Compare the systems of results folders, and write tables and pictures.
+
+    Args:
+      arguments: The parsed words of `compare`.
+
+    Raises:
+      ConfigError: For a folder without curves, or a metric or an axis that they lack.
+    """
+    criterion = read_criterion(arguments)
+    power = texts.read_value("power", arguments.power, 0.8, Share)
+    kinds, width = plotting.read_pictures(arguments)
+    curves = plotting.read_folders(arguments.folders, trust=arguments.trust)
+    plots.check_axes(curves, [criterion.against])
+    folder = texts.find_folder(arguments, "results-compare")
+    found = studies.compare(curves, criterion, power=power)
+    figures = {}
+    if criterion.by != "worst_client":
+        figures = plots.metric_figures(curves, [criterion.metric], [criterion.against])
+    if criterion.by == "time":
+        figures["times.png"] = pictures.survival_figure(found)
+    folder.open()
+    both = {"comparison": found.systems(), "differences": found.differences()}
+    for name, table in both.items():
+        folder.write_text(f"{name}.md", table.markdown() + "\n")
+        folder.write_text(f"{name}.csv", table.csv())
+        folder.write_text(f"{name}.tex", table.latex())
+    names = plotting.write_pictures(folder, figures, kinds, width)
+    _say_how(folder, arguments)
+    content = found.described()
+    about = {"folders": arguments.folders, "command": plotting.command_of(arguments)}
+    folder.finish({**about, **environment()}, content)
+    if arguments.json:
+        tables.print_json({"folder": str(folder.path), "pictures": names, **content})
+        return
+    for table in both.values():
+        if table.rows:
+            tables.print_table(table.texts())
+            print()
+    files = [f"{name}.{kind}" for name in both for kind in ("md", "csv", "tex")]
+    tables.print_sentence(f"Written to {folder.path}: {', '.join([*files, *names])}")
+
+
+def _say_how(folder: reports.Folder, arguments: argparse.Namespace) -> None:
+    """Write rerun.sh, which makes the folder again."""
+    made = environment()
+    versions = ", ".join(f"{name} {number}" for name, number in made["versions"].items())
+    lines = ["#!/bin/sh", f"# {versions}", f"# commit {made['commit']}"]
+    folder.write_text("rerun.sh", "\n".join([*lines, plotting.command_of(arguments), ""]))

@@ -1,0 +1,240 @@
+"""Compare systems seed by seed: means with intervals, and all differences of pairs.
+
+Differences of pairs are corrected for their number. The interval of each difference is that of one
+comparison; which of two systems is better is said only if the corrected p-value allows it.
+
+Dimension letters: `n` seeds.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from fedjax_sim.core.settings import ConfigError, checked
+from fedjax_sim.results.summaries import label_of, settings_of
+from fedjax_sim.studies import criteria, statistics
+from fedjax_sim.studies.criteria import Criterion, Reached
+from fedjax_sim.studies.statistics import Interval, Sample
+from fedjax_sim.studies.tables import Table
+
+
+class Entry(NamedTuple):
+    """What one system, at one point of its swept settings, reached.
+
+    Attributes:
+      sample: One number per seed. Those of times are pseudo-values, see `studies.statistics`.
+      seeds: The seeds.
+      failed: Number of seeds that diverged; they count as worst.
+      collapsed: Number of further seeds that ended at chance.
+      reached: When each seed reached the level, where the criterion asks for that; else None.
+    """
+
+    sample: Sample
+    seeds: tuple[int, ...]
+    failed: int
+    collapsed: int
+    reached: Reached | None = None
+
+
+class Pair(NamedTuple):
+    """The difference of two systems.
+
+    Attributes:
+      first: Name of a system.
+      second: Name of another one.
+      lead: First minus second, with its 95 % interval.
+      p: Chance of such a difference or a larger one, were there none; NaN if unknown.
+      corrected: As `p`, corrected for the number of pairs by Holm's method.
+      better: Name of the better one; None if the corrected p-value is not below 0.05.
+      needed: Seeds that would show a difference of this size, see `statistics.seeds_needed`; None
+        if the seeds are not shared, or too many are needed.
+      resampled: The paired bootstrap's 95 % interval of a difference of times; else None.
+    """
+
+    first: str
+    second: str
+    lead: Interval
+    p: float
+    corrected: float
+    better: str | None
+    needed: int | None
+    resampled: tuple[float, float] | None = None
+
+
+class Comparison(NamedTuple):
+    """Systems, compared by a criterion.
+
+    Attributes:
+      criterion: The criterion.
+      is_less_better: Whether a smaller number is better.
+      horizon: Where times end, up to which each system is known by a lane that did not fail; NaN if
+        the criterion is no time. A lane that ends before is censored at its end.
+      entries: The systems by name, the best mean first.
+      pairs: All pairs.
+    """
+
+    criterion: Criterion
+    is_less_better: bool
+    horizon: float
+    entries: dict[str, Entry]
+    pairs: list[Pair]
+
+    def described(self) -> dict[str, Any]:
+        """Return all of it as JSON has it."""
+        entries = {
+            name: {**each._asdict(), "sample": each.sample._asdict(), "reached": None}
+            for name, each in self.entries.items()
+        }
+        for name, each in self.entries.items():
+            if each.reached is not None:
+                entries[name]["reached"] = each.reached._asdict()
+        pairs = [{**each._asdict(), "lead": each.lead._asdict()} for each in self.pairs]
+        about = {"criterion": str(self.criterion), "horizon": self.horizon}
+        return {**about, "systems": entries, "pairs": pairs}
+
+    def systems(self) -> Table:
+        """Tabulate the systems: mean with interval, median, worst seed, failures."""
+        rows, is_time = [], self.criterion.by == "time"
+        for name, each in self.entries.items():
+            values = np.asarray(each.sample.values)
+            worst = values.max() if self.is_less_better else values.min()
+            row = [name, each.sample.interval(), float(np.median(values)), float(worst)]
+            if each.reached is not None:
+                within = each.reached.reached & (each.reached.times <= self.horizon)
+                row[2:] = [f"{int(within.sum())} of {len(values)}"]
+            rows.append([*row, each.failed, each.collapsed, len(each.seeds)])
+        middle = [f"reached by {self.horizon:.4g}"] if is_time else ["median", "worst"]
+        header = ["system", str(self.criterion), *middle, "diverged", "collapsed", "seeds"]
+        return Table(header, rows, [(0, 1)] if rows else [])
+
+    def differences(self) -> Table:
+        """Tabulate the pairs: difference with interval, p-values, which is better."""
+        rows = [
+            [
+                f"{each.first} - {each.second}",
+                each.lead,
+                *([_range(each.resampled)] if self.criterion.by == "time" else []),
+                each.p,
+                each.corrected,
+                each.better or "undecided",
+                each.needed if each.needed is not None else "-",
+            ]
+            for each in self.pairs
+        ]
+        more = ["bootstrap"] if self.criterion.by == "time" else []
+        header = ["pair", "difference", *more, "p", "corrected p", "better", "seeds needed"]
+        return Table(header, rows)
+
+
+@checked
+def compare(
+    curves: Mapping[str, xr.Dataset], criterion: Criterion = Criterion(), *, power: float = 0.8
+) -> Comparison:
+    """Compare the curves of several systems.
+
+    Seeds are paired where two systems have the same ones; otherwise the interval is Welch's. A seed
+    that diverged counts as worst: an accuracy of 0, or a level that is not reached.
+
+    Args:
+      curves: The curves of `sweep`, by name. Each point of swept settings is compared as a system.
+      criterion: By which number.
+      power: Of the number of seeds that a difference needs.
+
+    Raises:
+      ConfigError: If curves lack the metric, or do not agree on whether less of it is better.
+    """
+    points = {
+        label_of(name, point): lanes
+        for name, data in curves.items()
+        for point, lanes in settings_of(data)
+    }
+    if not points:
+        raise ConfigError("curves", {}, "those of one system at least")
+    is_less = {criterion.prefers_less(criteria.less_is_better(each)) for each in points.values()}
+    if len(is_less) > 1:
+        allowed = "one of which less is better in all curves, or in none"
+        raise ConfigError("metric", criterion.metric, allowed)
+    less, horizon = is_less.pop() or criterion.by == "time", float("nan")
+    failed = {name: each["failed"].values.ravel() for name, each in points.items()}
+    if criterion.by == "time":
+        seen = {name: criterion.reached(each) for name, each in points.items()}
+        horizon = min(_known_until(each, failed[name]) for name, each in seen.items())
+        # A lane that failed is known never to reach the level.
+        seen = {
+            name: each._replace(times=np.where(failed[name], horizon, each.times))
+            for name, each in seen.items()
+        }
+        values = {
+            name: statistics.pseudo_values(each.times, each.reached, horizon)
+            for name, each in seen.items()
+        }
+    else:
+        seen = dict.fromkeys(points)
+        values = {name: criterion.values(each).values.ravel() for name, each in points.items()}
+    found = {
+        name: Entry(
+            Sample.of(values[name]),
+            tuple(np.ravel(each["seed"].values).tolist()),
+            int(failed[name].sum()),
+            int(((each["collapsed_at"].values.ravel() >= 0) & ~failed[name]).sum()),
+            seen[name],
+        )
+        for name, each in points.items()
+    }
+    order = sorted(found, key=lambda name: found[name].sample.mean * (1 if less else -1))
+    entries = {name: found[name] for name in order}
+    pairs = [_pair(entries, names, horizon, power) for names in itertools.combinations(entries, 2)]
+    corrected = statistics.holm([each.p for each in pairs])
+    pairs = [
+        each._replace(
+            corrected=p,
+            better=(each.first if (each.lead.mean < 0) == less else each.second)
+            if p < statistics.LEVEL
+            else None,
+        )
+        for each, p in zip(pairs, corrected, strict=True)
+    ]
+    return Comparison(criterion, less, horizon, entries, pairs)
+
+
+def _known_until(seen: Reached, failed: np.ndarray) -> float:
+    """Return until when a system is known by one of its lanes at least that did not fail."""
+    times, reached, ends = (each[~failed | failed.all()] for each in seen)
+    return min(float(ends.max()), statistics.known_until(times, reached))
+
+
+def _pair(
+    entries: Mapping[str, Entry], names: tuple[str, str], horizon: float, power: float
+) -> Pair:
+    """Compare two systems, paired by seed if they have the same seeds."""
+    first, second = (entries[name] for name in names)
+    is_paired = {*first.seeds} == {*second.seeds}
+    own, other = first.sample, second.sample
+    order = [second.seeds.index(seed) for seed in first.seeds] if is_paired else []
+    if is_paired:
+        other = Sample.of(np.asarray(other.values)[order])
+    else:
+        own, other = own._replace(values=None), other._replace(values=None)
+    lead, needed = statistics.lead(own, other), None
+    if is_paired and len(order) > 1 and np.isfinite(lead.half):
+        spread = float(np.std(np.subtract(own.values, other.values), ddof=1))  # type: ignore[arg-type]
+        needed = statistics.seeds_needed(spread, lead.mean, power)
+    resampled = None
+    if first.reached is not None and second.reached is not None and is_paired and len(order) > 1:
+        one, two = first.reached, Reached(*(each[order] for each in second.reached))
+
+        def lead_of(rows: np.ndarray) -> float:
+            drawn = ((each.times[rows], each.reached[rows]) for each in (one, two))
+            mean, other_mean = (statistics.held_mean(*each, horizon) for each in drawn)
+            return mean - other_mean
+
+        resampled = statistics.bootstrap(lead_of, len(order))
+    p = statistics.p_value(own, other)
+    return Pair(*names, lead, p, p, None, needed, resampled)
+
+
+def _range(found: tuple[float, float] | None) -> str | None:
+    return None if found is None else f"{found[0]:.4g} to {found[1]:.4g}"

@@ -1,0 +1,124 @@
+"""Tables of numbers with their uncertainty: for a terminal, Markdown, CSV and LaTeX."""
+
+import csv
+import io
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_sim.studies.statistics import Interval
+
+SPECIAL = {
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "\\": "\\textbackslash{}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "±": "$\\pm$",
+}
+"""Characters that mean something else in LaTeX, and how they are written there."""
+
+
+class Table(NamedTuple):
+    """A table of texts, numbers and intervals.
+
+        table = Table(["system", "accuracy"], [["fedavg", Interval(0.912, 0.0031)]])
+        assert table.markdown().endswith("| fedavg | 0.9120 ± 0.0031 |")
+
+    Attributes:
+      header: One title per column.
+      rows: Rows with one cell per column: text, a number, an `Interval`, or None for nothing.
+      best: Places (row, column) of the best cells, which are set in bold.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    best: Collection[tuple[int, int]] = ()
+
+    def texts(self) -> list[dict[str, str]]:
+        """Write the cells of each row by title of the column, for a terminal."""
+        return [dict(zip(self.header, map(written, row), strict=True)) for row in self.rows]
+
+    def markdown(self) -> str:
+        """Write a Markdown table, without a final line break."""
+        marks = {True: "**{}**".format, False: str}
+        cells = [
+            [marks[(i, j) in self.best](written(cell)) for j, cell in enumerate(row)]
+            for i, row in enumerate(self.rows)
+        ]
+        return table(self.header, cells)
+
+    def csv(self) -> str:
+        """Write comma-separated values. An interval has two columns: its mean, and its half."""
+        is_split = [any(isinstance(row[j], Interval) for row in self.rows) for j in self._columns]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        titles = zip(self.header, is_split, strict=True)
+        writer.writerow([x for name, two in titles for x in ([name, f"± {name}"][: 1 + two])])
+        for row in self.rows:
+            cells = ((*cell, None) if isinstance(cell, tuple) else (cell, None) for cell in row)
+            pairs = zip(cells, is_split, strict=True)
+            writer.writerow([x for cell, two in pairs for x in cell[: 1 + two]])
+        return out.getvalue()
+
+    def latex(self) -> str:
+        """Write a tabular with the rules of the package booktabs, the best cells in bold."""
+        kinds = ["l" if isinstance(cell, str) else "r" for cell in self.rows[0]]
+        lines = [
+            "% Needs \\usepackage{booktabs}.",
+            f"\\begin{{tabular}}{{{''.join(kinds)}}}",
+            "\\toprule",
+            " & ".join(map(escaped, self.header)) + " \\\\",
+            "\\midrule",
+        ]
+        for i, row in enumerate(self.rows):
+            texts = map(written, row)
+            cells = [  # A hyphen is no minus.
+                escaped(text) if isinstance(cell, str) else escaped(text).replace("-", "$-$")
+                for cell, text in zip(row, texts, strict=True)
+            ]
+            bold = [f"\\textbf{{{x}}}" if (i, j) in self.best else x for j, x in enumerate(cells)]
+            lines.append(" & ".join(bold) + " \\\\")
+        return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+    @property
+    def _columns(self) -> range:
+        return range(len(self.header))
+
+
+def written(cell: Any) -> str:
+    """Write a cell; of an interval as many digits as its half has meaning."""
+    if isinstance(cell, Interval):
+        mean, half = cell
+        if not math.isfinite(mean):
+            return "diverged"
+        if not math.isfinite(half):
+            return f"{mean:.4g}"
+        digits = max(0, 1 - math.floor(math.log10(half))) if half > 0 else 4
+        return f"{mean:.{min(digits, 6)}f} ± {half:.{min(digits, 6)}f}"
+    if cell is None:
+        return ""
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def escaped(text: str) -> str:
+    """Write a text in LaTeX."""
+    return "".join(SPECIAL.get(mark, mark) for mark in text)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Lay out rows as a Markdown table.
+
+    Args:
+      header: One title per column.
+      rows: Rows with one cell per column; cells are converted with `str`.
+
+    Returns:
+      The table, with cells padded so that columns align, without a final line break.
+    """
+    lines = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    cells = [
+        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
+    ]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)

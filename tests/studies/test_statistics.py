@@ -1,0 +1,204 @@
+"""Statistics of studies: against SciPy, by hand, and by simulated studies.
+
+`python -m tests.studies.test_statistics` simulates more studies and prints the shares.
+"""
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy import stats
+
+from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.studies import Criterion, compare, statistics
+from fedjax_sim.studies.statistics import Sample
+
+STUDIES = 2000
+
+
+def studies_of(seed: int, shape: tuple[int, ...], spread: float = 1.0) -> np.ndarray:
+    """Draw results of seeds `[studies, systems, seeds]`, of which a part is shared by a seed."""
+    rng = np.random.default_rng(seed)
+    shared = rng.normal(size=(shape[0], 1, shape[-1]))
+    return shared + spread * rng.normal(size=shape)
+
+
+def curves_of(final: np.ndarray, seeds: list[int] | None = None) -> xr.Dataset:
+    """Make curves of a system that ends at these accuracies, `[seeds]`."""
+    num = len(final)
+    return xr.Dataset(
+        {
+            "accuracy": (("seed", "eval"), np.stack([np.zeros(num), final], axis=1)),
+            "failed": ("seed", np.zeros(num, bool)),
+            "collapsed_at": ("seed", np.full(num, -1)),
+        },
+        {
+            "seed": list(range(num)) if seeds is None else seeds,
+            "time": (("seed", "eval"), np.broadcast_to([0.0, 1.0], (num, 2))),
+        },
+    )
+
+
+def covered(num: int, *, is_paired: bool) -> float:
+    """Return the share of studies of ten seeds whose interval has the true difference in it."""
+    first, second = np.moveaxis(studies_of(1, (num, 2, 10)), 1, 0)
+    if not is_paired:  # Other seeds, and another spread.
+        second = 3 * studies_of(2, (num, 1, 10))[:, 0]
+    samples = ((Sample.of(one), Sample.of(two)) for one, two in zip(first, second, strict=True))
+    if not is_paired:
+        samples = ((x._replace(values=None), y._replace(values=None)) for x, y in samples)
+    found = (statistics.lead(*each) for each in samples)
+    return float(np.mean([abs(each.mean) <= each.half for each in found]))
+
+
+def bootstrapped(num: int, seeds: int = 30) -> float:
+    """Return the share of studies whose bootstrap interval has the true difference of times."""
+    rng, hits = np.random.default_rng(2), 0
+    for _ in range(num):
+        shared = rng.exponential(size=seeds)
+        first, second = shared + rng.exponential(size=(2, seeds))
+        times = [np.minimum(each, 3.0) for each in (first, second)]
+        reached = [each < 3.0 for each in (first, second)]
+
+        def lead(rows: np.ndarray, times=times, reached=reached) -> float:
+            one, two = (
+                statistics.held_mean(time[rows], there[rows], 3.0)
+                for time, there in zip(times, reached, strict=True)
+            )
+            return one - two
+
+        low, high = statistics.bootstrap(lead, seeds)
+        hits += low <= 0 <= high
+    return hits / num
+
+
+def false_positives(num: int, systems: int) -> float:
+    """Return the share of studies of equal systems in which some pair is said to differ."""
+    wrong = 0
+    for each in studies_of(3, (num, systems, 8)):
+        curves = {f"system {i}": curves_of(values) for i, values in enumerate(each)}
+        wrong += any(pair.better for pair in compare(curves, Criterion()).pairs)
+    return wrong / num
+
+
+def censored_mean(num: int, seeds: int) -> tuple[float, float, float]:
+    """Return the true restricted mean, and the mean and standard error of its estimates.
+
+    Times to the level are exponential with mean 2; runs end between 2 and 6; the horizon is 4, so
+    that a sixth of all runs ends before it without reaching the level.
+    """
+    rng, found = np.random.default_rng(4), []
+    while len(found) < num:
+        times, ends = rng.exponential(2.0, seeds), rng.uniform(2, 6, seeds)
+        seen = np.minimum(times, ends)
+        if seen.max() >= 4:
+            values = statistics.pseudo_values(seen, times <= ends, 4.0)
+            assert values.mean() == pytest.approx(
+                statistics.restricted_mean(seen, times <= ends, 4.0)
+            )
+            found.append(values.mean())
+    error = float(np.std(found, ddof=1) / np.sqrt(num))
+    return 2 * (1 - np.exp(-2.0)), float(np.mean(found)), error
+
+
+def test_intervals_cover_the_truth() -> None:
+    """Paired ones, and Welch's of unequal spreads: between 93 and 97 of 100 have it in them."""
+
+    assert 0.93 <= covered(STUDIES, is_paired=True) <= 0.97
+    assert 0.93 <= covered(STUDIES, is_paired=False) <= 0.97
+
+
+def test_bootstrap_intervals_cover_the_truth() -> None:
+    """Paired differences of restricted times, of which a fifth does not reach the level."""
+    assert 0.8 <= bootstrapped(20) <= 1
+
+
+@pytest.mark.parametrize("systems", [2, 3])
+def test_equal_systems_are_seldom_told_apart(systems: int) -> None:
+    """Within three standard errors of 500 studies; of 2,000 see the end of this file."""
+    assert 0.02 <= false_positives(500, systems) <= 0.08
+
+
+def test_censored_means_are_unbiased() -> None:
+    """The mean of the times that were reached alone would be far too small."""
+    true, mean, error = censored_mean(STUDIES // 10, 40)
+    assert abs(mean - true) < 4 * error and error < 0.025
+    rng = np.random.default_rng(5)
+    times, ends = rng.exponential(2.0, 1000), rng.uniform(2, 6, 1000)
+    assert times[times <= np.minimum(ends, 4)].mean() < true - 0.5
+
+
+def test_the_same_numbers_as_scipy() -> None:
+    rng = np.random.default_rng(6)
+    first, second = rng.normal(size=(2, 9))
+    samples = Sample.of(first), Sample.of(second)
+    theirs = stats.ttest_rel(first, second)
+    low, high = theirs.confidence_interval(0.95)
+    found = statistics.lead(*samples)
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    assert statistics.p_value(*samples) == pytest.approx(theirs.pvalue)
+    apart = [each._replace(values=None) for each in samples]
+    theirs = stats.ttest_ind(first, second, equal_var=False)
+    assert statistics.p_value(*apart) == pytest.approx(theirs.pvalue)
+    low, high = theirs.confidence_interval(0.95)
+    found = statistics.lead(*apart)
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    times, there = rng.exponential(size=30), rng.random(30) < 0.6
+    data = stats.CensoredData(uncensored=times[there], right=times[~there])
+    known = stats.ecdf(data).sf
+    at, share = statistics.survival(times, there)
+    np.testing.assert_allclose(share[1:], known.evaluate(at[1:]))
+    horizon = float(times.max())
+    grid = np.linspace(0, horizon, 200_001)
+    area = float(known.evaluate(grid[:-1]).sum() * (grid[1] - grid[0]))
+    assert statistics.restricted_mean(times, there, horizon) == pytest.approx(area, abs=1e-3)
+    rows = statistics.bootstrap(lambda rows: float(first[rows].mean()), 9, seed=1)
+    rng = np.random.default_rng(1)
+    how = {"vectorized": False, "n_resamples": statistics.RESAMPLES, "rng": rng}
+    theirs = stats.bootstrap((first,), np.mean, **how).confidence_interval
+    assert rows == pytest.approx((theirs.low, theirs.high))
+
+
+def test_corrected_p_values() -> None:
+    """Holm's own steps: 0.01 of three, 0.02 of two, 0.04 of one; an unknown one counts as 1."""
+    assert statistics.holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    assert statistics.holm([float("nan"), 0.02]) == pytest.approx([1.0, 0.04])
+    assert statistics.holm([]) == []
+
+
+def test_seeds_that_a_difference_needs() -> None:
+    """34 pairs for half a standard deviation with power 0.8, as in tables; simulated too."""
+    assert statistics.seeds_needed(1.0, 0.5) == 34
+    assert statistics.seeds_needed(1.0, -0.5) == 34
+    assert statistics.seeds_needed(1.0, 0.5, power=0.9) == 44
+    assert statistics.seeds_needed(1.0, 0.0) is None
+    assert statistics.seeds_needed(0.0, 0.5) == 2
+    drawn = np.random.default_rng(7).normal(0.5, 1.0, size=(4000, 34))
+    shown = stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05
+    assert shown.mean() == pytest.approx(0.8, abs=0.025)
+    with pytest.raises(ConfigError, match="power is 1"):
+        statistics.seeds_needed(1.0, 0.5, power=1)
+
+
+def test_times_beyond_all_runs_are_refused() -> None:
+    with pytest.raises(ConfigError, match="horizon is 5"):
+        statistics.restricted_mean(np.array([1.0, 4.0]), np.array([True, False]), 5)
+
+
+def test_differences_without_spread() -> None:
+    """All seeds alike: a difference is certain, and no difference is none."""
+    same = Sample.of([1.0, 1.0])
+    assert statistics.p_value(same, same) == 1.0
+    assert statistics.p_value(same, Sample.of([0.0, 0.0])) == 0.0
+    assert statistics.lead(same, Sample.of([0.0, 0.0])) == (1.0, 0.0)
+    assert np.isnan(statistics.p_value(Sample.of([1.0]), Sample.of([0.0])))
+
+
+if __name__ == "__main__":
+    print(f"paired t intervals cover {covered(10 * STUDIES, is_paired=True):.4f}")
+    print(f"Welch's intervals cover {covered(10 * STUDIES, is_paired=False):.4f}")
+    print(f"paired bootstrap intervals cover {bootstrapped(STUDIES // 5):.4f}")
+    for systems_ in (2, 3):
+        share_ = false_positives(STUDIES, systems_)
+        print(f"false positives among {systems_} systems {share_:.4f}")
+    true_, mean_, error_ = censored_mean(10 * STUDIES, 40)
+    print(f"restricted mean {true_:.4f}, estimates {mean_:.4f} ± {error_:.4f}")
