@@ -21,6 +21,7 @@ PAPERS = (
     "fedem",
     "fedstaleweight",
     "hierarchical",
+    "reproductions",
     "robustness",
     "selection",
 )
