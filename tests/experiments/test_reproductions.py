@@ -8,8 +8,9 @@ import pytest
 
 import fedjax_sim
 from experiments.harness import Sample
-from experiments.reproductions import flute, nanogpt, rows, tf_privacy
+from experiments.reproductions import flute, nanogpt, niid_bench, rows, tf_privacy
 from fedjax_sim import datasets
+from fedjax_sim.partition import label_histogram
 from fedjax_sim.server.privacy import FixedClipping
 from fedjax_sim.systems import fedavg
 
@@ -120,3 +121,13 @@ def test_clients_of_one_example_are_dp_sgd() -> None:
     expected = optax.tree.add_scale(start, -0.25, total)
     for ours, theirs in zip(jax.tree.leaves(reached), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
+def test_two_labels_are_split_evenly_among_their_holders() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
+    split = niid_bench.two_labels(labels, num_clients=10, seed=3)
+    held = label_histogram(split, labels, 10)
+    assert held.sum() == 600 and ((held > 0).sum(axis=1) == 2).all()
+    assert (np.diag(held) > 0).all()
+    for counts in held.T:
+        assert np.ptp(counts[counts > 0]) <= 1
