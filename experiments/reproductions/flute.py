@@ -106,15 +106,9 @@ def run(arguments: Arguments) -> Outcome:
     """Run the source's settings."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
-    hyper = fedavg.Hyper(
-        num_clients=sizes.clients,
-        num_selected=10,
-        local_epochs=1,
-        batch_size=10,
-        lr=0.03,
-        weighting="examples",
-        sampling="reshuffled",
-    )
+    settings: dict[str, Any] = {"local_epochs": 1, "batch_size": 10, "lr": 0.03}
+    settings |= {"weighting": "examples", "sampling": "reshuffled"}
+    hyper = fedavg.Hyper(num_clients=sizes.clients, num_selected=10, **settings)
     run = fedjax_sim.sweep(
         fedavg.system,
         [problem_of(data, sizes.clients, seed) for seed in range(sizes.seeds)],

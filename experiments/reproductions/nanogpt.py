@@ -142,16 +142,10 @@ def run(arguments: Arguments) -> Outcome:
     """Train with the source's settings."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     problem = problem_of(text_of(arguments, sizes.dataset), sizes.layers, sizes.width)
-    hyper = fedavg.FedOpt(
-        num_clients=1,
-        num_selected=1,
-        local_steps=1,
-        batch_size=12,
-        lr=1.0,
-        server_lr=1.0,
-        server_optimizer=optimizer_of(sizes.steps, sizes.warm),
-        sampling="with_replacement",
-    )
+    settings: dict[str, Any] = {"local_steps": 1, "batch_size": 12, "lr": 1.0, "server_lr": 1.0}
+    settings |= {"sampling": "with_replacement"}
+    optimizer = optimizer_of(sizes.steps, sizes.warm)
+    hyper = fedavg.FedOpt(num_clients=1, num_selected=1, server_optimizer=optimizer, **settings)
     run = fedjax_sim.sweep(
         fedavg.fedopt,
         problem,

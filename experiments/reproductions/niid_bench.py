@@ -79,7 +79,7 @@ def run(arguments: Arguments) -> Outcome:
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     network = models.MLP((16,), 10) if arguments.smoke else models.LeNet(data.num_classes)
     found, curves = [], {}
-    names = {f"{name} | {split}": (name, split) for split in NUMBERS for name in SYSTEMS}
+    names = {f"{name}: {split}": (name, split) for split in NUMBERS for name in SYSTEMS}
     for row in arguments.chosen([*names]):
         name, split = names[row]
         system, settings = SYSTEMS[name]

@@ -43,7 +43,7 @@ class Printed(NamedTuple):
     wide: float = 2.0
 
 
-SMALL = {"near": 0.02, "wide": 0.08}
+SMALL: dict[str, float] = {"near": 0.02, "wide": 0.08}
 """Of losses and epsilons."""
 
 

@@ -99,14 +99,9 @@ def epsilon_of(setting: Setting) -> float:
 def accounted_epsilon(setting: Setting) -> float:
     """Compute the epsilon of a row by the simulator, whose conversion is tighter."""
     private = FixedClipping(clip=setting.clip, noise=setting.noise, delta=DELTA)
-    hyper = fedavg.Hyper(
-        num_clients=EXAMPLES,
-        num_selected=BATCH,
-        selection="poisson",
-        local_steps=1,
-        sampling="reshuffled",
-        privacy=private,
-    )
+    settings: dict[str, Any] = {"local_steps": 1, "sampling": "reshuffled", "privacy": private}
+    settings |= {"num_selected": BATCH, "selection": "poisson"}
+    hyper = fedavg.Hyper(num_clients=EXAMPLES, **settings)
     steps = setting.epochs * (EXAMPLES // BATCH)
     spent = private.epsilon_of(hyper, np.array([0, steps]), None)
     assert spent is not None
@@ -139,17 +134,14 @@ def run(arguments: Arguments) -> Outcome:
         cells = f"{setting.lr:g} | {setting.noise:g} | {setting.clip:g} | 256 | {setting.epochs}"
         quote = f'"{cells} | {setting.epsilon or "no privacy"} | {setting.accuracy}%"'
         if setting.noise:
-            exact = Printed(f"{name}: epsilon", SOURCE, quote, setting.epsilon, 0.01, **SMALL)
+            exact = Printed(f"{name}: epsilon", SOURCE, quote, setting.epsilon, 0.01, 1, **SMALL)
             found.append((exact, rows.exact(epsilon_of(setting))))
-        private = FixedClipping(clip=setting.lr * setting.clip, noise=setting.noise)
+        settings: dict[str, Any] = {"local_steps": 1, "batch_size": 1, "sampling": "reshuffled"}
+        if setting.noise:
+            private = FixedClipping(clip=setting.lr * setting.clip, noise=setting.noise)
+            settings["privacy"] = private
         hyper = fedavg.Hyper(
-            num_clients=len(data.train_labels),
-            num_selected=sizes.batch,
-            local_steps=1,
-            batch_size=1,
-            lr=setting.lr,
-            sampling="reshuffled",
-            **({"privacy": private} if setting.noise else {}),
+            num_clients=len(data.train_labels), num_selected=sizes.batch, lr=setting.lr, **settings
         )
         steps = setting.epochs * (len(data.train_labels) // sizes.batch)
         curves[name] = fedjax_sim.sweep(
