@@ -22,6 +22,7 @@ PAPERS = (
     "fedem",
     "fedstaleweight",
     "hierarchical",
+    "reproductions",
     "robustness",
     "selection",
 )
