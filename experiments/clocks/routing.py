@@ -31,13 +31,12 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
-    comparison,
     images,
     lead,
     rule,
     statistics,
 )
-from fedjax_sim import datasets, models, timelines
+from fedjax_sim import datasets, models, studies, timelines
 from fedjax_sim.results.plots import look, styled
 from fedjax_sim.results.summaries import first_reach
 from fedjax_sim.systems import fedbuff
@@ -48,6 +47,8 @@ RATES = (0.1, 0.3, 1.0, 3.0)
 GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Learning rates."""
 PLAIN, BEST = "AsyncSGD", "optimised"
+ACCURACY = studies.Criterion("accuracy")
+"""Final accuracy, by which rates are chosen and settings are compared."""
 OF_TARGET = 0.95
 """The target, as a share of the accuracy that AsyncSGD reaches on held-out examples."""
 FIRST_TUNING_SEED = 1000
@@ -93,7 +94,7 @@ def run(arguments: Arguments) -> Outcome:
     tuning = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
     made = {"num_clients": sizes.clients, "alpha": sizes.alpha}
     held = images.dirichlet_problems(
-        models.LogisticRegression, comparison.hold_out(data, 0.2), seeds=tuning, **made
+        models.LogisticRegression, studies.hold_out(data, 0.2), seeds=tuning, **made
     )
     seeds = range(sizes.seeds)
     test = images.dirichlet_problems(models.LogisticRegression, data, seeds=seeds, **made)
@@ -102,7 +103,7 @@ def run(arguments: Arguments) -> Outcome:
     hypers = settings_of(sizes, learning_of(data, sizes.batch))
     for name, hyper in hypers.items():
         found = _sweep(held, hyper, tuning, {"lr": GRID}, sizes, arguments, f"{name}, tuning")
-        tuned = comparison.choose(comparison.final_accuracy(found))
+        tuned = studies.choose(ACCURACY.values(found))
         chosen[name], scores[name] = tuned.choice["lr"], float(tuned.scores.mean("seed").max())
         one = hyper.replace(lr=chosen[name])
         curves[name] = _sweep(test, one, seeds, None, sizes, arguments, name)
@@ -113,7 +114,7 @@ def run(arguments: Arguments) -> Outcome:
         "rates": chosen,
         "tasks": {name: hyper.num_tasks for name, hyper in hypers.items()},
         "ends": {
-            name: Sample.of(100 * comparison.final_accuracy(each).values)
+            name: Sample.of(100 * ACCURACY.values(each).values)
             for name, each in curves.items()
         },
         "times": {

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.harness import Sample, table
-from experiments.harness.statistics import FAILS, HOLDS, NOT_RUN_WORDS, UNDECIDED, t95
+from experiments.harness.statistics import FAILS, HOLDS, NOT_RUN_WORDS, UNDECIDED
+from fedjax_sim.studies.statistics import t95
 
 
 class Printed(NamedTuple):
