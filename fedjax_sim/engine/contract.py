@@ -29,14 +29,9 @@ STATISTICS = "batch_stats"
 
 
 def check_known(name: str, tree: object) -> None:
-    """Check that no input of schedules, programs and files is a tracer.
+    """Check that no leaf of a pytree, an input of schedules, programs and files, is a tracer.
 
-    Args:
-      name: What it is.
-      tree: A pytree.
-
-    Raises:
-      ConfigError: If a leaf is traced.
+    name: What the tree is. A traced leaf raises a ConfigError.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
         allowed = (
@@ -244,15 +239,8 @@ def check_loss(values: list[Any]) -> None:
         raise ConfigError("loss of a mini-batch", found, "one real number, f[], such as a mean")
 
 
-def read_metrics(found: object) -> dict[str, jax.Array]:
-    """Check the metrics that `evaluate` returned. Values may be traced.
-
-    Args:
-      found: What it returned.
-
-    Raises:
-      ConfigError: If they are no mapping from names to numbers or arrays.
-    """
+def check_metrics(found: object) -> None:
+    """Check that `evaluate` returned a mapping from names to numbers, which may be traced."""
     if not isinstance(found, Mapping):
         raise ConfigError("result of evaluate", _form(found), "a mapping from names to numbers")
     for name, value in found.items():
@@ -261,7 +249,6 @@ def read_metrics(found: object) -> dict[str, jax.Array]:
         if not isinstance(value, (jax.Array, np.ndarray, np.generic, int, float)):
             allowed = "a number, or an array of numbers"
             raise ConfigError(f"metric {name}", _form(value), allowed)
-    return dict(found)
 
 
 def check_algorithm(found: object, system: types.System, hyper: types.HyperT) -> None:

@@ -251,9 +251,10 @@ def lay_out(
         # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
         read = np.where(is_within[..., None], read, rows - 1)
     write = np.where(is_within, row[:, 1:], rows - 1)
-    # Steps that each client did before, which number its random draws; none if all do equally many.
-    offset = None
-    if not _is_steady(clients, steps):
+    # Steps that each client did before, which number its random draws; none if the same clients do
+    # the same steps at all ticks, each in one slot.
+    offset, is_same = None, clients.shape[1] == steps.shape[1] == 1
+    if not (is_same and (np.diff(np.sort(clients[:, 0], axis=-1), axis=-1) > 0).all()):
         offset = steps_before(np.broadcast_to(clients, shape), np.broadcast_to(steps, shape))
 
     def on_grid(leaf: np.ndarray) -> np.ndarray:
@@ -458,23 +459,10 @@ def held_versions(
     return HeldVersions(rows[:, 1:], holders)
 
 
-def _is_steady(clients: np.ndarray, steps: np.ndarray) -> bool:
-    """Tell whether the same clients do the same steps at all ticks, each in one slot."""
-    if clients.shape[1] > 1 or steps.shape[1] > 1:
-        return False
-    slots = np.sort(clients[:, 0], axis=-1)
-    return bool((slots[:, 1:] > slots[:, :-1]).all())
-
-
 def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Count the local steps that each slot's client delivered before, in slot order.
 
-    Args:
-      clients: `i32[..., T, S]`.
-      steps: `i32[..., T, S]`, none negative.
-
-    Returns:
-      `i32[..., T, S]`.
+    clients, steps: `i32[..., T, S]`, as the result. No steps are negative.
     """
     *_, num_ticks, num_slots = clients.shape
     flat, steps = (leaf.reshape(-1, num_ticks * num_slots) for leaf in (clients, steps))

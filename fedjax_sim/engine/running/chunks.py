@@ -147,12 +147,17 @@ def _replayed(
         return chunk._replace(returned=returned)
 
     def may_overtake() -> bool:
-        """Tell whether a chunk may be sent although one is waiting."""
-        if decides or len(waiting) > 1 or asked_to_stop():
+        """Tell whether a chunk may be sent although one is waiting.
+
+        Several processes never do: all would have to find room, and what they gather is fetched by
+        programs that would wait for the work that was sent ahead.
+        """
+        if decides or len(waiting) > 1 or asked_to_stop() or jax.process_count() > 1:
             return False
         kept = () if checkpoint is None else carries
         tables = replay.placed.schedule.between(0, num_evals)
-        return memory.fits_ahead(memory.count_bytes((waiting[-1].returned, kept, tables)))
+        size = memory.count_bytes((waiting[-1].returned, kept, tables))
+        return size <= memory.AHEAD * memory.free_here()
 
     while waiting or (done < whole and seen.is_running.any()):
         while done < whole and (not waiting or may_overtake()):
