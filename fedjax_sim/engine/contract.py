@@ -67,9 +67,6 @@ def with_known_inputs(function: FunctionT) -> FunctionT:
 def check_problem(system: types.System, problem: Any) -> None:
     """Check that an object can be a system's problem, without calling it.
 
-    Args:
-      problem: The object.
-
     Raises:
       ConfigError: If it lacks a field or method, a method takes other arguments, it is no pytree of
         arrays, or `counts` is not a whole number from 1 for each client.
@@ -252,15 +249,9 @@ def check_metrics(found: object) -> None:
 
 
 def check_algorithm(found: object, system: types.System, hyper: types.HyperT) -> None:
-    """Check the result of a system's `algorithm`.
+    """Check that a system's `algorithm` returned an `Algorithm`, or raise a ConfigError.
 
-    Args:
-      found: What it returned.
-      hyper: The settings that it was given.
-
-    Raises:
-      ConfigError: If it is no `Algorithm`, or does not obey a setting on which the counts of the
-        system's messages rely.
+    It must obey the settings on which the counts of the system's messages rely.
     """
     if not isinstance(found, types.Algorithm):
         raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
@@ -288,16 +279,9 @@ def check_step(
 ) -> None:
     """Check that a step returns the next state, like the last one, and counts. Leaves are traced.
 
-    Args:
-      state: The state that the step was given.
-      event: The tick that it was given.
-      result: What it returned.
-      changes: The fields of the event that it replaced.
-
-    Raises:
-      ConfigError: If it is no pair, if the next state has another structure, or a leaf another
-        shape or dtype, if the counts are no NamedTuple, or if they do not tell who took part in a
-        changed event.
+    The result is a pair with a state of the same structure, shapes and dtypes, and a NamedTuple of
+    counts. This tells who took part if the step changed that, by the fields of its event that it
+    replaced, `changes`. Otherwise a ConfigError is raised.
     """
     if type(result) is not tuple or len(result) != 2:
         raise ConfigError("result of step", type(result).__name__, "the pair (state, info)")

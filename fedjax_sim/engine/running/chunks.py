@@ -116,13 +116,8 @@ def _replayed(
     The next chunk is sent before the results of one are fetched, so that the devices need not wait
     for the host. A state that may have to be saved is copied first, as the next chunk takes it.
 
-    Args:
-      replay: The program with its inputs.
-      carries: The state after `done` ticks.
-      first: What the beginning returned, if the run begins now.
-      done: Ticks done.
-      seen: What is known; which lanes run is read when a chunk is sent.
-      checkpoint: Says which states are to be saved.
+    The carries are the state after `done` ticks, and `first` is what the beginning returned, if the
+    run begins now. Which lanes run is read from `seen` when a chunk is sent.
     """
     # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
     decides = replay.program.can_stop or replay.program.plan.live is not None

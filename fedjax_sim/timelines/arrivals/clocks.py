@@ -46,7 +46,6 @@ from fedjax_sim.core.settings import (
 )
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import EMPTY, Array, HyperT, Key, Settings, Timeline
-from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.arrivals.queue import Queue, put_rows, take_rows
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices, per_update
@@ -230,6 +229,20 @@ StateT = TypeVar("StateT")
 ArrivedT = TypeVar("ArrivedT")
 
 
+class Update(NamedTuple):
+    """A client's next update that reaches the server.
+
+    Attributes:
+      attempt: `i32[...]`, number of the update, counting lost ones, from 0.
+      start: `f64[...]`, virtual time at which its client took the server's model.
+      finish: `f64[...]`, virtual time at which it arrives.
+    """
+
+    attempt: Array
+    start: Array
+    finish: Array
+
+
 class Work(NamedTuple):
     """Rules of the clients' tasks.
 
@@ -398,24 +411,62 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     return _timeline(time, clients, version, holds, hyper)
 
 
+def _work(key: Key, hyper: Arrivals) -> Work:
+    """Make the rules of the clients' tasks under buffered arrivals."""
+    ties = tie_breakers(key)
+
+    def order(client: Array, update: Array) -> Array:
+        return (ties(client, update) if hyper.clock.ties == "random" else client).astype(float)
+
+    return Work(draw_devices(key, hyper), order)
+
+
 def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Schedule readings in which no client waits, by drawing all arrivals before forming ticks."""
+    """Schedule readings in which no client waits, by drawing all arrivals before forming ticks.
+
+    The cost of an arrival grows with the logarithm of the number of clients.
+    """
     size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
-
-    def first(key: Key, hyper: Arrivals) -> Arrived:
-        following = partial(_arriving, draw_devices(key, hyper))
-        order = tie_breakers(key) if hyper.clock.ties == "random" else None
-        return first_arrivals(following, order, num_clients=hyper.num_clients, num=num)
-
-    time, client, before, at_own = lane_by_lane(first, key, hyper, Arrivals)
-    shape = (num_ticks, size)
+    time, client, start = lane_by_lane(partial(_go_on, num=num), key, hyper, Arrivals)
+    rank, previous = jnp.arange(num), previous_visits(client[:, None])[0][:, 0]
+    at_own = (previous >= 0) & (start == time[previous])
+    # A model taken between the client's arrivals contains all arrivals up to then, but none after
+    # the update that is computed from it.
+    known = jnp.minimum(jnp.searchsorted(time, start, side="right"), rank)
+    before = jnp.where(at_own, previous + 1, jnp.where(start > 0, known, 0)).astype("int32")
     # A client whose own arrival filled the buffer starts from the new model under "free", and from
     # the model before it under "before_aggregation".
     is_late = at_own if hyper.clock.restart == "before_aggregation" else 0
-    version = (before - is_late) // size
-    holds = (jnp.arange(num) + (hyper.clock.restart == "free")) // size
-    client, version, holds = (leaf.reshape(shape) for leaf in (client, version, holds))
-    return _timeline(time.reshape(shape)[:, -1], client, version, holds, hyper)
+    version, holds = (before - is_late) // size, (rank + (hyper.clock.restart == "free")) // size
+    client, version, holds = (x.reshape(num_ticks, size) for x in (client, version, holds))
+    return _timeline(time.reshape(num_ticks, size)[:, -1], client, version, holds, hyper)
+
+
+def _go_on(key: Key, hyper: Arrivals, num: int) -> tuple[Array, ...]:
+    """Find the first arrivals of clients that go on as soon as they have finished, in order.
+
+    Returns:
+      When an update arrives, its client, and when that took the server's model for it, `[A]` each.
+    """
+    work, zeros = _work(key, hyper), jnp.zeros(hyper.num_clients)
+
+    def finish_one(
+        state: tuple[Queue, Array, Array],
+    ) -> tuple[tuple[Queue, Array, Array], tuple[tuple[Array, ...], Array]]:
+        """Process the earliest finish; also tell whether the update was lost."""
+        queue, updates, starts = state
+        client, keys = queue.earliest(1)
+        update, begun = take_rows(updates, client), take_rows(starts, client)
+        start, next_keys = work.begin(client, update + 1, *keys.T)
+        updates, starts = put_rows(updates, client, update + 1), put_rows(starts, client, start)
+        arrived = keys[0, 0], client[0], begun[0]
+        lost = work.devices.are_lost(client, update)[0]
+        return (queue.replaced(client, next_keys), updates, starts), (arrived, lost)
+
+    everyone = jnp.arange(hyper.num_clients, dtype="int32")
+    starts, keys = work.begin(everyone, jnp.zeros_like(everyone), zeros, zeros)
+    state = Queue.of(keys, 1), jnp.zeros_like(everyone), starts
+    return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
 
 
 def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
@@ -460,13 +511,7 @@ def _replace_finished(key: Key, hyper: Arrivals, num: int) -> tuple[Array, ...]:
       the server's model for it; and when it takes its next model if it replaced itself, inf
       otherwise.
     """
-    num_clients, num_tasks = hyper.num_clients, hyper.num_at_work
-    ties = tie_breakers(key)
-
-    def order(client: Array, update: Array) -> Array:
-        return (ties(client, update) if hyper.clock.ties == "random" else client).astype(float)
-
-    work = Work(draw_devices(key, hyper), order)
+    num_clients, num_tasks, work = hyper.num_clients, hyper.num_at_work, _work(key, hyper)
 
     class State(NamedTuple):
         queue: Queue  # over places
