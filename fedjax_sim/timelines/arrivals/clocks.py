@@ -411,23 +411,11 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     return _timeline(time, clients, version, holds, hyper)
 
 
-def _work(key: Key, hyper: Arrivals) -> Work:
-    """Make the rules of the clients' tasks under buffered arrivals."""
-    ties = tie_breakers(key)
-
-    def order(client: Array, update: Array) -> Array:
-        return (ties(client, update) if hyper.clock.ties == "random" else client).astype(float)
-
-    return Work(draw_devices(key, hyper), order)
-
-
 def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Schedule readings in which no client waits, by drawing all arrivals before forming ticks.
-
-    The cost of an arrival grows with the logarithm of the number of clients.
-    """
+    """Schedule readings in which no client waits: all are at work, and replace themselves."""
     size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
-    time, client, start = lane_by_lane(partial(_go_on, num=num), key, hyper, Arrivals)
+    draw = partial(_replace_finished, num=num, num_tasks=hyper.num_clients)
+    time, client, start, _ = lane_by_lane(draw, key, hyper, Arrivals)
     rank, previous = jnp.arange(num), previous_visits(client[:, None])[0][:, 0]
     at_own = (previous >= 0) & (start == time[previous])
     # A model taken between the client's arrivals contains all arrivals up to then, but none after
@@ -442,33 +430,6 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     return _timeline(time.reshape(num_ticks, size)[:, -1], client, version, holds, hyper)
 
 
-def _go_on(key: Key, hyper: Arrivals, num: int) -> tuple[Array, ...]:
-    """Find the first arrivals of clients that go on as soon as they have finished, in order.
-
-    Returns:
-      When an update arrives, its client, and when that took the server's model for it, `[A]` each.
-    """
-    work, zeros = _work(key, hyper), jnp.zeros(hyper.num_clients)
-
-    def finish_one(
-        state: tuple[Queue, Array, Array],
-    ) -> tuple[tuple[Queue, Array, Array], tuple[tuple[Array, ...], Array]]:
-        """Process the earliest finish; also tell whether the update was lost."""
-        queue, updates, starts = state
-        client, keys = queue.earliest(1)
-        update, begun = take_rows(updates, client), take_rows(starts, client)
-        start, next_keys = work.begin(client, update + 1, *keys.T)
-        updates, starts = put_rows(updates, client, update + 1), put_rows(starts, client, start)
-        arrived = keys[0, 0], client[0], begun[0]
-        lost = work.devices.are_lost(client, update)[0]
-        return (queue.replaced(client, next_keys), updates, starts), (arrived, lost)
-
-    everyone = jnp.arange(hyper.num_clients, dtype="int32")
-    starts, keys = work.begin(everyone, jnp.zeros_like(everyone), zeros, zeros)
-    state = Queue.of(keys, 1), jnp.zeros_like(everyone), starts
-    return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
-
-
 def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """Schedule the reading "replaced", by drawing all arrivals before forming ticks.
 
@@ -477,7 +438,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
 
     def first(key: Key, hyper: Arrivals) -> tuple[Array, Array, Array, Array]:
-        time, client, start, again = _replace_finished(key, hyper, num)
+        time, client, start, again = _replace_finished(key, hyper, num, hyper.num_at_work)
         acts, tick = time[size - 1 :: size], jnp.arange(num) // size
         # A client that starts at the moment at which the server acts takes the new model. An update
         # that takes no time never contains itself.
@@ -493,7 +454,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     return _timeline(acts, client, version, holds, hyper)
 
 
-def _replace_finished(key: Key, hyper: Arrivals, num: int) -> tuple[Array, ...]:
+def _replace_finished(key: Key, hyper: Arrivals, num: int, num_tasks: int) -> tuple[Array, ...]:
     """Find the first arrivals if M clients are at work at any time.
 
     At time 0 these are M clients drawn without replacement, available or not. A client that
@@ -505,13 +466,19 @@ def _replace_finished(key: Key, hyper: Arrivals, num: int) -> tuple[Array, ...]:
       key: The lane's timeline key.
       hyper: Settings.
       num: Number of arrivals A.
+      num_tasks: Number of clients at work, M.
 
     Returns:
       The arrivals in order, `[A]` each: when an update arrives; its client; when that client took
       the server's model for it; and when it takes its next model if it replaced itself, inf
       otherwise.
     """
-    num_clients, num_tasks, work = hyper.num_clients, hyper.num_at_work, _work(key, hyper)
+    num_clients, ties = hyper.num_clients, tie_breakers(key)
+
+    def order(client: Array, update: Array) -> Array:
+        return (ties(client, update) if hyper.clock.ties == "random" else client).astype(float)
+
+    work = Work(draw_devices(key, hyper), order)
 
     class State(NamedTuple):
         queue: Queue  # over places
