@@ -134,11 +134,3 @@ def test_derivatives_go_through_packed_loops(tree: dict[str, Any]) -> None:
     expected = jax.grad(total)(tree["floats"], "cpu")
     np.testing.assert_allclose(jax.grad(total)(tree["floats"], "gpu"), expected, rtol=1e-6)
     assert np.abs(expected).max() > 1
-
-
-@pytest.mark.parametrize("kind", ["float32", "int32", "bool"])
-def test_rows_are_picked_by_a_mask(kind: str) -> None:
-    values = np.array([[0, 1], [-1, 2], [3, -4]]).astype(kind)
-    source = np.array([2, 0, 0, 1])
-    found = targets.pick(source[:, None] == np.arange(3)[None], {"a": jnp.asarray(values)})
-    np.testing.assert_array_equal(found["a"], values[source])

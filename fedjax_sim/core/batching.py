@@ -309,15 +309,7 @@ def _any_of_lanes(size: int, are_batched: object, holds: Array) -> tuple[Array, 
 
 
 def replicate(model: Params, num: int) -> Params:
-    """Stack copies of a model: leaves `[...]` become `[num, ...]`.
-
-    Args:
-      model: Leaves `[...]`.
-      num: Number of copies.
-
-    Returns:
-      Leaves `[num, ...]`.
-    """
+    """Return `num` copies of a `model`: leaves `[...]` become `[num, ...]`."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), model)
 
 

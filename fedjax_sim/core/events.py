@@ -315,15 +315,7 @@ class Event(_Fields):
 
     @classmethod
     def tree_unflatten(cls, facts: Facts, fields: Any) -> Self:
-        """Put an event together again.
-
-        Args:
-          facts: The facts.
-          fields: The fields, in order.
-
-        Returns:
-          The event.
-        """
+        """Return the event of these `facts` and `fields`."""
         return cls(*fields, facts=facts)
 
 

@@ -313,14 +313,10 @@ def schedule_of(name: str, clocks: Collection[str] = ("round",)) -> Any:
 
 
 def with_length(hyper: HyperT, length: float | None) -> HyperT:
-    """Give the schedules of settings the length of the run, where they have none.
-
-    Args:
-      hyper: Settings.
-      length: Number of the run's ticks; None if it is not known before the run.
+    """Give the schedules of settings the run's number of ticks, where they have no length.
 
     Raises:
-      ConfigError: If a schedule needs the number of ticks, and it is not known.
+      ConfigError: If a schedule needs it, and it is not known before the run: None.
     """
     for name in settings.fields(type(hyper)):
         value = settings.value_of(hyper, name)

@@ -25,28 +25,18 @@ SHUFFLE_ROUNDS = 32
 
 
 def stream(key: Key, name: str) -> Key:
-    """Derive the key of a named stream. Streams with different names are independent.
+    """Return the key of a named stream. Streams with different names are independent.
 
-    Args:
-      key: Any key.
-      name: A name that says what is drawn, such as "cohorts". Names are hashed to 31 bits; a test
-        checks that those in use differ.
-
-    Returns:
-      The stream's key.
+    name: What is drawn, such as "cohorts". Names are hashed to 31 bits; a test checks that those in
+    use differ.
     """
     return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
 
 def lane_stream(key: Key, name: str) -> Key:
-    """Derive the key of a named stream that is the same at every tick.
+    """Return the key of a named stream that is the same at every tick.
 
-    Args:
-      key: A key of a tick, or any other key, of which this is `stream`.
-      name: As in `stream`.
-
-    Returns:
-      The stream's key, of JAX's own kind.
+    It is `stream` of the lane's key, which a key of a tick has; `name` is that of `stream`.
     """
     return stream(lane_key(key), name)
 
@@ -144,14 +134,7 @@ def lane_key(key: Key) -> Key:
 
 
 def shuffle_bits(key: Key) -> Array:
-    """Draw the random bits that `shuffled_index` needs.
-
-    Args:
-      key: Key of the permutations.
-
-    Returns:
-      `u32[SHUFFLE_ROUNDS, 2]`.
-    """
+    """Draw the random bits that `shuffled_index` needs: `u32[SHUFFLE_ROUNDS, 2]`."""
     return jax.random.bits(key, (SHUFFLE_ROUNDS, 2), "uint32")
 
 

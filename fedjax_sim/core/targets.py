@@ -111,32 +111,17 @@ def put_all(tree: TreeT, places: jax.Array, new: TreeT | ArrayLike) -> TreeT:
         if is_for_cpu():
             return leaf.at[jnp.where(places < 0, num, places)].set(rows, mode="drop")
         rows = jnp.broadcast_to(rows, (len(places), *leaf.shape[1:]))
-        is_new = is_place.any(axis=1).reshape(-1, *(1,) * (leaf.ndim - 1))
-        return jnp.where(is_new, pick(is_place, rows), leaf)
+        is_here = is_place.reshape(*is_place.shape, *(1,) * (leaf.ndim - 1))
+        # Looked up by a maximum, in a form that a GPU fuses with its use.
+        is_real = jnp.issubdtype(leaf.dtype, jnp.floating)
+        if leaf.dtype == bool:
+            found = (is_here & rows[None]).any(axis=1)
+        else:
+            least = jnp.asarray(-jnp.inf if is_real else jnp.iinfo(leaf.dtype).min, leaf.dtype)
+            found = jnp.where(is_here, rows[None], least).max(axis=1)
+        return jnp.where(is_here.any(axis=1), found, leaf)
 
     return jax.tree.map(replace, tree, new)
-
-
-def pick(is_row: jax.Array, tree: TreeT) -> TreeT:
-    """Look up rows of small arrays by a mask, in a form that a GPU fuses with their use.
-
-    Args:
-      is_row: `bool[N, S]`, at most one true value in each row.
-      tree: Arrays, leaves `[S, ...]`.
-
-    Returns:
-      The rows, leaves `[N, ...]`, of any value where the mask has none.
-    """
-
-    def one(leaf: jax.Array) -> jax.Array:
-        is_here = is_row.reshape(*is_row.shape, *(1,) * (leaf.ndim - 1))
-        if leaf.dtype == bool:
-            return (is_here & leaf[None]).any(axis=1)
-        kind = jnp.finfo if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.iinfo
-        least = -jnp.inf if kind is jnp.finfo else kind(leaf.dtype).min
-        return jnp.where(is_here, leaf[None], jnp.asarray(least, leaf.dtype)).max(axis=1)
-
-    return jax.tree.map(one, tree)
 
 
 def repeat(number: int, body: Callable[[TreeT], TreeT], begin: TreeT) -> TreeT:

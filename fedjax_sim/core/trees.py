@@ -43,14 +43,10 @@ def is_traced(tree: object) -> bool:
 
 
 def as_array(value: object, dtype: Any = None) -> Array:
-    """Make an array on the device, as `jnp.asarray`, which compiles a program for each new shape.
+    """Return an array on the device, as `jnp.asarray`, which compiles a program for each new shape.
 
-    Args:
-      value: Numbers, or an array of JAX or NumPy. It may be changed later.
-      dtype: Type of the array's numbers; by default JAX's for the type of `value`.
-
-    Returns:
-      The array.
+    value: Numbers, or an array of JAX or NumPy, which may be changed later. dtype: Type of the
+    numbers; by default JAX's for that of `value`.
     """
     if isinstance(value, jax.Array):
         return jnp.asarray(value, dtype)
@@ -99,25 +95,14 @@ class TypedStructure(NamedTuple):
     types: Hashable
 
     def unflatten(self, leaves: Sequence[object]) -> Any:
-        """Build a tree.
-
-        Args:
-          leaves: Its leaves, in the structure's order.
-
-        Returns:
-          The tree.
-        """
+        """Return the tree with these `leaves`, in the order of the structure."""
         return jax.tree.unflatten(self.structure, leaves)
 
 
 def typed_structure(tree: object) -> TypedStructure:
-    """Find the structure of a pytree, with the types of its nodes.
+    """Return the structure of a `tree` with the types of its nodes.
 
-    Args:
-      tree: object pytree.
-
-    Returns:
-      What equals that of another tree only if the nodes of both are of the same classes.
+    It equals that of another tree only if the nodes of both are of the same classes.
     """
 
     def types_in(structure: jax.tree_util.PyTreeDef) -> Hashable:
@@ -195,15 +180,10 @@ def is_narrow(dtype: np.dtype) -> bool:
 
 
 def in_32_bits(tree: TreeT) -> TreeT:
-    """Convert floating-point leaves of fewer than 32 bits, such as bfloat16, to float32.
+    """Return a `tree` with its narrow leaves widened; other leaves are as they were.
 
-    Whole numbers of fewer than 8 bits, which files do not know, become int32.
-
-    Args:
-      tree: A pytree of arrays and numbers.
-
-    Returns:
-      The tree; its other leaves are as they were.
+    Floats of fewer than 32 bits, such as bfloat16, become float32. Whole numbers of fewer than 8
+    bits, which files do not know, become int32.
     """
 
     def widen(leaf: object) -> Any:
@@ -218,11 +198,7 @@ def in_32_bits(tree: TreeT) -> TreeT:
 
 
 def programs_within(equation: JaxprEqn) -> list[Jaxpr]:
-    """List the programs that an equation of a traced program runs, such as the body of a loop.
-
-    Args:
-      equation: One of `Jaxpr.eqns`.
-    """
+    """List the programs that an `equation` of a traced program runs, such as the body of a loop."""
     given = jax.tree.leaves(list(equation.params.values()))
     # Most are closed over constants; those of `jax.checkpoint` are not.
     programs = (getattr(each, "jaxpr", each) for each in given)

@@ -29,14 +29,9 @@ STATISTICS = "batch_stats"
 
 
 def check_known(name: str, tree: object) -> None:
-    """Check that no input of schedules, programs and files is a tracer.
+    """Check that no leaf of a pytree, an input of schedules, programs and files, is a tracer.
 
-    Args:
-      name: What it is.
-      tree: A pytree.
-
-    Raises:
-      ConfigError: If a leaf is traced.
+    name: What the tree is. A traced leaf raises a ConfigError.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
         allowed = (
@@ -71,9 +66,6 @@ def with_known_inputs(function: FunctionT) -> FunctionT:
 
 def check_problem(system: types.System, problem: Any) -> None:
     """Check that an object can be a system's problem, without calling it.
-
-    Args:
-      problem: The object.
 
     Raises:
       ConfigError: If it lacks a field or method, a method takes other arguments, it is no pytree of
@@ -244,15 +236,8 @@ def check_loss(values: list[Any]) -> None:
         raise ConfigError("loss of a mini-batch", found, "one real number, f[], such as a mean")
 
 
-def read_metrics(found: object) -> dict[str, jax.Array]:
-    """Check the metrics that `evaluate` returned. Values may be traced.
-
-    Args:
-      found: What it returned.
-
-    Raises:
-      ConfigError: If they are no mapping from names to numbers or arrays.
-    """
+def check_metrics(found: object) -> None:
+    """Check that `evaluate` returned a mapping from names to numbers, which may be traced."""
     if not isinstance(found, Mapping):
         raise ConfigError("result of evaluate", _form(found), "a mapping from names to numbers")
     for name, value in found.items():
@@ -261,19 +246,12 @@ def read_metrics(found: object) -> dict[str, jax.Array]:
         if not isinstance(value, (jax.Array, np.ndarray, np.generic, int, float)):
             allowed = "a number, or an array of numbers"
             raise ConfigError(f"metric {name}", _form(value), allowed)
-    return dict(found)
 
 
 def check_algorithm(found: object, system: types.System, hyper: types.HyperT) -> None:
-    """Check the result of a system's `algorithm`.
+    """Check that a system's `algorithm` returned an `Algorithm`, or raise a ConfigError.
 
-    Args:
-      found: What it returned.
-      hyper: The settings that it was given.
-
-    Raises:
-      ConfigError: If it is no `Algorithm`, or does not obey a setting on which the counts of the
-        system's messages rely.
+    It must obey the settings on which the counts of the system's messages rely.
     """
     if not isinstance(found, types.Algorithm):
         raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
@@ -301,16 +279,9 @@ def check_step(
 ) -> None:
     """Check that a step returns the next state, like the last one, and counts. Leaves are traced.
 
-    Args:
-      state: The state that the step was given.
-      event: The tick that it was given.
-      result: What it returned.
-      changes: The fields of the event that it replaced.
-
-    Raises:
-      ConfigError: If it is no pair, if the next state has another structure, or a leaf another
-        shape or dtype, if the counts are no NamedTuple, or if they do not tell who took part in a
-        changed event.
+    The result is a pair with a state of the same structure, shapes and dtypes, and a NamedTuple of
+    counts. This tells who took part if the step changed that, by the fields of its event that it
+    replaced, `changes`. Otherwise a ConfigError is raised.
     """
     if type(result) is not tuple or len(result) != 2:
         raise ConfigError("result of step", type(result).__name__, "the pair (state, info)")

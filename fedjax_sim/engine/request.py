@@ -285,18 +285,10 @@ def settings_completed_from(
 def check_call(
     system: types.System, hyper: types.Settings, grid: Grid, options: Options
 ) -> tuple[list[dict[str, Any]], list[types.Settings]]:
-    """Check everything that can be checked without problems and timelines.
-
-    Args:
-      hyper: Its settings; its defaults if None.
-      grid: Seeds and values of settings.
-      options: The options of the sweep.
+    """Check everything that can be checked without problems and timelines, or raise a ConfigError.
 
     Returns:
       The values of the swept settings at each point of the grid, and all settings there.
-
-    Raises:
-      ConfigError: If an input is not allowed.
     """
     if not grid.seeds or len(set(grid.seeds)) < len(grid.seeds):
         raise ConfigError("seeds", grid.seeds, "different whole numbers, at least one")

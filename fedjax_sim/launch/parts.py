@@ -6,7 +6,6 @@ seeds, its `summary.json` counts lanes, and it has no pictures.
 """
 
 import dataclasses
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -122,10 +121,8 @@ def _check(paths: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> None:
         raise ConfigError("numbers of parts", counts, "the same in all part folders")
     if len(folders) < counts[0]:
         whole = (Part(i, counts[0]) for i in range(counts[0]))
-        missing = (str(part) for part in whole if part not in folders)
-        names = ", ".join(itertools.islice(missing, MOST_NAMED))
-        more = counts[0] - len(folders) - MOST_NAMED
-        names += f" and {more} more" if more > 0 else ""
+        missing = [str(part) for part in whole if part not in folders]
+        names = ", ".join(missing[:MOST_NAMED]) + ", ..." * (len(missing) > MOST_NAMED)
         raise ConfigError("list of part folders", list(paths), f"complete (missing: {names})")
 
 

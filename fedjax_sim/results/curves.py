@@ -112,21 +112,15 @@ def lengthen(leaf: np.ndarray, num_evals: int) -> np.ndarray:
 
 
 def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Dataset":
-    """Put the lanes of all parts on one grid.
+    """Put the lanes of all parts of a sweep on its grid; `system` is an attribute of the dataset.
 
     Parts with fewer evaluations repeat their last one.
 
-    Args:
-      parts: All parts of a sweep.
-      grid: Its dimensions.
-      system: Name of the system, an attribute of the dataset.
-
     Returns:
-      Metrics with dimensions (settings..., seed, eval) and those that they name, see
-      `read_name`; facts of a lane without `eval`. `failed_at`
-      is the first evaluation with a number that was not finite, `collapsed_at` the first from which
-      on the lane was at chance to its end, see `collapsed_at`, and `stopped_at` the one at which it
-      was stopped; `NEVER` where there is none.
+      Metrics with dimensions (settings..., seed, eval) and those that they name, see `read_name`;
+      facts of a lane without `eval`. `failed_at` is the first evaluation with a number that was not
+      finite, `collapsed_at` the first from which on the lane was at chance to its end, and
+      `stopped_at` the one at which it was stopped; `NEVER` where there is none.
     """
     import xarray as xr  # Slow to import.
 

@@ -17,15 +17,9 @@ PIECE = 2**22
 
 
 def check_form(found: object) -> None:
-    """Check the result of a timeline function that was traced.
+    """Check the shapes and dtypes of a timeline function's result, or raise a ConfigError.
 
     Whole numbers may be floats, as settings are while a timeline is traced.
-
-    Args:
-      found: Shapes and dtypes of what it returned.
-
-    Raises:
-      ConfigError: If it is no `Timeline`, or a field has the wrong shape or dtype.
     """
     if not isinstance(found, Timeline):
         raise ConfigError("result of timeline", type(found).__name__, "a fedjax_sim.Timeline")
@@ -88,10 +82,7 @@ def check_values(
       least_weight: The least weight of a slot. A step may make one negative.
 
     Raises:
-      ConfigError: If ticks are missing, times are negative or go back, a client does not exist
-        or has several slots of a tick that can be only one's, a number of steps is negative, a
-        version does not exist yet, a weight is negative or not finite, or anything else is not a
-        whole number of 32 bits.
+      ConfigError: If anything in it is not allowed, such as a client that does not exist.
     """
     num, known, slots = timeline.clients.shape
     if known < num_ticks:

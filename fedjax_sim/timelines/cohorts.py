@@ -15,19 +15,10 @@ from fedjax_sim.core.types import EMPTY, Array, Key
 
 
 def draw_cohorts(key: Key, num_clients: int, num_selected: int, num_ticks: int) -> Array:
-    """Draw a uniform cohort without replacement for every tick.
+    """Draw a uniform cohort without replacement for every tick: `i32[T, S]`, distinct in a row.
 
-    Work and memory are proportional to the cohorts, not to the number of clients. Row t depends
+    Work and memory are proportional to the cohorts, not to the number of clients N. Row t depends
     only on `key` and t.
-
-    Args:
-      key: Key of the cohorts.
-      num_clients: Number of clients N.
-      num_selected: Clients in a cohort, S, at most N.
-      num_ticks: Number of ticks T.
-
-    Returns:
-      Client numbers, `i32[T, S]`, distinct within a row.
     """
     ticks, slots = jnp.arange(num_ticks)[:, None], jnp.arange(num_selected)
     return streams.shuffled_index(streams.shuffle_bits(key), slots, num_clients, ticks)

@@ -187,15 +187,9 @@ def check(hyper: object) -> None:
 
 
 def check_all(hypers: Sequence[object]) -> None:
-    """Check settings that have many values in common, each of these once.
+    """Check settings of one struct that have many values in common, each of these once; as `check`.
 
-    A setting may be other than its default if it has an effect in one of them at least.
-
-    Args:
-      hypers: Settings of one struct, such as the points of a sweep.
-
-    Raises:
-      ConfigError: As `check`.
+    A setting may be other than its default if it has an effect in one of the `hypers` at least.
     """
     seen: Seen = set()
     for hyper in hypers:
@@ -251,15 +245,12 @@ def check_left(hyper: object, values: Mapping[str, object], why: str) -> None:
 
 
 def check_known(value: object) -> None:
-    """Check the values of settings among the arguments of a call, unless some are traced.
+    """Check the settings among the arguments of a call, unless some are traced.
 
     Settings without effect are accepted, as the points of a sweep have them.
 
-    Args:
-      value: The settings.
-
     Raises:
-      ConfigError: If a value or a combination of values is not allowed.
+      ConfigError: If the value is not allowed, or a combination of values.
     """
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         # While something is traced, JAX would trace what a check computes.

@@ -291,11 +291,7 @@ def why_idle(hyper: object, reason: Reason) -> str:
 
 
 def late_of(hyper: object, num_ticks: int) -> dict[str, tuple[int, str]]:
-    """Find the settings by which something would begin after the end of a run, as `begins` says.
-
-    Args:
-      hyper: Settings, none of which are traced.
-      num_ticks: Ticks of the run.
+    """Find the settings by which something would begin after a run of `num_ticks` ticks.
 
     Returns:
       By full name, the value and what never begins. Defaults are left out: nobody has given them.

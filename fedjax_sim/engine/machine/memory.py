@@ -62,26 +62,14 @@ def free_here() -> float:
     return min(on_devices, default=float("inf"))
 
 
-def fits_ahead(on_device: float) -> bool:
-    """Tell whether the host may send a chunk ahead, which takes so many bytes on a device.
-
-    Several processes never do: all of them would have to find room, and what they gather is fetched
-    by programs that would wait for the work that was sent ahead.
-    """
-    return jax.process_count() == 1 and on_device <= AHEAD * free_here()
-
-
 def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> None:
     """Drop JAX's compiled programs if the process has many memory maps.
 
-    A program for a CPU takes about ten of them. A process that compiles thousands of programs, such
-    as a comparison of many methods, would end at the limit (65,530 by default) without an
-    exception. Dropped programs are compiled again when they are called, or read from the cache on
-    disk.
+    A program for a CPU takes about ten of them. A process that compiles thousands of programs would
+    end at the limit (65,530 by default) without an exception. Dropped programs are compiled again
+    when they are called, or read from the cache on disk.
 
-    Args:
-      maps: File with a line for each memory map of the process.
-      most: File with the largest number.
+    maps: File with a line for each memory map of the process. most: File with their largest number.
     """
     try:
         limit = int(most.read_text())
@@ -111,11 +99,8 @@ def bytes_to_share(tree: object, devices: Sequence[jax.Device]) -> int:
     """Count the bytes that one memory takes when arrays are put on devices, one copy for each.
 
     Devices that are cores of a CPU read one copy in their common memory. What lies on one of the
-    devices counts as there already: the others have so much more memory free.
-
-    Args:
-      tree: Arrays. Entries that are the same array are put once.
-      devices: The devices.
+    devices counts as there already: the others have so much more memory free. Entries of the tree
+    that are the same array are put once.
     """
     platform, total, known = devices[0].platform, 0, set()
     for leaf in jax.tree.leaves(tree):

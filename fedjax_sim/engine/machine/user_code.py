@@ -83,7 +83,7 @@ def number_of_code(
     facts: Hashable = None,
     may_rest: bool = False,
 ) -> int:
-    """Number the program that code of users is traced to.
+    """Number the program that code of users is traced to: 0 without any, else equal programs alike.
 
     It keeps no arrays and no functions of programs alive.
 
@@ -94,10 +94,6 @@ def number_of_code(
       used: Trees that the program is made of: problems, settings, systems and functions.
       facts: What else decides the program.
       may_rest: Whether a slow trace need not be repeated soon; the user is then told so.
-
-    Returns:
-      0 where all code is this package's or installed, with methods as they were defined. Otherwise
-      a number from 1, the same for equal programs.
     """
     is_users, parts = _look_through(used)
     if not is_users:

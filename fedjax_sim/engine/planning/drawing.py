@@ -224,12 +224,7 @@ def draw_ticks(draw: Callable[[int], Timeline], num_ticks: int) -> tuple[Timelin
 def draw_timelines(
     system: System, seeds: Sequence[int], hypers: Sequence[HyperT], num_ticks: int
 ) -> Timeline:
-    """Draw timelines.
-
-    Args:
-      seeds: D seeds.
-      hypers: D settings of equal static parts.
-      num_ticks: Number of ticks, T.
+    """Draw timelines of `num_ticks` ticks, for D seeds and D settings of equal static parts.
 
     Returns:
       Leaves `[D, T, ...]` on the host, with times in 64 bits. A leaf that is the same at all ticks

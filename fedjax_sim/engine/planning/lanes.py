@@ -104,12 +104,7 @@ def distinct_rows(*numbers: np.ndarray) -> tuple[list[int], np.ndarray]:
 def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[int], np.ndarray]:
     """Find the lanes of different seeds, or of settings that are different to their timeline.
 
-    Args:
-      group: L lanes.
-      reads: Which leaves of the settings the timeline reads.
-
-    Returns:
-      As `distinct`.
+    reads: Which leaves of the settings the timeline reads. What is returned is that of `distinct`.
     """
     read: dict[int, tuple[bytes, ...]] = {}
     for lane in group:
@@ -120,15 +115,11 @@ def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[i
 
 
 def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
-    """Find the families of a group.
+    """Find the families of a group: an order of the lanes, `i64[L]`, and the size of families.
 
-    Args:
-      group: L lanes.
-      row: `i64[L]`, the number of each lane's schedule.
+    Members of a family are adjacent in the order. The size is 1 if families differ in size.
 
-    Returns:
-      An order of the lanes, `i64[L]`, in which the members of a family are adjacent, and the size
-      of the families: 1 if they are not all of one size.
+    row: `i64[L]`, the number of each lane's schedule.
     """
     _, of_problem = distinct_objects(column(group, "problem"))
     # Lanes of one schedule have one seed.
@@ -190,18 +181,6 @@ class Lanes(NamedTuple):
     row: Leaf
     hyper: Stacked
     problem: Stacked
-
-
-def precision_of(model: Params) -> np.dtype:
-    """Return the type in which lanes hold real numbers: 64 bits only where their models have these.
-
-    A setting or a weight of more bits than a model would change the model's type.
-
-    Args:
-      model: A model, or only its shapes and types.
-    """
-    is_wide = any(jnp.finfo(leaf.dtype).bits > 32 for leaf in jax.tree.leaves(model))
-    return np.dtype("float64" if is_wide else "float32")
 
 
 def stack_settings(hypers: Sequence[HyperT], dtype: np.typing.DTypeLike = float) -> Stacked:

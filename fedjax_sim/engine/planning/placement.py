@@ -116,16 +116,8 @@ def measure_step(
     """Describe the models that a problem draws, and estimate the cost of one local step.
 
     The operations are three times those of the matrix products and convolutions in the loss of the
-    step's examples, and at least six for each parameter and example. Problems of expectation
-    maximisation have no loss, and get the latter.
-
-    Args:
-      num_examples: Examples of the step.
-      has_loss: Whether the problem has a loss.
-      code: Number of the problem's code, see `number_of_code`.
-
-    Returns:
-      Shapes and dtypes of a model, which are checked, and the cost.
+    step's `num_examples`, and at least six for each parameter and example. Problems of expectation
+    maximisation have no loss, and get the latter. `code` is the number of the problem's code.
 
     Raises:
       ConfigError: If the model cannot be learnt, or the loss is no number.
@@ -233,10 +225,7 @@ class Placement(NamedTuple):
         return {name: plain(value) for name, value in self._asdict().items() if name != "devices"}
 
     def deal(self, work: np.ndarray) -> np.ndarray:
-        """Deal lanes to devices and batches: equal shares to devices, equal work within a batch.
-
-        Args:
-          work: `[L]`, local steps of each lane.
+        """Deal lanes with `work`, `[L]`, to devices, equal shares, and batches, of equal work.
 
         Returns:
           The lane in each place, `i64[>= L]`, device by device and batch by batch, the members of a

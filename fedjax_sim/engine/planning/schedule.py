@@ -217,8 +217,7 @@ def lay_out(
     total = num_evals * per_eval
     is_within = np.arange(total) < ticks[:, None]
     is_whole = bool(is_within.all())
-    num_slots = timelines.clients.shape[2]
-    shape = num, total, num_slots
+    shape = num, total, timelines.clients.shape[2]
 
     def cut(leaf: np.ndarray, fill: int) -> np.ndarray:
         """Keep the ticks of each timeline and fill up to the last evaluation: `[D, total, S]`."""
@@ -242,18 +241,19 @@ def lay_out(
     # Rows of the store: where each slot reads its old model, and where each tick writes its own.
     has_any = present.any(axis=2) | ~is_within
     is_newest = has_any.all() and not (present & (staleness != 0)).any()
-    if is_newest:  # Only the next tick reads a version: one row is enough.
-        row, rows = np.zeros((num, total + 1), np.int32), _round_up(2)
-        read = np.where(present, 0, rows - 1)
-    else:
+    # Where only the next tick reads a version, one row is enough.
+    row, rows = np.zeros((num, total + 1), np.int32), _round_up(2)
+    read = np.where(present, 0, rows - 1)
+    if not is_newest:
         row, read, rows = _assign_stores(numbers - staleness, present, ends[:, -1], shape)
     if not is_whole:
         # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
         read = np.where(is_within[..., None], read, rows - 1)
     write = np.where(is_within, row[:, 1:], rows - 1)
-    # Steps that each client did before, which number its random draws; none if all do equally many.
-    offset = None
-    if not _is_steady(clients, steps):
+    # Steps that each client did before, which number its random draws; none if the same clients do
+    # the same steps at all ticks, each in one slot.
+    offset, is_same = None, clients.shape[1] == steps.shape[1] == 1
+    if not (is_same and (np.diff(np.sort(clients[:, 0], axis=-1), axis=-1) > 0).all()):
         offset = steps_before(np.broadcast_to(clients, shape), np.broadcast_to(steps, shape))
 
     def on_grid(leaf: np.ndarray) -> np.ndarray:
@@ -264,14 +264,13 @@ def lay_out(
     places = read.astype(np.int32), write.astype(np.int32)
     stored = jax.tree.map(on_grid, Ticks(clients, steps, staleness, weight, offset, *places))
     most_steps = int(stored.steps.max(initial=0))
-    if num_slots * most_steps >= 2**31:
-        allowed = f"fewer: of the {num_slots} slots of a tick, 2^31 or more would be counted"
+    if shape[2] * most_steps >= 2**31:
+        allowed = f"fewer: of the {shape[2]} slots of a tick, 2^31 or more would be counted"
         raise ConfigError("local_steps", most_steps, allowed)
     # Versions that clients hold at evaluations, for the variance of their models.
     held = None
     if client_variance:
-        whole = np.broadcast_to(clients, shape)
-        held = held_versions(whole, timelines.holds, ends, num_clients)
+        held = held_versions(np.broadcast_to(clients, shape), timelines.holds, ends, num_clients)
         held = held._replace(write=held.write.reshape(num, num_evals, per_eval))
     times = np.concatenate([np.zeros((num, 1)), timelines.time], axis=1)
     return Schedule(
@@ -458,23 +457,10 @@ def held_versions(
     return HeldVersions(rows[:, 1:], holders)
 
 
-def _is_steady(clients: np.ndarray, steps: np.ndarray) -> bool:
-    """Tell whether the same clients do the same steps at all ticks, each in one slot."""
-    if clients.shape[1] > 1 or steps.shape[1] > 1:
-        return False
-    slots = np.sort(clients[:, 0], axis=-1)
-    return bool((slots[:, 1:] > slots[:, :-1]).all())
-
-
 def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Count the local steps that each slot's client delivered before, in slot order.
 
-    Args:
-      clients: `i32[..., T, S]`.
-      steps: `i32[..., T, S]`, none negative.
-
-    Returns:
-      `i32[..., T, S]`.
+    clients, steps: `i32[..., T, S]`, as the result. No steps are negative.
     """
     *_, num_ticks, num_slots = clients.shape
     flat, steps = (leaf.reshape(-1, num_ticks * num_slots) for leaf in (clients, steps))

@@ -194,10 +194,11 @@ class BoundLane:
         # they are computed: last bits would.
         state = jax.lax.optimization_barrier(self.learnt(state))
         model = output(jax.lax.optimization_barrier(self.algorithm.model(state)))
-        found = [contract.read_metrics(self.problem.evaluate(model)), self.algorithm.metrics(state)]
+        found, more = self.problem.evaluate(model), self.algorithm.metrics(state)
+        contract.check_metrics(found)
         taken = {*settings.names_of(self.system.Hyper), *further}
-        check_metrics([pair for each in found for pair in each.items()], taken)
-        return model, trees.in_32_bits({**found[0], **found[1]})
+        check_metrics([*found.items(), *more.items()], taken)
+        return model, trees.in_32_bits({**found, **more})
 
 
 def _impossible_steps(event: types.Event) -> list[Array]:

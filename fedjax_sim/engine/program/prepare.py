@@ -147,7 +147,9 @@ class Planned:
             problem, self.num_examples, has_loss=has_loss, code=self.code
         )
         stored = self.schedule.stored
-        weight = stored.weight.astype(lanes.precision_of(self.model))
+        # A setting or a weight of more bits than a model would change the model's type.
+        bits = max(jnp.finfo(leaf.dtype).bits for leaf in jax.tree.leaves(self.model))
+        weight = stored.weight.astype("float64" if bits > 32 else "float32")
         self.schedule = self.schedule._replace(stored=stored._replace(weight=weight))
 
     def place(self) -> None:

@@ -191,11 +191,9 @@ class Replay:
         """Compile the programs of a chunk and of the beginning, unless equal ones are known.
 
         They are compiled at the same time, and traced in this thread, because JAX's settings belong
-        to a thread. JAX keeps what is compiled here for the calls that follow.
-
-        Args:
-          begins: Whether the beginning is needed.
-          room: Bytes, above which the states of the lanes alone are counted and nothing compiled.
+        to a thread. JAX keeps what is compiled here for the calls that follow. The beginning is
+        left out unless it `begins`. If the states of the lanes alone take more than `room` bytes,
+        they are counted and nothing is compiled.
 
         Returns:
           The bytes of the programs on each device, without the data that lanes share.
@@ -449,12 +447,9 @@ class _ReplayedLane:
     ) -> tuple[Any, Observed]:
         """Compute an evaluation's metrics; also return the model if models are kept, else None.
 
-        Args:
-          holders: Clients that hold each version, if `client_variance` is measured.
-          counted: Names of the algorithm's `Info`.
-
-        Returns:
-          The model if it is a mean, otherwise (); and the evaluation.
+        The `holders` of each version are given if `client_variance` is measured. `counted` are
+        names of the algorithm's `Info`. The first result is the model if it is a mean, otherwise
+        ().
         """
         lane, has_mean, models = self.lane, self.program.has_mean, carry.versions
         if holders is not None and lane.algorithm.client_models is not None:
@@ -474,11 +469,7 @@ class _ReplayedLane:
 
 
 def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[..., batching.ResultT]:
-    """Make a program of all lanes.
-
-    Args:
-      name: Its name.
-      run: `run(lane, *varying)` of one lane.
+    """Make a program of all lanes, of some name, from `run(lane, *varying)` of one lane.
 
     Returns:
       `run_all(program, lanes, tables, *varying)`, from the static arguments; L lanes; arrays that

@@ -116,13 +116,8 @@ def _replayed(
     The next chunk is sent before the results of one are fetched, so that the devices need not wait
     for the host. A state that may have to be saved is copied first, as the next chunk takes it.
 
-    Args:
-      replay: The program with its inputs.
-      carries: The state after `done` ticks.
-      first: What the beginning returned, if the run begins now.
-      done: Ticks done.
-      seen: What is known; which lanes run is read when a chunk is sent.
-      checkpoint: Says which states are to be saved.
+    The carries are the state after `done` ticks, and `first` is what the beginning returned, if the
+    run begins now. Which lanes run is read from `seen` when a chunk is sent.
     """
     # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
     decides = replay.program.can_stop or replay.program.plan.live is not None
@@ -147,12 +142,17 @@ def _replayed(
         return chunk._replace(returned=returned)
 
     def may_overtake() -> bool:
-        """Tell whether a chunk may be sent although one is waiting."""
-        if decides or len(waiting) > 1 or asked_to_stop():
+        """Tell whether a chunk may be sent although one is waiting.
+
+        Several processes never do: all would have to find room, and what they gather is fetched by
+        programs that would wait for the work that was sent ahead.
+        """
+        if decides or len(waiting) > 1 or asked_to_stop() or jax.process_count() > 1:
             return False
         kept = () if checkpoint is None else carries
         tables = replay.placed.schedule.between(0, num_evals)
-        return memory.fits_ahead(memory.count_bytes((waiting[-1].returned, kept, tables)))
+        size = memory.count_bytes((waiting[-1].returned, kept, tables))
+        return size <= memory.AHEAD * memory.free_here()
 
     while waiting or (done < whole and seen.is_running.any()):
         while done < whole and (not waiting or may_overtake()):

@@ -216,13 +216,8 @@ def _count(
 
     What depends on settings alone is counted once for lanes that share them, and so is what depends
     on the timeline for those that share it too. There is an energy if some lane's table says it; it
-    is nan in the others.
-
-    Args:
-      planned: The lanes.
-      schedule: Their schedules.
-      row: `i64[L]`, the number of each lane's schedule.
-      timelines: The timeline of each lane.
+    is nan in the others. `row` has the number of each lane's schedule, and `timelines` one per
+    lane.
     """
     group, model, system = planned.group, planned.model, planned.program.system
     messages, counted = system.messages, schedule.messages[row]
@@ -285,11 +280,7 @@ def _facts_of(schedule: Schedule, row: np.ndarray) -> dict[str, np.ndarray]:
     """Collect each lane's time, ticks and messages, and the staleness of the work it received.
 
     Staleness is in server versions: its mean, `f64[L]`, nan where nothing was received, and its
-    largest value, `i64[L]`.
-
-    Args:
-      schedule: The schedules.
-      row: `i64[L]`, the number of each lane's schedule.
+    largest value, `i64[L]`. `row` has the number of each lane's schedule, `i64[L]`.
     """
     stored, messages = schedule.stored, schedule.messages[:, -1]
     staleness = np.where(stored.clients != types.EMPTY, stored.staleness, 0)

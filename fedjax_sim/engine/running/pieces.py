@@ -77,13 +77,7 @@ class Pieces:
         self._has_run_out = False
 
     def run(self, number: int) -> list[Returned]:
-        """Run the group piece by piece.
-
-        Args:
-          number: Pieces of earlier groups.
-
-        Returns:
-          The results of each piece.
+        """Run the group in pieces, after `number` of earlier groups, and return each result.
 
         Raises:
           ConfigError: If a timeline is not allowed, or a single lane does not fit in memory.

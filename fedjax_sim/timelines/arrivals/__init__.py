@@ -4,5 +4,4 @@
   client starts its next update; or it acts at each finished task and sends it to the queue of a
   client drawn at random (`ClientQueues`).
 - `queue`: clients or tasks in order of time, as a tree of minima.
-- `free_arrivals`: arrivals of clients that never wait.
 """

@@ -46,7 +46,6 @@ from fedjax_sim.core.settings import (
 )
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import EMPTY, Array, HyperT, Key, Settings, Timeline
-from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.arrivals.queue import Queue, put_rows, take_rows
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices, per_update
@@ -230,6 +229,20 @@ StateT = TypeVar("StateT")
 ArrivedT = TypeVar("ArrivedT")
 
 
+class Update(NamedTuple):
+    """A client's next update that reaches the server.
+
+    Attributes:
+      attempt: `i32[...]`, number of the update, counting lost ones, from 0.
+      start: `f64[...]`, virtual time at which its client took the server's model.
+      finish: `f64[...]`, virtual time at which it arrives.
+    """
+
+    attempt: Array
+    start: Array
+    finish: Array
+
+
 class Work(NamedTuple):
     """Rules of the clients' tasks.
 
@@ -399,23 +412,22 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 
 def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Schedule readings in which no client waits, by drawing all arrivals before forming ticks."""
+    """Schedule readings in which no client waits: all are at work, and replace themselves."""
     size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
-
-    def first(key: Key, hyper: Arrivals) -> Arrived:
-        following = partial(_arriving, draw_devices(key, hyper))
-        order = tie_breakers(key) if hyper.clock.ties == "random" else None
-        return first_arrivals(following, order, num_clients=hyper.num_clients, num=num)
-
-    time, client, before, at_own = lane_by_lane(first, key, hyper, Arrivals)
-    shape = (num_ticks, size)
+    draw = partial(_replace_finished, num=num, num_tasks=hyper.num_clients)
+    time, client, start, _ = lane_by_lane(draw, key, hyper, Arrivals)
+    rank, previous = jnp.arange(num), previous_visits(client[:, None])[0][:, 0]
+    at_own = (previous >= 0) & (start == time[previous])
+    # A model taken between the client's arrivals contains all arrivals up to then, but none after
+    # the update that is computed from it.
+    known = jnp.minimum(jnp.searchsorted(time, start, side="right"), rank)
+    before = jnp.where(at_own, previous + 1, jnp.where(start > 0, known, 0)).astype("int32")
     # A client whose own arrival filled the buffer starts from the new model under "free", and from
     # the model before it under "before_aggregation".
     is_late = at_own if hyper.clock.restart == "before_aggregation" else 0
-    version = (before - is_late) // size
-    holds = (jnp.arange(num) + (hyper.clock.restart == "free")) // size
-    client, version, holds = (leaf.reshape(shape) for leaf in (client, version, holds))
-    return _timeline(time.reshape(shape)[:, -1], client, version, holds, hyper)
+    version, holds = (before - is_late) // size, (rank + (hyper.clock.restart == "free")) // size
+    client, version, holds = (x.reshape(num_ticks, size) for x in (client, version, holds))
+    return _timeline(time.reshape(num_ticks, size)[:, -1], client, version, holds, hyper)
 
 
 def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
@@ -426,7 +438,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
 
     def first(key: Key, hyper: Arrivals) -> tuple[Array, Array, Array, Array]:
-        time, client, start, again = _replace_finished(key, hyper, num)
+        time, client, start, again = _replace_finished(key, hyper, num, hyper.num_at_work)
         acts, tick = time[size - 1 :: size], jnp.arange(num) // size
         # A client that starts at the moment at which the server acts takes the new model. An update
         # that takes no time never contains itself.
@@ -442,7 +454,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     return _timeline(acts, client, version, holds, hyper)
 
 
-def _replace_finished(key: Key, hyper: Arrivals, num: int) -> tuple[Array, ...]:
+def _replace_finished(key: Key, hyper: Arrivals, num: int, num_tasks: int) -> tuple[Array, ...]:
     """Find the first arrivals if M clients are at work at any time.
 
     At time 0 these are M clients drawn without replacement, available or not. A client that
@@ -454,14 +466,14 @@ def _replace_finished(key: Key, hyper: Arrivals, num: int) -> tuple[Array, ...]:
       key: The lane's timeline key.
       hyper: Settings.
       num: Number of arrivals A.
+      num_tasks: Number of clients at work, M.
 
     Returns:
       The arrivals in order, `[A]` each: when an update arrives; its client; when that client took
       the server's model for it; and when it takes its next model if it replaced itself, inf
       otherwise.
     """
-    num_clients, num_tasks = hyper.num_clients, hyper.num_at_work
-    ties = tie_breakers(key)
+    num_clients, ties = hyper.num_clients, tie_breakers(key)
 
     def order(client: Array, update: Array) -> Array:
         return (ties(client, update) if hyper.clock.ties == "random" else client).astype(float)

@@ -235,14 +235,9 @@ class Devices(NamedTuple):
     ) -> tuple[Array, Array]:
         """Find out when clients begin and finish work of a given running time, transfers added.
 
-        Args:
-          client: Client numbers, `i32[...]`.
-          time: When they are given the work.
-          running: Time of computing, `f[...]`.
-
         Returns:
-          When the client begins to receive the model, and when its update arrives, `f[...]` each:
-          virtual times, or, for an instant, counted from it.
+          For clients `i32[...]`, when they begin to receive the model, and when their updates
+          arrive, `f[...]` each: virtual times, or, where `time` is an instant, counted from it.
         """
         busy = running if self.transfer is None else running + self.transfer[client]
         wait = pauses = jnp.zeros_like(busy)

@@ -103,15 +103,7 @@ class Law(Kind):
         raise NotImplementedError
 
     def times(self, standard: Array, speeds: Speeds) -> Array:
-        """Scale unit-scale numbers to running times of clients.
-
-        Args:
-          standard: Numbers that `draw` has drawn, `f[..., num]`.
-          speeds: Rates and spreads, `f[...]` each.
-
-        Returns:
-          Virtual times, `f[..., num]`.
-        """
+        """Return virtual times `f[..., num]`: `standard` numbers of `draw`, scaled by `speeds`."""
         return self.scale(standard, *(leaf[..., None] for leaf in speeds))
 
 

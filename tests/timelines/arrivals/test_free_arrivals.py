@@ -25,7 +25,6 @@ from fedjax_sim.timelines import (
     presets,
     schedule_arrivals,
 )
-from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.delays.laws import update_time
 from tests.conftest import slow_but
 
@@ -69,7 +68,6 @@ def one_by_one(
     taken: Sequence,
     *,
     lots: Sequence | None = None,
-    waits: Sequence | None = None,
     lost: Sequence | None = None,
     phases: Sequence = (),
     on: Any = 1,
@@ -81,7 +79,6 @@ def one_by_one(
       num: Number of arrivals.
       taken: Running times, by client and attempt.
       lots: Lots that order simultaneous arrivals, by client and attempt; None for client numbers.
-      waits: Waits before an attempt, by client and attempt.
       lost: Whether an update is lost, by client and attempt.
       phases: Place in the cycle of work and break at time 0, by client, as a share of the cycle.
       on: Length of a working window.
@@ -105,11 +102,8 @@ def one_by_one(
 
     def go_on(client: int, attempt: int, time: Any, *, is_own: bool) -> None:
         at = place(client, time)
-        wait = waits[client][attempt] if waits is not None else 0
-        at_own[client] = is_own and at < on and wait == 0
-        if wait > 0:
-            heapq.heappush(queue, Event(time + wait, BEGINS, client, client, attempt))
-        elif at < on:
+        at_own[client] = is_own and at < on
+        if at < on:
             work(client, attempt, time, on - at)
         else:
             heapq.heappush(queue, Event(time + on + off - at, BEGINS, client, client, attempt))
@@ -126,170 +120,6 @@ def one_by_one(
             found.append(One(time, client, attempt, before[client], at_own[client]))
             go_on(client, attempt + 1, time, is_own=True)
     return found
-
-
-@partial(jax.jit, static_argnames="num")
-def _searched(taken: jax.Array, waits: jax.Array, lots: jax.Array | None, *, num: int) -> Arrived:
-    """Find first arrivals from tables of times, waits and lots."""
-
-    def follow(client: jax.Array, attempt: jax.Array, time: jax.Array) -> Update:
-        start = time + waits[client, attempt + 1]
-        return Update(attempt + 1, start, start + taken[client, attempt + 1])
-
-    tie = None if lots is None else lambda client, attempt: lots[client, attempt]
-    return first_arrivals(follow, tie, num_clients=taken.shape[0], num=num)
-
-
-def search(
-    taken: np.ndarray,
-    lots: np.ndarray | None = None,
-    *,
-    waits: np.ndarray | None = None,
-    num: int,
-) -> Arrived:
-    with jax.enable_x64(True):
-        tables = (
-            jnp.asarray(taken, float),
-            jnp.zeros(taken.shape) if waits is None else jnp.asarray(waits, float),
-        )
-        found = _searched(*tables, None if lots is None else jnp.asarray(lots), num=num)
-        return jax.tree.map(np.asarray, found)
-
-
-def assert_same(found: Arrived, expected: list[One]) -> None:
-    """Check that arrivals are equal to the last bit."""
-    time, client, _, before, at_own = zip(*expected, strict=True)
-    assert found.time.dtype == np.float64
-    np.testing.assert_array_equal(found.time, time)
-    np.testing.assert_array_equal(found.client, client)
-    np.testing.assert_array_equal(found.before, before)
-    np.testing.assert_array_equal(found.at_own, at_own)
-
-
-def exponential(random: np.random.Generator, rates: Any, num: int) -> np.ndarray:
-    return random.exponential(size=(len(rates), num)) / np.asarray(rates, float)[:, None]
-
-
-def lots_of(shape: tuple[int, ...], seed: int = 5) -> np.ndarray:
-    return np.random.default_rng(seed).integers(2**32, size=shape, dtype="uint32")
-
-
-TEN = 10
-TABLES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
-    "constant, equal": lambda random, num: np.ones((TEN, num)),
-    "constant, unlike, with ties": lambda random, num: np.repeat(
-        [[1.0], [1.5], [2.0], [3.0], [0.75]] * 2, num, axis=1
-    ),
-    "geometric, with ties": lambda random, num: random.geometric(0.3, size=(TEN, num)).astype(
-        float
-    ),
-    "uniform": lambda random, num: (
-        random.uniform(0.5, 1.5, size=(TEN, num)) / np.linspace(1, 3, TEN)[:, None]
-    ),
-    "exponential, the last client a thousand times faster": lambda random, num: exponential(
-        random, [1] * (TEN - 1) + [1000], num
-    ),
-    "exponential, the last client a thousand times slower": lambda random, num: exponential(
-        random, [1000] * (TEN - 1) + [1], num
-    ),
-    "heavy tails": lambda random, num: np.exp(random.normal(size=(TEN, num)) * 3),
-    "normal, some of no length": lambda random, num: np.maximum(
-        random.normal(1, 1.5, size=(TEN, num)), 0
-    ),
-    "whole, many of no length": lambda random, num: random.integers(3, size=(TEN, num)) / 2,
-    "the last client of no length for long": lambda random, num: np.where(
-        np.arange(TEN)[:, None] == TEN - 1, np.arange(num) // 50 % 2, 1.0
-    ),
-    "no lengths at all": lambda random, num: np.zeros((TEN, num)),
-}
-
-
-@pytest.mark.parametrize("ties", ["client", "random"])
-@pytest.mark.parametrize("name", TABLES)
-def test_first_arrivals_are_those_of_a_queue_of_events(name: str, ties: str) -> None:
-    """The search equals the event queue to the last bit."""
-    taken = TABLES[name](np.random.default_rng(0), 401)
-    lots = lots_of(taken.shape) if ties == "random" else None
-    assert_same(
-        search(taken, lots, num=400),
-        one_by_one(400, taken.tolist(), lots=None if lots is None else lots.tolist()),
-    )
-
-
-@pytest.mark.parametrize("num", [2000, 17])
-def test_many_clients_of_very_unlike_speeds(num: int) -> None:
-    """300 clients with speeds that range over more than four orders of magnitude.
-
-    Once more arrivals than clients are asked for, and once fewer.
-    """
-    random = np.random.default_rng(1)
-    rates = np.exp(2 * random.normal(size=300))
-    assert rates.max() / rates.min() > 10_000
-    taken = exponential(random, rates, num + 1)
-    expected = one_by_one(num, taken.tolist())
-    assert_same(search(taken, num=num), expected)
-    counts = np.bincount([one.client for one in expected], minlength=300)
-    assert (counts == 0).any() and counts.max() > (100 if num > 300 else 1)
-
-
-def test_lots_decide_ties_whatever_number_is_asked_for() -> None:
-    """Ten clients with equal times arrive in rounds, each ordered by their lots.
-
-    Short and long searches agree.
-    """
-    taken = np.ones((TEN, 401))
-    lots = lots_of(taken.shape)
-    by_round = np.argsort(lots, axis=0, kind="stable").T
-    long = search(taken, lots, num=400)
-    np.testing.assert_array_equal(long.client.reshape(-1, TEN), by_round[:40])
-    short = search(taken, lots, num=17)
-    for few, many in zip(short, long, strict=True):
-        np.testing.assert_array_equal(few, many[:17])
-
-
-@pytest.mark.parametrize("ties", ["client", "random"])
-def test_models_taken_between_arrivals(ties: str) -> None:
-    """After a wait a client takes the model that is then current.
-
-    That includes arrivals at the same time. Times and waits are small whole numbers, to make
-    ties.
-    """
-    random = np.random.default_rng(4)
-    taken, waits = random.integers(1, 4, size=(TEN, 401)), random.integers(3, size=(TEN, 401))
-    lots = lots_of(taken.shape) if ties == "random" else None
-    expected = one_by_one(
-        400, taken.tolist(), lots=None if lots is None else lots.tolist(), waits=waits.tolist()
-    )
-    assert_same(search(taken, lots, waits=waits, num=400), expected)
-    assert 0.5 < np.mean([not one.at_own for one in expected]) < 0.8
-
-
-@pytest.mark.parametrize("ties", ["client", "random"])
-def test_no_model_is_taken_after_the_own_update_has_arrived(ties: str) -> None:
-    """A model never contains the update that is computed from it, and always the client's last one.
-
-    This holds even if the update takes no time and others arrive with it.
-    """
-    random = np.random.default_rng(6)
-    taken, waits = random.integers(2, size=(TEN, 401)), random.integers(2, size=(TEN, 401))
-    found = search(taken, lots_of(taken.shape) if ties == "random" else None, waits=waits, num=400)
-    assert (np.diff(found.time) >= 0).all()
-    assert (found.before <= np.arange(400)).all()
-    for client in range(TEN):
-        arrivals = np.flatnonzero(found.client == client)
-        assert arrivals.size > 10
-        assert (found.before[arrivals[1:]] > arrivals[:-1]).all()
-
-
-def test_close_times_after_long_are_told_apart() -> None:
-    """Near 11,000 neighbouring 32-bit floats are 0.001 apart; here a difference of 1e-7 decides."""
-    random = np.random.default_rng(2)
-    taken = 11_000 + 1e-7 * np.stack([random.permutation(TEN) for _ in range(401)], axis=1)
-    expected = one_by_one(400, taken.tolist())
-    first = [one.client for one in expected[:TEN]]
-    assert first == np.argsort(taken[:, 0]).tolist() != list(range(TEN))
-    assert len({np.float32(one.time) for one in expected[:TEN]}) == 1
-    assert_same(search(taken, num=400), expected)
 
 
 class Draws(NamedTuple):

@@ -41,20 +41,6 @@ def staleness_of(schedule: Timeline) -> np.ndarray:
     return np.arange(schedule.version.shape[1])[None, :, None] - schedule.version
 
 
-@pytest.mark.slow
-def test_everyone_at_work_is_the_reading_free(draw: Callable) -> None:
-    """Every client replaces itself, with losses and breaks: equal to the last bit.
-
-    The reading "free" is drawn by another search, in blocks.
-    """
-    clients = {"num_clients": 9, "buffer_size": 4, "on_time": 5.0, "off_time": 3.0}
-    hyper = replaced(concurrency=9, drop_rate=0.2, **clients)
-    found = draw(schedule_arrivals, hyper, num_ticks=30, seeds=2)
-    expected = draw(schedule_arrivals, hyper.replace(restart="free"), num_ticks=30, seeds=2)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert len(set(staleness_of(found).ravel().tolist())) > 5
-
-
 def test_as_many_at_work_as_fill_the_buffer_are_never_stale_at_equal_speeds(draw: Callable) -> None:
     """All finish together, and their successors take the model that is made of their updates."""
     hyper = replaced(
