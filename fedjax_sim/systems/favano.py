@@ -58,15 +58,7 @@ from fedjax_sim.clients import LocalTraining, local_training, rows
 from fedjax_sim.core import batching, types
 from fedjax_sim.core.settings import ConfigError, OneOf, is_known, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import (
-    ReportMessages,
-    Reports,
-    Robust,
-    Wire,
-    attacks,
-    compression,
-    stages,
-)
+from fedjax_sim.server import ReportMessages, Reports, Robust, Wire, attacks, compression, stages
 from fedjax_sim.server.aggregation import scaled_progress
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.versions import Versioned, stale_models

@@ -20,19 +20,8 @@ from fedjax_sim.clients import (
     write_clients,
 )
 from fedjax_sim.clients.seen_losses import SeenLosses
-from fedjax_sim.core import batching, streams, targets, trees, types
-from fedjax_sim.core.settings import (
-    Above0,
-    AtLeast0,
-    Checked,
-    ConfigError,
-    Count,
-    Whole,
-    group,
-    redefault,
-    setting,
-    struct,
-)
+from fedjax_sim.core import batching, settings, streams, targets, trees, types
+from fedjax_sim.core.settings import Above0, AtLeast0, Checked, ConfigError, Count, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Leaf, Problem, Work
 from fedjax_sim.server import Reports, Versioned, Wire, keep_if_empty, stale_models
 from fedjax_sim.server.aggregation import ServerMomentum, where_slots
@@ -348,7 +337,7 @@ class FedAT(Clients, LocalTraining, Reports):
     num_tiers: Count = setting(5, "Tiers into which clients are sorted by response latency, M.")
     num_selected: Count = setting(10, "Size of the cohort, S: clients of a round of a tier.")
     weighting: cohorts.Weighting = cohorts.client_weighting("the mean of a round")
-    proximal: float = redefault(LocalTraining, "proximal", 0.4)
+    proximal: float = settings.redefault(LocalTraining, "proximal", 0.4)
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -560,7 +549,7 @@ class Pisces(Clients, LocalTraining, ServerMomentum, Reports):
 
     tells_losses = True
     concurrency: Count = setting(10, "Clients at work at one time, C.")
-    most_reports: Whole = setting(
+    most_reports: settings.Whole = setting(
         0,
         "Reports after whose arrival the server acts in any case; 0 for twice `concurrency`, or "
         "`num_clients` if that is less.",
@@ -571,7 +560,7 @@ class Pisces(Clients, LocalTraining, ServerMomentum, Reports):
         "work, divided by this.",
     )
     weighting: cohorts.Weighting = cohorts.client_weighting("the mean of a tick's reports")
-    choice: Usefulness = group(Usefulness(), "who is given work")
+    choice: Usefulness = settings.group(Usefulness(), "who is given work")
 
     def check_together(self) -> None:
         """Check combinations of settings.

@@ -43,22 +43,9 @@ import numpy as np
 
 from fedjax_sim.clients import LastingTraining, batch_loss, losses_of, seeing_losses
 from fedjax_sim.core import batching, settings, streams, targets, trees, types
-from fedjax_sim.core.settings import (
-    Above0,
-    AtLeast0,
-    AtLeast1,
-    Checked,
-    ConfigError,
-    Count,
-    Portion,
-    Probability,
-    Whole,
-    group,
-    setting,
-    struct,
-)
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Probability, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Leaf, Params, Plan, Problem
-from fedjax_sim.server import ReportMessages, Reports, ServerStep
+from fedjax_sim.server import ReportMessages, Reports, ServerStep, compression
 from fedjax_sim.server.report_settings import downlink_of_slots
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
@@ -82,7 +69,7 @@ UTILITY_CLIP = 0.95
 
 
 @struct
-class Choice(Checked):
+class Choice(settings.Checked):
     """Settings of Oort's choice."""
 
     exploring: Probability = setting(
@@ -93,10 +80,10 @@ class Choice(Checked):
     time_penalty: AtLeast0 = setting(
         2.0, "Exponent by which work longer than the preferred time counts for less, alpha."
     )
-    cutoff: Portion = setting(
+    cutoff: settings.Portion = setting(
         0.95, "Share of the utility of the last client needed that others must have to be drawn, c."
     )
-    preferred: Portion = setting(
+    preferred: settings.Portion = setting(
         0.3, "Quantile of the times taken that is the preferred time of a round, in the beginning."
     )
     pacer_step: Probability = setting(
@@ -112,7 +99,7 @@ class Guided(live.LiveCohorts):
     """Settings of rounds of clients that Oort chooses."""
 
     tells_losses = True
-    choice: Choice = group(Choice(), "whom the server asks")
+    choice: Choice = settings.group(Choice(), "whom the server asks")
 
 
 @struct
@@ -347,7 +334,7 @@ def count_bits_of_clients(
     # Then fewer reports than are asked for are those of all candidates.
     is_short = nothing_is_lost & (num_chosen < hyper.num_chosen)
     num_others = np.where(is_short, 0, hyper.num_selected - num_chosen)
-    loss = 8 * jnp.result_type(*jax.tree.leaves(model)).itemsize
+    loss = compression.word_of(model)
     up = loss + hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
     each = np.array([loss, types.full_precision_bits(model)])
     return is_chosen * up, downlink_of_slots(hyper, timeline, model), num_others[:, None] * each
@@ -384,11 +371,12 @@ class CandidatesMessages(ReportMessages):
         rule.check_ticks(hyper, "aggregator", timeline, most=most, has_weights=False)
 
 
+SUMMARY = "federated averaging of the candidates with the largest losses"
 powerofchoice = largest_losses(fedavg.algorithm).on(
     fedavg.system,
     name="powerofchoice",
     Hyper=PowerOfChoice,
-    summary="federated averaging of the candidates with the largest losses",
+    summary=SUMMARY,
     messages=CandidatesMessages(),
 )
 
@@ -401,7 +389,7 @@ CLIENTS_AT_ONCE = 50
 
 
 @struct
-class TierChoice(Checked):
+class TierChoice(settings.Checked):
     """Settings of TiFL's tiers, and of the choice among them."""
 
     num_tiers: Count = setting(5, "Tiers into which clients are sorted by response latency, T.")
@@ -422,7 +410,7 @@ class TierChoice(Checked):
         begins="the evaluation of tiers",
         only_with={"policy": ("adaptive",)},
     )
-    credits: AtLeast1 | tuple[AtLeast1, ...] = setting(
+    credits: settings.AtLeast1 | tuple[settings.AtLeast1, ...] = setting(
         100.0,
         "Rounds for which a tier may be asked, the fastest tier first; one number for all. When "
         "none is left, all tiers get theirs again.",
@@ -462,7 +450,7 @@ class TierChoice(Checked):
 class Tiered(live.LiveCohorts):
     """Settings of rounds of clients from one tier."""
 
-    choice: TierChoice = group(TierChoice(), "tiers, and which of them the server asks")
+    choice: TierChoice = settings.group(TierChoice(), "tiers, and which of them the server asks")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -654,12 +642,8 @@ tiers = live.Selection(
     is_full=lambda hyper: hyper.misses_nobody and settings.is_known(hyper.choice.time_limit, 0),
 )
 """TiFL's choice, for any system of rounds."""
-tifl = tiers.on(
-    fedavg.system,
-    name="tifl",
-    Hyper=TiFL,
-    summary="rounds of clients that are equally fast, from tiers chosen by their accuracy",
-)
+SUMMARY = "rounds of clients that are equally fast, from tiers chosen by their accuracy"
+tifl = tiers.on(fedavg.system, name="tifl", Hyper=TiFL, summary=SUMMARY)
 
 
 # FedCS.
@@ -670,10 +654,10 @@ ROUNDING = 1e-5
 
 
 @struct
-class DeadlineChoice(Checked):
+class DeadlineChoice(settings.Checked):
     """Settings of FedCS's choice, and of its deadlines."""
 
-    num_candidates: Whole = setting(
+    num_candidates: settings.Whole = setting(
         0,
         "Clients that tell the server in each round how long they would take; 0 for "
         "`num_selected`.",
@@ -682,12 +666,12 @@ class DeadlineChoice(Checked):
     follows: Literal["times", "loss"] = setting(
         "times", "What the deadline follows: response times alone, or the loss as well."
     )
-    lengthen: AtLeast1 = setting(
+    lengthen: settings.AtLeast1 = setting(
         1.2,
         "Factor of the deadline after a window of rounds in which the loss did not fall.",
         only_with={"follows": ("loss",)},
     )
-    shorten: Portion = setting(
+    shorten: settings.Portion = setting(
         1.0,
         "Factor of the deadline after a window of rounds in which the loss fell.",
         only_with={"follows": ("loss",)},
@@ -698,7 +682,7 @@ class DeadlineChoice(Checked):
         begins="the comparison of losses",
         only_with={"follows": ("loss",)},
     )
-    most: AtLeast1 = setting(
+    most: settings.AtLeast1 = setting(
         10.0,
         "How many times the quantile the deadline is at most; it is at least the quantile divided "
         "by this.",
@@ -710,10 +694,12 @@ class DeadlineChoice(Checked):
 class InTime(live.LiveCohorts):
     """Settings of rounds of clients that are expected to report before the round ends."""
 
-    clock: CohortClock = group(
+    clock: CohortClock = settings.group(
         CohortClock(), "how long a round takes", without=("deadline", "num_asked")
     )
-    choice: DeadlineChoice = group(DeadlineChoice(), "whom the server asks, and how long it waits")
+    choice: DeadlineChoice = settings.group(
+        DeadlineChoice(), "whom the server asks, and how long it waits"
+    )
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -850,27 +836,23 @@ def shows_losses(algorithm: Callable[..., Algorithm]) -> Callable[..., Algorithm
 
 in_time = live.Selection(in_time_of, sees=shows_losses)
 """FedCS's choice, for any system of rounds."""
-fedcs = in_time.on(
-    fedavg.system,
-    name="fedcs",
-    Hyper=FedCS,
-    summary="as many clients as are expected before a deadline that follows what was observed",
-)
+SUMMARY = "as many clients as are expected before a deadline that follows what was observed"
+fedcs = in_time.on(fedavg.system, name="fedcs", Hyper=FedCS, summary=SUMMARY)
 
 
 # AdaComm.
 
 
 @struct
-class Communication(Checked):
+class Communication(settings.Checked):
     """Settings of how many local steps there are between two averages."""
 
-    adapt_every: Above0 = setting(
+    adapt_every: settings.Above0 = setting(
         100.0,
         "Virtual time after which the number of local steps is chosen again, T_0.",
         of_time=True,
     )
-    shrink: Portion = setting(
+    shrink: settings.Portion = setting(
         0.5,
         "Factor of the number of local steps where the loss alone would not reduce it, gamma; 1 "
         "keeps the number then.",
@@ -888,7 +870,7 @@ class AdaptiveSteps(live.LiveCohorts):
     `local_steps` is the first number of local steps, tau_0, which is never exceeded.
     """
 
-    communication: Communication = group(Communication(), "how often clients communicate")
+    communication: Communication = settings.group(Communication(), "how often clients communicate")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -1001,10 +983,11 @@ def _rounded_down(steps: Array) -> Array:
 
 fewer_steps = live.Selection(steps_of, has_steps=True, sees=seeing_losses)
 """AdaComm's local steps, for any system of rounds."""
+SUMMARY = "federated averaging with fewer local steps as the loss falls"
 adacomm = fewer_steps.on(
     fedavg.system,
     name="adacomm",
     Hyper=AdaComm,
-    summary="federated averaging with fewer local steps as the loss falls",
+    summary=SUMMARY,
     hints=types.Hints(lambda hyper, time: rounds_within(hyper.replace(local_steps=1), time)),
 )

@@ -240,10 +240,11 @@ def message(params: Params, hyper: MimeLite) -> Params:
     return params, jax.eval_shape(hyper.local_optimizer().init, params)
 
 
+SUMMARY = "federated averaging whose local steps use the server's momentum and do not change it"
 mimelite = cohort_system(
     "mimelite",
     MimeLite,
     with_frozen_statistics,
-    "federated averaging whose local steps use the server's momentum and do not change it",
+    SUMMARY,
     messages=ReportMessages(TWO.up, down=message),
 )
