@@ -88,12 +88,7 @@ from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion, Probability
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty, mean_of, weighted_sum
-from fedjax_sim.server.compression import (
-    Compression,
-    Identity,
-    count_message_bits,
-    decode_messages,
-)
+from fedjax_sim.server.compression import Compression, Identity, count_message_bits, decode_messages
 from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds
 
 SlopesAt = Callable[[Key, Event, Params], tuple[Params, Work]]

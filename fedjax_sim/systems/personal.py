@@ -24,6 +24,12 @@ from fedjax_sim.server import PrivateReports, ReportMessages, Reports, RoundStat
 from fedjax_sim.server.aggregation import weighted_sum, where_slots
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
+
+def own_of(state: RoundState, client: Array) -> Params:
+    """What is kept for one client, leaves `[...]`; its number is known to be there."""
+    return jax.tree.map(lambda leaf: leaf[client], state.clients)
+
+
 # FedPer, FedRep and FedBN: clients keep leaves of the model.
 
 
@@ -100,7 +106,7 @@ def with_personal_leaves(
         return join(state.server, jax.tree.map(lambda leaf: leaf.mean(axis=0), state.clients))
 
     def personal(state: RoundState, client: Array) -> Params:
-        return join(wire.received(state), rows.read_rows(state.clients, client))
+        return join(wire.received(state), own_of(state, client))
 
     return wire.algorithm(init, step, personal, model=model)
 
@@ -165,7 +171,7 @@ def with_pulled_models(problem: Problem, hyper: Ditto, plan: Plan) -> Algorithm[
         after = wire.advance(key, event, state, local, total=total)
         return after._replace(clients=kept), work.and_more(more)
 
-    return wire.algorithm(init, step, lambda state, client: rows.read_rows(state.clients, client))
+    return wire.algorithm(init, step, own_of)
 
 
 SUMMARY = (
@@ -238,7 +244,7 @@ def with_mixed_models(problem: Problem, hyper: APFL, plan: Plan) -> Algorithm[Ro
         return after._replace(clients=kept), work.and_more(times=2)
 
     def personal(state: RoundState, client: Array) -> Params:
-        return hyper.mixed(wire.received(state), *rows.read_rows(state.clients, client))[0]
+        return hyper.mixed(wire.received(state), *own_of(state, client))[0]
 
     return wire.algorithm(init, step, personal)
 
