@@ -199,9 +199,6 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan)
 
-    def init(key: Key) -> Versioned:
-        return wire.first_version(problem.init(key))
-
     def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
@@ -212,7 +209,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         server = wire.mean_with_server(key, event, state.server, reports)
         return wire.next_version(key, event, state, memo, server), work
 
-    return wire.algorithm(init, step)
+    return wire.algorithm(lambda key: wire.first_version(problem.init(key)), step)
 
 
 def inverse_alpha(schedule: types.Timeline, rate: Array, hyper: Hyper) -> Array:

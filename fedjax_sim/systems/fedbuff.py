@@ -298,7 +298,7 @@ class EuclideanStaleness(Checked):
         return progress, rate, self.rows_after(event, state, gamma)
 
     def rows_after(self, event: Event, state: Versioned, gamma: Array) -> Params:
-        """What is kept for every client after a tick. gamma: staleness of the slots, `f[S]`."""
+        """Rows of clients after a tick. gamma: staleness of the slots, `f[S]`."""
         return ()
 
 

@@ -26,8 +26,9 @@ from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
 def own_of(state: RoundState, client: Array) -> Params:
-    """What is kept for one client, leaves `[...]`; its number is known to be there."""
-    return jax.tree.map(lambda leaf: leaf[client], state.clients)
+    """Row of one client, who is known to be there, leaves `[...]`. No mask is needed for it."""
+    known = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+    return jax.tree.map(lambda leaf: leaf.at[client].get(**known), state.clients)
 
 
 # FedPer, FedRep and FedBN: clients keep leaves of the model.
@@ -362,9 +363,6 @@ def with_adapted_models(
     wire = Wire(problem, hyper, plan)
     train = clients.local_training(problem, hyper, plan, gradient=gradient_of)
 
-    def init(key: Key) -> RoundState:
-        return wire.first_round(problem.init(key))
-
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         total = wire.total(event)
         local, work = train(key, event, start=wire.received(state), total=total)
@@ -375,7 +373,7 @@ def with_adapted_models(
         adapt = partial(hyper.adapted, model=wire.received(state))
         return clients.adapted_metrics(problem, adapt) | wire.metrics(state)
 
-    return wire.algorithm(init, step, metrics=metrics)
+    return wire.algorithm(lambda key: wire.first_round(problem.init(key)), step, metrics=metrics)
 
 
 SUMMARY = "federated averaging of envelopes, with personal models near the server's"
