@@ -20,7 +20,6 @@ from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, setting, stru
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Problem
 from fedjax_sim.server import Reports, ServerStep, Versioned
 from fedjax_sim.systems import fedavg, fedbuff
-from fedjax_sim.systems.oort import choice_key, mean_loss
 from fedjax_sim.timelines import Clients, live
 from fedjax_sim.timelines.delays.devices import close, draw_devices
 from fedjax_sim.timelines.live import Clock, Flights, Instant, Received, Sizes
@@ -130,7 +129,7 @@ def steps_of(problem: Problem, hyper: AdaptiveSteps) -> live.Selector:
         return StepsMemory(jnp.int32(hyper.local_steps), unknown, live.Instant.at(pace.adapt_every))
 
     def draw(key: Key, number: Array) -> Array:
-        order = jax.random.permutation(choice_key(key, number), hyper.num_clients)
+        order = jax.random.permutation(live.choice_key(key, number), hyper.num_clients)
         return order[: hyper.num_asked].astype("int32")
 
     def select(key: Key, now: live.Choosing) -> live.Asked:
@@ -143,7 +142,7 @@ def steps_of(problem: Problem, hyper: AdaptiveSteps) -> live.Selector:
     def learn(key: Key, shown: live.Shown) -> StepsMemory:
         steps, first_loss, due = shown.memory
         is_there, now = shown.event.clients != EMPTY, shown.round.now
-        loss = jnp.where(is_there.any(), mean_loss(shown), jnp.nan).astype(first_loss.dtype)
+        loss = jnp.where(is_there.any(), live.mean_loss(shown), jnp.nan).astype(first_loss.dtype)
         first_loss = jnp.where(jnp.isnan(first_loss), loss, first_loss)
         wanted = jnp.ceil(jnp.sqrt(loss / first_loss) * hyper.local_steps)
         shrunk = _rounded_down(pace.shrink * steps)
@@ -243,7 +242,7 @@ class Working(NamedTuple):
 
 
 def adaptive_clock(problem: Problem, hyper: AdaptiveFedED) -> Clock:
-    """Bind the clock of clients whose work begins when the server has learnt from the last one."""
+    """Bind the clock: a client begins again when the server has learnt from its last work."""
 
     def init(key: Key) -> Working:
         devices, everyone = draw_devices(key, hyper), jnp.arange(hyper.num_clients, dtype="int32")

@@ -330,7 +330,7 @@ class AsyncFedED(EuclideanStaleness, WeightedArrivals, LocalTraining, Reports):
 
 
 def variant(kind: type[Arrivals], values: Mapping[str, Any], **changes: Any) -> types.System:
-    """FedBuff with other settings, whose class has the system's name. values: those of `paper`."""
+    """FedBuff with other settings; their class has the system's name. values: those of `paper`."""
     given = {"name": kind.__name__.lower(), "Hyper": kind, "paper": presets.preset(kind, values)}
     return system._replace(**given, **changes)
 

@@ -50,18 +50,6 @@ from fedjax_sim.server.report_settings import downlink_of_slots
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 
-
-def choice_key(key: Key, number: Array) -> Key:
-    """Key of the draws with which the clients of a round are chosen."""
-    return jax.random.fold_in(streams.lane_stream(key, "choice"), number)
-
-
-def mean_loss(shown: live.Shown) -> Array:
-    """Mean loss of those who report: `f[]`, 0 without a report."""
-    is_there = shown.event.clients != EMPTY
-    return jnp.where(is_there, shown.seen.mean, 0).sum() / jnp.maximum(is_there.sum(), 1)
-
-
 UTILITY_CLIP = 0.95
 """Quantile at which utilities are clipped."""
 
@@ -140,7 +128,7 @@ def selector(problem: Problem, hyper: Guided) -> live.Selector:
         return Memory(nothing, never, nothing, preferred, recent, jnp.int32(0), jnp.bool_(False))
 
     def draw(key: Key, number: Array) -> Array:
-        return jax.random.gumbel(choice_key(key, number), (2, hyper.num_clients), float)
+        return jax.random.gumbel(live.choice_key(key, number), (2, hyper.num_clients), float)
 
     def select(key: Key, now: live.Choosing) -> live.Asked:
         memory, number, noise = now.memory, now.memory.rounds, now.drawn

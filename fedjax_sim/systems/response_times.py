@@ -16,7 +16,6 @@ from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Probability, 
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Params, Plan, Problem
 from fedjax_sim.server import Reports, ServerStep
 from fedjax_sim.systems import fedavg
-from fedjax_sim.systems.oort import choice_key, mean_loss
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import draw_devices
 from fedjax_sim.timelines.rounds import CohortClock
@@ -176,7 +175,7 @@ def tiers_of(problem: Problem, hyper: Tiered) -> live.Selector:
         )
 
     def draw(key: Key, number: Array) -> tuple[Array, Array]:
-        tier_key, client_key = jax.random.split(choice_key(key, number))
+        tier_key, client_key = jax.random.split(live.choice_key(key, number))
         noise = jax.random.gumbel(tier_key, (choice.num_tiers,), float)
         return noise, jax.random.uniform(client_key, (num_clients,), float)
 
@@ -421,7 +420,7 @@ def in_time_of(problem: Problem, hyper: InTime) -> live.Selector:
         return DeadlineMemory(taken, nobody, nothing, nothing + 1, nothing + jnp.nan, losses)
 
     def draw(key: Key, number: Array) -> Array:
-        return jax.random.permutation(choice_key(key, number), num_clients)[:num_candidates]
+        return jax.random.permutation(live.choice_key(key, number), num_clients)[:num_candidates]
 
     def select(key: Key, now: live.Choosing) -> live.Asked:
         memory, devices = now.memory, now.devices
@@ -448,7 +447,7 @@ def in_time_of(problem: Problem, hyper: InTime) -> live.Selector:
         memory = memory._replace(taken=taken)
         if choice.follows == "times":
             return memory
-        mean = mean_loss(shown)
+        mean = live.mean_loss(shown)
         losses = memory.losses + jnp.where(is_in.any(), jnp.stack([mean, jnp.ones_like(mean)]), 0)
         is_over = shown.round.number % choice.loss_window == 0
         loss = jnp.where(is_over, losses[0] / losses[1], memory.loss)  # nan without reports
