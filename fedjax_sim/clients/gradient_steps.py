@@ -31,24 +31,9 @@ from fedjax_sim.clients.mini_batches import (
     method_of,
 )
 from fedjax_sim.clients.packing import run_in_rows
-from fedjax_sim.core import batching, targets, trees
+from fedjax_sim.core import batching, targets, trees, types
 from fedjax_sim.core.settings import ConfigError, Named, checked, is_known
-from fedjax_sim.core.types import (
-    Algorithm,
-    AnyProblem,
-    Array,
-    Batch,
-    Event,
-    Facts,
-    Key,
-    Losses,
-    Params,
-    Plan,
-    Settings,
-    StateT,
-    System,
-    Work,
-)
+from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, StateT, System, Work
 
 Direction = Callable[..., Params]
 """A function from the gradient g to the direction of a local step, shaped like the model.
@@ -236,7 +221,7 @@ def local_training(
 
     def training(
         key: Key,
-        facts: Facts,
+        facts: types.Facts,
         start: Params,
         client: Array,
         offset: Array,
@@ -262,7 +247,7 @@ def local_training(
             drawn = batching.look_ahead(batches_of(*of_client), facts.most_steps)
 
             def along(g: Params, model: Params, q: Array, *models: Params) -> Params:
-                return direction(g, model, q, *models, batch=Batch(*drawn(q)))
+                return direction(g, model, q, *models, batch=types.Batch(*drawn(q)))
 
         of_slot = hyper.at_slot(rates)
 
@@ -638,7 +623,7 @@ def _with_measures(system: System, measures: tuple[tuple[str, Measure], ...]) ->
     """Make the system of `with_measures`."""
 
     @functools.wraps(system.algorithm)
-    def algorithm(problem: AnyProblem, hyper: Settings, plan: Plan) -> Algorithm:
+    def algorithm(problem: types.AnyProblem, hyper: types.Settings, plan: Plan) -> types.Algorithm:
         made = system.algorithm(problem, hyper, plan._replace(measures=measures))
         are_clients = system.messages.num_senders(hyper) is None
 

@@ -10,20 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients.mini_batches import batches_of
-from fedjax_sim.core import batching, streams
-from fedjax_sim.core.types import (
-    EMPTY,
-    Algorithm,
-    Array,
-    Event,
-    Key,
-    Losses,
-    Params,
-    Plan,
-    Settings,
-    StateT,
-    Work,
-)
+from fedjax_sim.core import batching, streams, types
+from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Settings, Work
 
 
 class SeenLosses(NamedTuple):
@@ -39,7 +27,7 @@ class SeenLosses(NamedTuple):
 
 
 def losses_of(
-    problem: Losses,
+    problem: types.Losses,
     hyper: Settings,
     plan: Plan,
     key: Key,
@@ -143,10 +131,10 @@ def seeing_losses(
       An algorithm with `SeenLosses` in `Work.seen`. It counts one evaluation more for each slot.
     """
 
-    def bind(problem: Losses, hyper: Settings, plan: Plan) -> Algorithm:
+    def bind(problem: types.Losses, hyper: Settings, plan: Plan) -> Algorithm:
         inner = algorithm(problem, hyper, plan)
 
-        def step(key: Key, state: StateT, event: Event) -> tuple[StateT, Work]:
+        def step(key: Key, state: types.StateT, event: Event) -> tuple[types.StateT, Work]:
             model = (inner.received or inner.model)(state) if starts is None else None
             models = None if starts is None else starts(state, event)
             given = key, event.clients, event.offset

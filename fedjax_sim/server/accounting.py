@@ -65,16 +65,8 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.settings import (
-    Above0,
-    AtLeast0,
-    ConfigError,
-    Count,
-    Fraction,
-    Limit,
-    Whole,
-    checked,
-)
+from fedjax_sim.core import settings
+from fedjax_sim.core.settings import Above0, AtLeast0, ConfigError, Count, Fraction, Limit, checked
 from fedjax_sim.core.types import EMPTY, Timeline
 
 Numbers = Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)]
@@ -670,7 +662,7 @@ def one_run_bound(
     num_canaries: Count,
     *,
     num_guesses: Count,
-    num_correct: Whole,
+    num_correct: settings.Whole,
     delta: Chance,
     confidence: Fraction = 0.95,
 ) -> float:

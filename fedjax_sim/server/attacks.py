@@ -52,7 +52,7 @@ is the vector of all leaves together.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,21 +63,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.clients.clipping import finite
 from fedjax_sim.core import settings, streams
-from fedjax_sim.core.settings import (
-    Above0,
-    AtLeast0,
-    Checked,
-    ConfigError,
-    Count,
-    Kind,
-    Named,
-    OneOf,
-    Probability,
-    Whole,
-    fixed,
-    setting,
-    struct,
-)
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Named, Whole, fixed, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Timeline
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
 from fedjax_sim.server.accounting import square_root_bands
@@ -118,7 +104,7 @@ class Cohort(NamedTuple):
         return jnp.where(is_honest.any(), is_honest, self.is_present)
 
 
-class Attack(Kind):
+class Attack(settings.Kind):
     """The interface of attacks on messages: malicious clients send forgeries, not their progress.
 
     @settings.struct
@@ -222,26 +208,6 @@ def mean_over(slots: Array, leaf: Array) -> Array:
 
 
 @struct
-class SignFlip(Attack):
-    """Send -c times one's progress (Li et al. 2019, RSA, arXiv 1811.03761).
-
-    The larger c is, the farther back it moves a mean of the messages.
-
-        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
-        forged = SignFlip(scale=2.0).forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
-        assert forged[2] == -2 * 5.0  # what client 2, the malicious one, sends
-    """
-
-    name: str = fixed("sign_flip")
-
-    scale: AtLeast0 = setting(1.0, "Factor c of the reversed progress.")
-
-    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
-        """Reverse and scale each message."""
-        return _times(messages, -self.scale)
-
-
-@struct
 class Scaling(Attack):
     """Send c times one's progress (Bagdasaryan et al. 2020, arXiv 1807.00459).
 
@@ -255,12 +221,32 @@ class Scaling(Attack):
     """
 
     name: str = fixed("scaling")
+    sign: ClassVar[int] = 1
+    """Sign of the factor."""
 
     scale: AtLeast0 = setting(10.0, "Factor c of the progress.")
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Scale each message."""
-        return _times(messages, self.scale)
+        factor = self.sign * self.scale
+        return in_wide(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, messages)
+
+
+@struct
+class SignFlip(Scaling):
+    """Send -c times one's progress (Li et al. 2019, RSA, arXiv 1811.03761).
+
+    The larger c is, the farther back it moves a mean of the messages.
+
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = SignFlip(scale=2.0).forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert forged[2] == -2 * 5.0  # what client 2, the malicious one, sends
+    """
+
+    name: str = fixed("sign_flip")
+    sign: ClassVar[int] = -1
+
+    scale: AtLeast0 = setting(1.0, "Factor c of the reversed progress.")
 
 
 @struct
@@ -278,11 +264,16 @@ class Gaussian(Attack):
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Draw a message for each slot."""
-        return _noise(key, messages, self.deviation)
+
+        def draw(wide: Array, key: Key) -> Array:
+            noise = jax.random.normal(key, wide.shape, wide.dtype)
+            return jnp.asarray(self.deviation, wide.dtype) * noise
+
+        return in_wide(draw, messages, optax.tree.split_key_like(key, messages))
 
 
 @struct
-class FreeRider(Attack):
+class FreeRider(Gaussian):
     """Send no progress, which needs no training (Lin et al. 2019, arXiv 1911.12560).
 
     With a deviation above 0, noise on the received model disguises it (Fraboni et al. 2021, arXiv
@@ -298,10 +289,6 @@ class FreeRider(Attack):
     deviation: AtLeast0 = setting(
         0.0, "Standard deviation of the noise in each number, which disguises it."
     )
-
-    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
-        """Return zeros with noise."""
-        return _noise(key, messages, self.deviation)
 
 
 @struct
@@ -320,21 +307,6 @@ class NotFinite(Attack):
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Fill each message."""
         return jax.tree.map(lambda leaf: jnp.full_like(leaf, float(self.value)), messages)
-
-
-def _times(messages: Params, factor: Any) -> Params:
-    """Multiply messages by a number."""
-    return in_wide(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, messages)
-
-
-def _noise(key: Key, messages: Params, deviation: Any) -> Params:
-    """Draw normal numbers with mean 0 in the shapes and types of messages."""
-
-    def draw(wide: Array, key: Key) -> Array:
-        noise = jax.random.normal(key, wide.shape, wide.dtype)
-        return jnp.asarray(deviation, wide.dtype) * noise
-
-    return in_wide(draw, messages, optax.tree.split_key_like(key, messages))
 
 
 PERTURBATIONS = ("std", "unit", "sign")
@@ -536,7 +508,7 @@ class Optimized(Attack):
     not needed, as squared distances are quadratics in gamma.
     """
 
-    perturbation: Annotated[str, OneOf(PERTURBATIONS)] = setting(
+    perturbation: Annotated[str, settings.OneOf(PERTURBATIONS)] = setting(
         "std",
         "Direction p in which the honest mean is moved: against the honest standard deviations "
         "(std), against the mean, of length 1 (unit), or against the mean's signs (sign).",
@@ -706,7 +678,7 @@ class Canary(Attack):
 
     name: str = fixed("canary")
 
-    norm: Above0 = setting(1.0, "L2 norm of the vector; at least the bound C of clipping.")
+    norm: settings.Above0 = setting(1.0, "L2 norm of the vector; at least the bound C of clipping.")
     seed: Whole = setting(0, "Seed of coins and directions.", traced=True)
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
@@ -917,7 +889,7 @@ def _is_attack(attack: Any) -> bool:
 
 
 @struct
-class Adversary(Checked):
+class Adversary(settings.Checked):
     """Settings of an attack on the messages that clients send to the server.
 
     They are a group of the settings of every system that averages messages.
@@ -934,7 +906,7 @@ class Adversary(Checked):
         allowed=ATTACKS,
         parse=parse_attack,
     )
-    malicious: Probability = setting(
+    malicious: settings.Probability = setting(
         0.0,
         "Share of the clients that are malicious. Its product with the number of clients is "
         "rounded. Which clients they are is drawn for each seed; those of a smaller share stay "
@@ -978,7 +950,9 @@ class Adversary(Checked):
         return isinstance(self.attack, Honest) or self.is_nobody
 
 
-def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: Array) -> Array:
+def are_malicious(
+    adversary: Adversary, key: Key, num_clients: settings.Count, clients: Array
+) -> Array:
     """Tell which clients are malicious, at work or not.
 
         adversary = Adversary(attack=SignFlip(), malicious=0.2)

@@ -25,21 +25,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.core import settings
-from fedjax_sim.core.settings import (
-    Above0,
-    Checked,
-    ConfigError,
-    Count,
-    Kind,
-    Limit,
-    Named,
-    Portion,
-    Whole,
-    fixed,
-    setting,
-    shape,
-    struct,
-)
+from fedjax_sim.core.settings import ConfigError, Count, Limit, Whole, fixed, setting, shape, struct
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Event, Key, Params, full_precision_bits
 from fedjax_sim.kernels.lattice import lattice_point, padded_size
@@ -51,7 +37,7 @@ __all__ += ["Luq", "RandK", "RandSparsification", "ScaledSign", "StochasticRound
 __all__ += ["parse_compressor"]
 
 
-class Compressor(Kind):
+class Compressor(settings.Kind):
     """The interface of compressors.
 
     Most compressors round each entry to one of two neighbours, independently of the others. They
@@ -221,7 +207,7 @@ class Grid(Compressor):
     @property
     def num_levels(self) -> Any:
         """Number of levels s, a whole number; traced if a setting that determines it is."""
-        raise NotImplementedError
+        return self.levels  # type: ignore[attr-defined]
 
     def around(self, magnitude: Annotated[Array, shape("D")]) -> Rounding:
         """Find the neighbours of magnitudes `f[D]` on the grids of their blocks.
@@ -287,11 +273,6 @@ class Dithering(Grid):
 
     levels: Count = setting(4, "Number of levels above 0, s.", traced=True)
 
-    @property
-    def num_levels(self) -> Any:
-        """Number of levels s."""
-        return self.levels
-
 
 @struct
 class BlockQuantization(Grid):
@@ -312,13 +293,9 @@ class BlockQuantization(Grid):
     """
 
     name: str = fixed("block")
+    levels: ClassVar[int] = 1
 
     block: int = settings.redefault(Grid, "block", 4)
-
-    @property
-    def num_levels(self) -> int:
-        """Number of levels: one."""
-        return 1
 
 
 @struct
@@ -419,7 +396,7 @@ class RandSparsification(Compressor):
 
     name: str = fixed("sparsification")
 
-    keep: Portion = setting(0.5, "Probability that an entry is kept, kappa.")
+    keep: settings.Portion = setting(0.5, "Probability that an entry is kept, kappa.")
 
     def around(self, magnitude: Array) -> Rounding:
         """Return 0 and the value of a kept entry as neighbours of magnitudes `f[D]`."""
@@ -581,7 +558,7 @@ class Lattice(Compressor):
     colors: Annotated[int, Limit(least=2, most=2**16)] = setting(
         16, "Colors of a coordinate, q.", traced=True
     )
-    distance: Above0 = setting(
+    distance: settings.Above0 = setting(
         1.0, "Largest distance of rotated entries that is decoded rightly, y."
     )
 
@@ -606,7 +583,7 @@ class Lattice(Compressor):
         return math.ceil(padded_size(dim) * math.log2(int(self.colors)))
 
 
-COMPRESSORS: Named[type[Compressor]] = Named.of(
+COMPRESSORS: settings.Named[type[Compressor]] = settings.Named.of(
     "compressor",
     *(Identity, BlockQuantization, Dithering, StochasticRounding, RandSparsification, RandK),
     *(Luq, TopK, ScaledSign, Lattice),
@@ -634,7 +611,7 @@ def parse_compressor(text: str) -> Compressor:
 
 
 @struct
-class Compression(Checked):
+class Compression(settings.Checked):
     """Settings of systems that may compress messages, without bias."""
 
     has_references: ClassVar[bool] = False
@@ -744,9 +721,12 @@ def count_message_bits(compressor: Compressor, params: Params) -> int:
     """
     if isinstance(compressor, Identity):
         return full_precision_bits(params)
-    return compressor.bits(
-        count_parameters(params), word=8 * jnp.result_type(*jax.tree.leaves(params)).itemsize
-    )
+    return compressor.bits(count_parameters(params), word=word_of(params))
+
+
+def word_of(params: Params) -> int:
+    """Bits of a float of the widest type of leaves. params: As in `count_message_bits`."""
+    return 8 * jnp.result_type(*jax.tree.leaves(params)).itemsize
 
 
 def count_parameters(params: Params) -> int:

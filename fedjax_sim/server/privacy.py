@@ -65,21 +65,7 @@ from fedjax_sim.clients.clipping import clip_sums as clip_sums
 from fedjax_sim.clients.clipping import clip_updates as clip_updates
 from fedjax_sim.clients.clipping import finite
 from fedjax_sim.core import batching, settings, streams
-from fedjax_sim.core.settings import (
-    Above0,
-    AtLeast0,
-    ConfigError,
-    Count,
-    Kind,
-    Limit,
-    Named,
-    Probability,
-    Whole,
-    checked,
-    fixed,
-    setting,
-    struct,
-)
+from fedjax_sim.core.settings import Above0, AtLeast0, ConfigError, Named, fixed, setting, struct
 from fedjax_sim.core.types import Array, Event, Key, Keys, Leaf, Params, Settings, Timeline
 from fedjax_sim.kernels.rounding import wide_of
 from fedjax_sim.server.accounting import Audit as Audit
@@ -126,7 +112,7 @@ ALL_HEARD = ("clock.num_asked", "clock.deadline", "delays.drop_rate")
 UNHEARD = "messages that are sent and not used are not in the schedule, which epsilon is counted by"
 
 
-class OfNoise(Kind):
+class OfNoise(settings.Kind):
     """The common base of kinds that may have the setting `noise`."""
 
     @property
@@ -265,7 +251,7 @@ class Clipping(Privacy):
         "Noise multiplier z: standard deviation of the noise in each number of the updates' sum, "
         "in units of the bound of their norms. 0 only clips.",
     )
-    delta: Annotated[float, Limit(above=0, most=0.5)] = setting(
+    delta: Annotated[float, settings.Limit(above=0, most=0.5)] = setting(
         1e-6, "Probability delta with which the guarantee may fail."
     )
     accountant: Literal["rdp", "pld"] = setting(
@@ -277,7 +263,7 @@ class Clipping(Privacy):
         0.0,
         "If above 0, the noise multiplier is found with which `rounds` rounds have this epsilon.",
     )
-    rounds: Whole = setting(0, "Number of rounds in which `epsilon` may be spent.")
+    rounds: settings.Whole = setting(0, "Number of rounds in which `epsilon` may be spent.")
 
     def check_together(self) -> None:
         """Check that a target has a number of rounds, and no noise multiplier.
@@ -386,7 +372,9 @@ class AdaptiveClipping(Clipping):
     name: str = fixed("adaptive")
 
     clip: Above0 = setting(0.1, "First bound of the norms, C.")
-    quantile: Probability = setting(0.5, "Share of updates that shall need no clipping, gamma.")
+    quantile: settings.Probability = setting(
+        0.5, "Share of updates that shall need no clipping, gamma."
+    )
     rate: AtLeast0 = setting(0.2, "Learning rate of the bound, eta_C.")
     count_noise: Above0 = setting(
         0.05,
@@ -493,7 +481,7 @@ class CorrelatedNoise(Privacy):
         "are made, in each number of the updates' sum, in units of `clip` times the weight 1 / m, "
         "where m is the number of reports for which a tick is meant. 0 only clips.",
     )
-    bands: Count = setting(
+    bands: settings.Count = setting(
         1,
         "Bands of the matrix that makes the noises independent: 1 for noises that are, b for "
         "DP-FTRL with a square root of the sum of all ticks that is cut off. The server keeps "
@@ -580,9 +568,11 @@ def parse_privacy(text: str) -> Privacy:
     return settings.parse_kind("privacy", PRIVACY, text)
 
 
-@checked
+@settings.checked
 def gaussian_like(
-    key: Key, model: Params, deviation: Annotated[Array | float, settings.shape(""), Limit(least=0)]
+    key: Key,
+    model: Params,
+    deviation: Annotated[Array | float, settings.shape(""), settings.Limit(least=0)],
 ) -> Params:
     """Draw Gaussian noise in the shape of a model.
 
@@ -769,7 +759,7 @@ class LocalLaplace(OwnNoise):
     name: str = fixed("laplace")
 
     clip: Above0 = setting(1.0, "Largest L1 norm of what a client sends before its own noise, C.")
-    delta: Annotated[float, Limit(least=0, most=0.5)] = setting(
+    delta: Annotated[float, settings.Limit(least=0, most=0.5)] = setting(
         0.0, "Probability delta with which the guarantee may fail; with 0, epsilons are added."
     )
 
@@ -817,7 +807,7 @@ def _laplace_epsilon(scale: float, messages: int, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-@checked
+@settings.checked
 def local_epsilon(messages: Numbers, privacy: OwnNoise) -> Floats:
     """Compute the epsilon that a client has spent after numbers of messages.
 
@@ -837,7 +827,7 @@ def local_epsilon(messages: Numbers, privacy: OwnNoise) -> Floats:
     return once_each(privacy.spent, numbers)
 
 
-@checked
+@settings.checked
 def privatise(keys: Keys, privacy: OwnNoise, updates: Params) -> Params:
     """Clip the updates of clients, and add each client's own noise.
 

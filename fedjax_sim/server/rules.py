@@ -50,18 +50,7 @@ import optax
 
 from fedjax_sim.core import settings
 from fedjax_sim.core.batching import weighted_sum
-from fedjax_sim.core.settings import (
-    Above0,
-    ConfigError,
-    Count,
-    Kind,
-    Limit,
-    Named,
-    Whole,
-    fixed,
-    setting,
-    struct,
-)
+from fedjax_sim.core.settings import Above0, Count, Limit, Named, Whole, fixed, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Key, Params, Settings, Timeline
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
 from fedjax_sim.server import ordering
@@ -72,7 +61,7 @@ __all__ += ["Mean", "Median", "MultiKrum", "NormBound", "OneOf", "Rule", "Secure
 __all__ += ["SignMajority", "TrimmedMean", "parse_rule", "rules_of_one_program"]
 
 
-class Rule(Kind):
+class Rule(settings.Kind):
     """The interface of rules: from the messages of a tick to one centre.
 
     A rule returns a centre: of equal messages, that message, but for FLTrust. The server moves by
@@ -132,7 +121,7 @@ class Rule(Kind):
             allowed = (
                 f"a rule that can do with {fewest} messages, as few as a tick has; it needs {least}"
             )
-            raise ConfigError(name, str(self), allowed)
+            raise settings.ConfigError(name, str(self), allowed)
 
     def check_ticks(
         self,
@@ -171,7 +160,7 @@ class Rule(Kind):
             allowed = f"one that weighs messages, because those of tick {tick} have {weights}"
             if "staleness.rule" in settings.fields(type(hyper)) and hyper.staleness.rule != "mean":
                 allowed += ' (with staleness.rule = "mean" they are equal)'
-            raise ConfigError(name, str(self), allowed)
+            raise settings.ConfigError(name, str(self), allowed)
 
     def knowing(self, dropped: Array) -> "Rule":
         """Return the rule that is left if some messages were seen to be malicious, and dropped.
@@ -868,7 +857,7 @@ class Bucketing(Rule):
         super().check_together()
         kind = type(self.inner).__name__
         if isinstance(self.inner, Bucketing) or kind in ("OneOf", "SecureSum"):
-            raise ConfigError("inner", str(self.inner), "a rule of " + ", ".join(INNER))
+            raise settings.ConfigError("inner", str(self.inner), "a rule of " + ", ".join(INNER))
 
     def _with_inner(self, change: Callable[[Rule], Rule]) -> Rule:
         return dataclasses.replace(self, inner=change(self.inner))

@@ -13,6 +13,8 @@ from . import hierarchical as hierarchical
 from . import langevin as langevin
 from . import oort as oort
 from . import scaffold as scaffold
+from .adaptive_steps import adacomm as adacomm
+from .adaptive_steps import asyncfeded_adaptive as asyncfeded_adaptive
 from .diana import vr_diana as vr_diana
 from .favano import quafl as quafl
 from .fedavg import fedadagrad as fedadagrad
@@ -32,14 +34,10 @@ from .fedem import async_fedem as async_fedem
 from .fedem import em as em
 from .fedem import vr_fedem as vr_fedem
 from .hierarchical import async_hierarchical as async_hierarchical
-from .in_flight import asyncfeded_adaptive as asyncfeded_adaptive
 from .in_flight import fedat as fedat
 from .in_flight import pisces as pisces
 from .in_flight import safa as safa
-from .oort import adacomm as adacomm
-from .oort import fedcs as fedcs
 from .oort import powerofchoice as powerofchoice
-from .oort import tifl as tifl
 from .personal import apfl as apfl
 from .personal import ditto as ditto
 from .personal import fedbn as fedbn
@@ -47,6 +45,8 @@ from .personal import fedper as fedper
 from .personal import ifca as ifca
 from .personal import perfedavg as perfedavg
 from .personal import pfedme as pfedme
+from .response_times import fedcs as fedcs
+from .response_times import tifl as tifl
 from .scaffold import feddyn as feddyn
 from .scaffold import mimelite as mimelite
 

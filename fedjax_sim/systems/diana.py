@@ -15,6 +15,8 @@ message is divided by p, as in FedEM, whose memories these are. h_i^0 is 0, or t
 VR-DIANA, whose gradients have the variance reduced, is here too.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -108,6 +110,15 @@ def first_state(problem: Problem, hyper: Hyper, key: Key, *, with_slopes: bool) 
     return State(server, memory, server, slopes) if with_slopes else State(server, memory)
 
 
+def bound(
+    problem: Problem, hyper: Hyper, step: Callable[..., tuple[State, Work]], *, with_slopes: bool
+) -> Algorithm[State, Work]:
+    """Algorithm of a step. with_slopes: whether gradients of all examples are kept."""
+    first = partial(first_state, problem, hyper, with_slopes=with_slopes)
+    known = dict(DianaMessages.relies_on)
+    return Algorithm(first, step, lambda state: state.server, supports=known)
+
+
 def taking_part(event: Event) -> Event:
     """The event with empty slots for clients that do not take part."""
     return event.within(clients=jnp.where(event.weight > 0, event.clients, EMPTY))
@@ -122,12 +133,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         after = hyper.after(key, event, state.server, state.memory, vectors(slopes))
         return keep_if_empty(event, State(*after), state), work._replace(event=event.changed)
 
-    return Algorithm(
-        lambda key: first_state(problem, hyper, key, with_slopes=False),
-        step,
-        lambda state: state.server,
-        supports=dict(DianaMessages.relies_on),
-    )
+    return bound(problem, hyper, step, with_slopes=False)
 
 
 class DianaMessages(MemoryMessages):
@@ -206,12 +212,7 @@ def reduced(problem: Problem, hyper: VRDiana, plan: Plan) -> Algorithm[State, Wo
         work = work.and_more(more, times=2)._replace(event=event.changed)
         return keep_if_empty(event, after, state), work
 
-    return Algorithm(
-        lambda key: first_state(problem, hyper, key, with_slopes=True),
-        step,
-        lambda state: state.server,
-        supports=dict(DianaMessages.relies_on),
-    )
+    return bound(problem, hyper, step, with_slopes=True)
 
 
 vr_diana = system._replace(

@@ -58,15 +58,7 @@ from fedjax_sim.clients import LocalTraining, local_training, rows
 from fedjax_sim.core import batching, types
 from fedjax_sim.core.settings import ConfigError, OneOf, is_known, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import (
-    ReportMessages,
-    Reports,
-    Robust,
-    Wire,
-    attacks,
-    compression,
-    stages,
-)
+from fedjax_sim.server import ReportMessages, Reports, Robust, Wire, attacks, compression, stages
 from fedjax_sim.server.aggregation import scaled_progress
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.server.versions import Versioned, stale_models
@@ -207,9 +199,6 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan)
 
-    def init(key: Key) -> Versioned:
-        return wire.first_version(problem.init(key))
-
     def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
@@ -220,7 +209,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         server = wire.mean_with_server(key, event, state.server, reports)
         return wire.next_version(key, event, state, memo, server), work
 
-    return wire.algorithm(init, step)
+    return wire.algorithm(lambda key: wire.first_version(problem.init(key)), step)
 
 
 def inverse_alpha(schedule: types.Timeline, rate: Array, hyper: Hyper) -> Array:

@@ -32,22 +32,12 @@ import optax
 
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, LastingTraining, LocalTraining, local_training
-from fedjax_sim.core import batching
-from fedjax_sim.core.settings import (
-    Above0,
-    AtLeast0,
-    ConfigError,
-    Limit,
-    fixed,
-    group,
-    is_known,
-    redefault,
-    setting,
-    struct,
-)
+from fedjax_sim.core import batching, settings
+from fedjax_sim.core.settings import ConfigError, Limit, fixed, is_known, redefault, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import PrivateReports, ReportMessages, Reports, RoundState, Wire
 from fedjax_sim.server.aggregation import ServerMomentum, ServerRate, ServerStep
+from fedjax_sim.server.compression import word_of
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -117,9 +107,8 @@ class FedProx(Hyper):
     proximal: float = redefault(Hyper, "proximal", 0.01)
 
 
-fedprox = cohort_system(
-    "fedprox", FedProx, algorithm, "federated averaging with a pull of local models to the server's"
-)
+SUMMARY = "federated averaging with a pull of local models to the server's"
+fedprox = cohort_system("fedprox", FedProx, algorithm, SUMMARY)
 
 
 @struct
@@ -193,7 +182,9 @@ class FedAdam(CohortRounds, LastingTraining, ServerRate, PrivateReports):
     second_decay: Annotated[float, Limit(least=0, most=0.99999)] = setting(
         0.99, "Decay of the mean of its squares, beta_2."
     )
-    adaptivity: Above0 = setting(1e-3, "Progress that counts as small, tau: less adapts more.")
+    adaptivity: settings.Above0 = setting(
+        1e-3, "Progress that counts as small, tau: less adapts more."
+    )
 
     def server_transformation(self) -> optax.GradientTransformation:
         """Make the server's optimizer, with the state m and v."""
@@ -259,7 +250,7 @@ class FedNova(CohortRounds, LastingTraining, ServerStep, Reports):
     FedAvg where all clients do equally many steps. Momentum starts afresh with each update.
     """
 
-    training: ClientTraining = group(
+    training: ClientTraining = settings.group(
         ClientTraining(), clients.ABOUT_TRAINING, without=("optimizer", "optimizer_state")
     )
     server_optimizer: Callable[..., optax.GradientTransformation] | None = redefault(
@@ -308,12 +299,8 @@ def normalised(problem: Problem, hyper: FedNova, plan: Plan) -> Algorithm[RoundS
     return algorithm(problem, hyper, plan, scale_of)
 
 
-fednova = cohort_system(
-    "fednova",
-    FedNova,
-    normalised,
-    "federated averaging of progress per local step: right also if clients' steps differ",
-)
+SUMMARY = "federated averaging of progress per local step: right also if clients' steps differ"
+fednova = cohort_system("fednova", FedNova, normalised, SUMMARY)
 
 
 @struct
@@ -340,7 +327,7 @@ class QFedAvg(CohortRounds, LocalTraining, clients.WholeGradients, Reports):
     """
 
     gradient_setting = "client_losses"
-    fairness: AtLeast0 = setting(1.0, "How much larger losses count, q; 0 for FedAvg.")
+    fairness: settings.AtLeast0 = setting(1.0, "How much larger losses count, q; 0 for FedAvg.")
     client_losses: Literal["exact", "minibatch"] = setting(
         "exact", "Losses of clients, which they send: of all examples or the next mini-batch."
     )
@@ -391,15 +378,6 @@ def fair(problem: Problem, hyper: QFedAvg, plan: Plan) -> Algorithm[RoundState, 
     return wire.algorithm(init, step)
 
 
-def _loss_bits(model: Params, hyper: QFedAvg) -> int:
-    """Bits of F_k, a number of the model's precision."""
-    return 8 * jnp.result_type(*jax.tree.leaves(model)).itemsize
-
-
-qfedavg = cohort_system(
-    "qfedavg",
-    QFedAvg,
-    fair,
-    "federated averaging that minimises larger losses of clients more, for fairness",
-    messages=ReportMessages(number_bits=_loss_bits),
-)
+SUMMARY = "federated averaging that minimises larger losses of clients more, for fairness"
+LOSSES = ReportMessages(number_bits=lambda model, hyper: word_of(model))  # F_k
+qfedavg = cohort_system("qfedavg", QFedAvg, fair, SUMMARY, messages=LOSSES)

@@ -39,7 +39,7 @@ Servers that weigh, mix or keep updates otherwise are here too: FedStaleWeight, 
 AsyncSGD, FedAsync, AsyncFedED and CA2FL.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -49,28 +49,10 @@ import optax
 
 from fedjax_sim import timelines
 from fedjax_sim.clients import LocalTraining, local_training, rows
-from fedjax_sim.core import batching, types
+from fedjax_sim.core import batching, settings, types
 from fedjax_sim.core.schedules import Schedule, schedule_of
-from fedjax_sim.core.settings import (
-    Above0,
-    Checked,
-    ConfigError,
-    Portion,
-    fixed,
-    redefault,
-    setting,
-    struct,
-)
-from fedjax_sim.core.types import (
-    Algorithm,
-    Array,
-    Event,
-    Key,
-    Params,
-    Plan,
-    Problem,
-    Work,
-)
+from fedjax_sim.core.settings import Above0, Checked, ConfigError, fixed, redefault, setting, struct
+from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import (
     ReportMessages,
     Reports,
@@ -82,7 +64,7 @@ from fedjax_sim.server import (
 from fedjax_sim.server.aggregation import ServerMomentum, ServerRate, where_slots
 from fedjax_sim.server.staleness import WeightedArrivals
 from fedjax_sim.server.versions import Versioned, stale_models
-from fedjax_sim.timelines import ArrivalClock, ClientQueues, presets
+from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientQueues, presets
 
 
 @struct
@@ -274,7 +256,7 @@ class FedAsync(WeightedArrivals, LocalTraining, Reports):
         WeightedArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
     )
     clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="free"))
-    mixing: Portion = setting(
+    mixing: settings.Portion = setting(
         0.6, "Share of a received model in the server's, alpha, if it is not stale."
     )
     mixing_schedule: Schedule = schedule_of("mixing")
@@ -319,7 +301,7 @@ class EuclideanStaleness(Checked):
         return progress, rate, self.rows_after(event, state, gamma)
 
     def rows_after(self, event: Event, state: Versioned, gamma: Array) -> Params:
-        """What is kept for every client after a tick. gamma: staleness of the slots, `f[S]`."""
+        """Rows of clients after a tick. gamma: staleness of the slots, `f[S]`."""
         return ()
 
 
@@ -350,26 +332,18 @@ class AsyncFedED(EuclideanStaleness, WeightedArrivals, LocalTraining, Reports):
     clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="free"))
 
 
-fedasync = system._replace(
-    name="fedasync",
-    Hyper=FedAsync,
-    algorithm=partial(algorithm, moves=FedAsync.moves),
-    summary=(
-        "asynchronous mixing: every arriving model is averaged into the server's, stale ones less"
-    ),
-    can_repeat=False,
-    paper=presets.preset(FedAsync, presets.STALENESS),
-)
-asyncfeded = system._replace(
-    name="asyncfeded",
-    Hyper=AsyncFedED,
-    algorithm=partial(algorithm, moves=AsyncFedED.moves),
-    summary=(
-        "asynchronous steps along every update, shorter where the server's model has moved far"
-    ),
-    can_repeat=False,
-    paper=presets.preset(AsyncFedED, presets.FAVANO),
-)
+def variant(kind: type[Arrivals], values: Mapping[str, Any], **changes: Any) -> types.System:
+    """FedBuff with other settings; their class has the system's name. values: those of `paper`."""
+    given = {"name": kind.__name__.lower(), "Hyper": kind, "paper": presets.preset(kind, values)}
+    return system._replace(**given, **changes)
+
+
+SUMMARY = "asynchronous mixing: every arriving model is averaged into the server's, stale ones less"
+alone = partial(algorithm, moves=FedAsync.moves)
+fedasync = variant(FedAsync, presets.STALENESS, algorithm=alone, summary=SUMMARY, can_repeat=False)
+SUMMARY = "asynchronous steps along every update, shorter where the server's model has moved far"
+alone = partial(algorithm, moves=AsyncFedED.moves)
+asyncfeded = variant(AsyncFedED, presets.FAVANO, algorithm=alone, summary=SUMMARY, can_repeat=False)
 
 
 # A server that keeps every client's last update.
@@ -433,10 +407,5 @@ def calibrated(problem: Problem, hyper: CA2FL, plan: Plan) -> Algorithm[Versione
     return wire.algorithm(init, step)
 
 
-ca2fl = system._replace(
-    name="ca2fl",
-    Hyper=CA2FL,
-    algorithm=calibrated,
-    summary="buffered asynchronous aggregation that keeps every client's last update",
-    paper=presets.preset(CA2FL, presets.FAVANO),
-)
+SUMMARY = "buffered asynchronous aggregation that keeps every client's last update"
+ca2fl = variant(CA2FL, presets.FAVANO, algorithm=calibrated, summary=SUMMARY)

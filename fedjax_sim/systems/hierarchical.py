@@ -255,9 +255,6 @@ def one_by_one(
     train = edges.edge_training(problem, hyper, plan)
     wire = edges.EdgeWire(problem, hyper, plan, can_repeat=True)
 
-    def init(key: Key) -> Versioned:
-        return wire.first_version(problem.init(key))
-
     def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)  # x^v
         # A group's iterations before a round number its rounds.
@@ -268,7 +265,7 @@ def one_by_one(
         server, _ = wire.step(event, state.server, mixed)
         return wire.next_version(key, event, state, memo, server), work
 
-    return wire.algorithm(init, step)
+    return wire.algorithm(lambda key: wire.first_version(problem.init(key)), step)
 
 
 async_hierarchical = system._replace(

@@ -1,6 +1,4 @@
-"""Clients' work that lasts for several ticks of a live clock.
-
-SAFA, FedAT, Pisces, and AsyncFedED with numbers of local steps that follow from its staleness.
+"""Clients' work that lasts for several ticks of a live clock: SAFA, FedAT and Pisces.
 
 Dimension letters: those of `fedjax_sim.core.types`.
 """
@@ -12,27 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients import (
-    LocalTraining,
-    local_training,
-    read_clients,
-    seeing_losses,
-    write_clients,
-)
+from fedjax_sim.clients import LocalTraining, local_training, seeing_losses, write_clients
 from fedjax_sim.clients.seen_losses import SeenLosses
-from fedjax_sim.core import batching, streams, targets, trees, types
-from fedjax_sim.core.settings import (
-    Above0,
-    AtLeast0,
-    Checked,
-    ConfigError,
-    Count,
-    Whole,
-    group,
-    redefault,
-    setting,
-    struct,
-)
+from fedjax_sim.core import batching, settings, streams, targets, trees, types
+from fedjax_sim.core.settings import Above0, AtLeast0, Checked, ConfigError, Count, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Leaf, Problem, Work
 from fedjax_sim.server import Reports, Versioned, Wire, keep_if_empty, stale_models
 from fedjax_sim.server.aggregation import ServerMomentum, where_slots
@@ -348,7 +329,7 @@ class FedAT(Clients, LocalTraining, Reports):
     num_tiers: Count = setting(5, "Tiers into which clients are sorted by response latency, M.")
     num_selected: Count = setting(10, "Size of the cohort, S: clients of a round of a tier.")
     weighting: cohorts.Weighting = cohorts.client_weighting("the mean of a round")
-    proximal: float = redefault(LocalTraining, "proximal", 0.4)
+    proximal: float = settings.redefault(LocalTraining, "proximal", 0.4)
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -560,7 +541,7 @@ class Pisces(Clients, LocalTraining, ServerMomentum, Reports):
 
     tells_losses = True
     concurrency: Count = setting(10, "Clients at work at one time, C.")
-    most_reports: Whole = setting(
+    most_reports: settings.Whole = setting(
         0,
         "Reports after whose arrival the server acts in any case; 0 for twice `concurrency`, or "
         "`num_clients` if that is less.",
@@ -571,7 +552,7 @@ class Pisces(Clients, LocalTraining, ServerMomentum, Reports):
         "work, divided by this.",
     )
     weighting: cohorts.Weighting = cohorts.client_weighting("the mean of a tick's reports")
-    choice: Usefulness = group(Usefulness(), "who is given work")
+    choice: Usefulness = settings.group(Usefulness(), "who is given work")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -703,107 +684,4 @@ pisces = with_work_in_flight(
     summary="guided asynchronous learning: useful clients of little staleness, at a bounded pace",
     # Ticks are no more than reports.
     hints=types.Hints(lambda hyper, time: hyper.ticks_within(time, hyper.concurrency)),
-)
-
-
-# AsyncFedED with its numbers of local steps.
-
-
-@struct
-class AdaptiveFedED(fedbuff.EuclideanStaleness, Clients, LocalTraining, Reports):
-    """AsyncFedED (Wang et al. 2022, arXiv 2205.13797) as a whole: local steps follow staleness.
-
-        K_i -> `state.clients`    gamma(i, tau) -> `gamma`    floor -> E[.]
-        gamma bar -> `hyper.wanted_staleness`    kappa -> `hyper.gain`
-
-    Learning is that of `asyncfeded`. When the update of client i has moved the server's model, its
-    next number of local steps is K_i + floor((gamma bar - gamma(i, tau)) kappa): a client whose
-    updates are staler than wanted does fewer. How long work takes follows from K_i, so the clock is
-    live. All clients are always at work; one starts again from the model that its update has made.
-
-    Readings. K_i begins as `local_steps`, and stays from 1 to `most_steps`, which the paper does
-    not bound. The time drawn for `local_steps` is multiplied by K_i / `local_steps`. If an update
-    is lost, its client begins again with the same K_i from the newest model, and the tick is empty.
-    """
-
-    wanted_staleness: AtLeast0 = setting(1.0, "Staleness at which steps do not change, gamma bar.")
-    gain: AtLeast0 = setting(1.0, "Local steps for a difference in staleness of 1, kappa.")
-    most_steps: Count = setting(50, "Most local steps of an update.")
-
-    def check_together(self) -> None:
-        """Check that steps take time, and that the first ones are not too many."""
-        super().check_together()
-        check_clients(self, are_distinct=False)
-        live.check_steps_take_time(self)
-        if self.local_steps > self.most_steps:
-            allowed = f"at most most_steps = {self.most_steps}"
-            raise ConfigError("local_steps", self.local_steps, allowed)
-
-    @property
-    def first_rows(self) -> Array:
-        """First numbers of local steps, `i32[N]`."""
-        return jnp.full(self.num_clients, self.local_steps, "int32")
-
-    def rows_after(self, event: Event, state: Versioned, gamma: Array) -> Array:
-        """Numbers of local steps after a tick, `i32[N]`. gamma: staleness of the slots, `f[S]`."""
-        change = jnp.floor((self.wanted_staleness - gamma) * self.gain)
-        steps = jnp.clip(read_clients(state.clients, event.clients) + change, 1, self.most_steps)
-        return write_clients(state.clients, event.clients, steps)
-
-
-class Working(NamedTuple):
-    """State of the clock.
-
-    Attributes:
-      tick: `i32[]`, server actions so far.
-      place: `i32[]`, the client that has reported, or whose update was lost.
-      turns: `i32[N]`, how often each client was given work.
-      work: Each client's work, `[N]`.
-      drawn: The clients' speeds and hours.
-    """
-
-    tick: Array
-    place: Array
-    turns: Array
-    work: Flights
-    drawn: live.Drawn
-
-
-def adaptive_clock(problem: Problem, hyper: AdaptiveFedED) -> Clock:
-    """Bind the clock of clients whose work begins when the server has learnt from the last one."""
-
-    def init(key: Key) -> Working:
-        devices, everyone = draw_devices(key, hyper), jnp.arange(hyper.num_clients, dtype="int32")
-        zero, turns = jnp.int32(0), jnp.ones_like(everyone)
-        work = live.begin_work(devices, everyone, 0 * everyone, Instant.at(0.0), zero)
-        return Working(zero, zero, turns, work, devices.drawn)
-
-    def next_tick(key: Key, carried: Working, state: object) -> tuple[Working, Received]:
-        place = carried.work.first()
-        done = carried.work.take(place)
-        lost = draw_devices(key, hyper, carried.drawn).are_lost(done.client, done.number)
-        client = jnp.where(lost, EMPTY, done.client)
-        slots = (leaf[None] for leaf in (client, done.steps, done.version))
-        after = carried._replace(tick=carried.tick + 1, place=place)
-        return after, Received(done.ends, *slots, weight=jnp.ones(1))
-
-    def after(key: Key, carried: Working, event: Event, state: Versioned, seen: object) -> Working:
-        devices, who = draw_devices(key, hyper, carried.drawn), carried.place
-        given = who, carried.turns[who], carried.work.ends.take(who), carried.tick
-        new = live.begin_work(devices, *given, steps=state.clients[who])
-        turns = targets.put(carried.turns, who, carried.turns[who] + 1)
-        return carried._replace(turns=turns, work=targets.put(carried.work, who, new))
-
-    return Clock(init, next_tick, after, in_use=lambda carried: carried.work.version)
-
-
-asyncfeded_adaptive = live.with_clock(
-    fedbuff.asyncfeded,
-    live.Live(lambda hyper: Sizes(1, hyper.most_steps, hyper.num_clients), adaptive_clock),
-    name="asyncfeded_adaptive",
-    Hyper=AdaptiveFedED,
-    summary="asynchronous steps along every update; clients of stale updates do fewer local steps",
-    hints=types.Hints(
-        lambda hyper, time: hyper.replace(local_steps=1).ticks_within(time, hyper.num_clients)
-    ),
 )

@@ -92,13 +92,7 @@ from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion, 
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty, mean_of, weighted_sum
-from fedjax_sim.server.compression import (
-    Compression,
-    Compressor,
-    Identity,
-    count_message_bits,
-    decode_messages,
-)
+from fedjax_sim.server.compression import Compression, Identity, count_message_bits, decode_messages
 from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds
 
 SlopesAt = Callable[[Key, Event, Params], tuple[Params, Work]]
@@ -263,10 +257,6 @@ def anchor_moves(controls: Controls, senders: np.ndarray) -> np.ndarray:
     return np.diff(latest, prepend=-1) > 0
 
 
-def _compresses(compression: Compressor) -> bool:
-    return not isinstance(compression, Identity)
-
-
 @struct
 class ModelMemories(Compression):
     """Settings of compressed messages and of the memories that they are relative to."""
@@ -276,7 +266,7 @@ class ModelMemories(Compression):
         "Step size alpha of the memories that compressed messages are relative to, such as "
         "1 / (1 + omega); 0 for none. They take the memory of a model for each client.",
         simpler_at=(0.0,),
-        only_with={"compression": _compresses},
+        only_with={"compression": lambda kind: not isinstance(kind, Identity)},
     )
 
 
@@ -643,13 +633,10 @@ def noise(
     """Make sqrt(2 eta tau part / weight) xi; no transformation if it is known to be 0."""
     if settings.is_known(hyper.temperature, 0) or settings.is_known(part, 0):
         return []
-    variance = temperature(hyper) * part / weight
+    # With momentum, the temperature of a step's noise is a tau.
+    scale = hyper.dynamics.friction if hyper.has_momentum else 1
+    variance = hyper.temperature * scale * part / weight
     return [clients.add_langevin_noise(key, eta, variance, first=first)]
-
-
-def temperature(hyper: Hyper) -> Array | float:
-    """Compute the temperature of a step's noise, a tau with momentum."""
-    return hyper.temperature * (hyper.dynamics.friction if hyper.has_momentum else 1)
 
 
 RELIED_ON = (

@@ -15,22 +15,21 @@ import optax
 
 from fedjax_sim import clients
 from fedjax_sim.clients import BatchGradient, LocalTraining, PersonalLeaves, batch_gradient, rows
+from fedjax_sim.core import settings
 from fedjax_sim.core.batching import replicate
-from fedjax_sim.core.settings import (
-    Above0,
-    AtLeast0,
-    Count,
-    Probability,
-    Whole,
-    redefault,
-    setting,
-    struct,
-)
+from fedjax_sim.core.settings import Above0, AtLeast0, Count, Whole, redefault, setting, struct
 from fedjax_sim.core.trees import join
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Problem, Work
 from fedjax_sim.server import PrivateReports, ReportMessages, Reports, RoundState, ServerStep, Wire
 from fedjax_sim.server.aggregation import weighted_sum, where_slots
 from fedjax_sim.timelines import CohortRounds, cohort_system
+
+
+def own_of(state: RoundState, client: Array) -> Params:
+    """Row of one client, who is known to be there, leaves `[...]`. No mask is needed for it."""
+    known = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+    return jax.tree.map(lambda leaf: leaf.at[client].get(**known), state.clients)
+
 
 # FedPer, FedRep and FedBN: clients keep leaves of the model.
 
@@ -108,26 +107,16 @@ def with_personal_leaves(
         return join(state.server, jax.tree.map(lambda leaf: leaf.mean(axis=0), state.clients))
 
     def personal(state: RoundState, client: Array) -> Params:
-        return join(wire.received(state), rows.read_rows(state.clients, client))
+        return join(wire.received(state), own_of(state, client))
 
     return wire.algorithm(init, step, personal, model=model)
 
 
 BODY = ReportMessages(lambda params, hyper: hyper.split(params)[0])
-fedper = cohort_system(
-    "fedper",
-    FedPer,
-    with_personal_leaves,
-    "federated averaging of a shared body; every client keeps its own head",
-    messages=BODY,
-)
-fedbn = cohort_system(
-    "fedbn",
-    FedBN,
-    with_personal_leaves,
-    "federated averaging in which every client keeps its own normalisation layers",
-    messages=BODY,
-)
+SUMMARY = "federated averaging of a shared body; every client keeps its own head"
+fedper = cohort_system("fedper", FedPer, with_personal_leaves, SUMMARY, messages=BODY)
+SUMMARY = "federated averaging in which every client keeps its own normalisation layers"
+fedbn = cohort_system("fedbn", FedBN, with_personal_leaves, SUMMARY, messages=BODY)
 
 
 # Ditto and APFL: clients keep a second model.
@@ -183,15 +172,13 @@ def with_pulled_models(problem: Problem, hyper: Ditto, plan: Plan) -> Algorithm[
         after = wire.advance(key, event, state, local, total=total)
         return after._replace(clients=kept), work.and_more(more)
 
-    return wire.algorithm(init, step, lambda state, client: rows.read_rows(state.clients, client))
+    return wire.algorithm(init, step, own_of)
 
 
-ditto = cohort_system(
-    "ditto",
-    Ditto,
-    with_pulled_models,
-    "federated averaging, and a personal model of every client that is pulled to the global one",
+SUMMARY = (
+    "federated averaging, and a personal model of every client that is pulled to the global one"
 )
+ditto = cohort_system("ditto", Ditto, with_pulled_models, SUMMARY)
 
 
 @struct
@@ -213,7 +200,9 @@ class APFL(CohortRounds, LocalTraining, ServerStep, PrivateReports):
     know it. A local step has two gradients here and takes as long as a step with one.
     """
 
-    personal_share: Probability = setting(0.5, "Share of own models in personal ones, alpha.")
+    personal_share: settings.Probability = setting(
+        0.5, "Share of own models in personal ones, alpha."
+    )
     adaptive: bool = setting(False, "Whether clients adapt that share by gradient steps.")
 
     def mixed(self, shared: Params, own: Params, share: Params) -> tuple[Params, Array]:
@@ -256,17 +245,13 @@ def with_mixed_models(problem: Problem, hyper: APFL, plan: Plan) -> Algorithm[Ro
         return after._replace(clients=kept), work.and_more(times=2)
 
     def personal(state: RoundState, client: Array) -> Params:
-        return hyper.mixed(wire.received(state), *rows.read_rows(state.clients, client))[0]
+        return hyper.mixed(wire.received(state), *own_of(state, client))[0]
 
     return wire.algorithm(init, step, personal)
 
 
-apfl = cohort_system(
-    "apfl",
-    APFL,
-    with_mixed_models,
-    "federated averaging, and a mixture of its model with one of every client's own",
-)
+SUMMARY = "federated averaging, and a mixture of its model with one of every client's own"
+apfl = cohort_system("apfl", APFL, with_mixed_models, SUMMARY)
 
 
 # pFedMe and Per-FedAvg: clients adapt the server's model.
@@ -378,9 +363,6 @@ def with_adapted_models(
     wire = Wire(problem, hyper, plan)
     train = clients.local_training(problem, hyper, plan, gradient=gradient_of)
 
-    def init(key: Key) -> RoundState:
-        return wire.first_round(problem.init(key))
-
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         total = wire.total(event)
         local, work = train(key, event, start=wire.received(state), total=total)
@@ -391,21 +373,13 @@ def with_adapted_models(
         adapt = partial(hyper.adapted, model=wire.received(state))
         return clients.adapted_metrics(problem, adapt) | wire.metrics(state)
 
-    return wire.algorithm(init, step, metrics=metrics)
+    return wire.algorithm(lambda key: wire.first_round(problem.init(key)), step, metrics=metrics)
 
 
-pfedme = cohort_system(
-    "pfedme",
-    PFedMe,
-    with_adapted_models,
-    "federated averaging of envelopes, with personal models near the server's",
-)
-perfedavg = cohort_system(
-    "perfedavg",
-    PerFedAvg,
-    with_adapted_models,
-    "federated averaging of a model from which clients adapt well by a gradient step",
-)
+SUMMARY = "federated averaging of envelopes, with personal models near the server's"
+pfedme = cohort_system("pfedme", PFedMe, with_adapted_models, SUMMARY)
+SUMMARY = "federated averaging of a model from which clients adapt well by a gradient step"
+perfedavg = cohort_system("perfedavg", PerFedAvg, with_adapted_models, SUMMARY)
 
 
 # IFCA: clients keep the number of one of the server's models.
@@ -489,11 +463,12 @@ def with_clusters(problem: Problem, hyper: IFCA, plan: Plan) -> Algorithm[RoundS
     return wire.algorithm(init, step, personal, model=model, client_models=client_models)
 
 
+SUMMARY = "federated averaging of k models, of which each client trains the one that suits it best"
 ifca = cohort_system(
     "ifca",
     IFCA,
     with_clusters,
-    "federated averaging of k models, of which each client trains the one that suits it best",
+    SUMMARY,
     messages=ReportMessages(
         down=lambda params, hyper: (params,) * hyper.num_models,
         number_bits=lambda params, hyper: (hyper.num_models - 1).bit_length(),

@@ -227,8 +227,7 @@ def with_frozen_statistics(
         _, s = base.update(slope, state.memory, state.server)  # V
         if wire.downlink.is_on:  # What clients have not heard yet stays with the server.
             mean = jax.tree.map(lambda w, end, begin: w + (end - begin), state.server, mean, x)
-        x = mean
-        x, s = keep_if_empty(event, (x, s), (state.server, state.memory))
+        x, s = mean, keep_if_empty(event, s, state.memory)  # without reports, the mean is x
         memo = wire.publish(key, event, memo, (x, s))
         return RoundState(x, s, memo=memo), work.and_more(more)
 
@@ -240,10 +239,11 @@ def message(params: Params, hyper: MimeLite) -> Params:
     return params, jax.eval_shape(hyper.local_optimizer().init, params)
 
 
+SUMMARY = "federated averaging whose local steps use the server's momentum and do not change it"
 mimelite = cohort_system(
     "mimelite",
     MimeLite,
     with_frozen_statistics,
-    "federated averaging whose local steps use the server's momentum and do not change it",
+    SUMMARY,
     messages=ReportMessages(TWO.up, down=message),
 )

@@ -390,6 +390,17 @@ def uniform_cohort(hyper: Settings) -> Callable[[Key, Array], Array]:
     return draw
 
 
+def choice_key(key: Key, number: Array) -> Key:
+    """Key of the draws with which the clients of a round are chosen."""
+    return jax.random.fold_in(streams.lane_stream(key, "choice"), number)
+
+
+def mean_loss(shown: Shown) -> Array:
+    """Mean loss of those who report: `f[]`, 0 without a report."""
+    is_there = shown.event.clients != EMPTY
+    return jnp.where(is_there, shown.seen.mean, 0).sum() / jnp.maximum(is_there.sum(), 1)
+
+
 class Selector(NamedTuple):
     """A choice of clients for rounds, bound to a problem and settings.
 

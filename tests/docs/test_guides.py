@@ -1,5 +1,6 @@
 """The guides: their Python blocks run in order, and their commands are words that the CLI takes."""
 
+import ast
 import contextlib
 import io
 import re
@@ -58,6 +59,32 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             with contextlib.redirect_stdout(out):
                 exec(compile(block, f"{page.name}, block {number}", "exec"), scope)
             assert shown in ("", out.getvalue()), f"{page.name}, block {number}"
+
+
+def code_lines(node: ast.ClassDef | ast.FunctionDef) -> int:
+    """Count the lines of a definition that are in the text of its program without docstrings."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(each):
+            each.body = each.body[1:]
+    placed = [each for each in ast.walk(node) if isinstance(each, ast.expr | ast.stmt)]
+    ends = {each.end_lineno for each in placed if isinstance(each, ast.expr)}
+    return len(ends | {each.lineno for each in placed})
+
+
+def test_the_table_of_added_parts_counts_their_code() -> None:
+    """Lines and imported names of each part, all of it from outside the package."""
+    page = (ROOT / "docs" / "guides" / "adding_parts.md").read_text()
+    counted = {}
+    for section in page.split("\n## ")[1:]:
+        code = "\n".join(re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL))
+        body = ast.parse(code).body
+        made = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        asked = [node for node in body if isinstance(node, ast.ImportFrom)]
+        named = [name for node in asked if node.module != "functools" for name in node.names]
+        title = section.partition("\n")[0]
+        counted[title[0].lower() + title[1:]] = sum(map(code_lines, made)), len(named)
+    rows = re.findall(r"^\| (a[^|]*) \| (\d+) \| (\d+) \|$", page, flags=re.MULTILINE)
+    assert {name: (int(lines), int(names)) for name, lines, names in rows} == counted
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

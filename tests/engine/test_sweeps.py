@@ -22,6 +22,7 @@ from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.request import Options
 from fedjax_sim.results.curves import NEVER, collapsed_at
 from tests.conftest import slow_but
+from tests.systems.hand_made import ONE_BY_ONE
 
 FAVANO, FEDBUFF, FEDAVG = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedbuff", "fedavg"))
 LAYOUT = Layout(4, False, 1)

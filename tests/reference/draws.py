@@ -34,7 +34,7 @@ def simulate(
             budget=fedjax_sim.Ticks(ticks),
             num_evals=ticks,
             layout=Layout(4, False, 1),
-            keep=fedjax_sim.Keep(client_variance=True),
+            keep=fedjax_sim.Keep(client_variance=system.live is None),
         )
 
 

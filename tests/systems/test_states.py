@@ -69,8 +69,9 @@ def test_models_in_the_state(system: System, kind: Kind, small: Callable) -> Non
     assert shapes == [(*leading, *model.shape) for leading in SHAPES[system.name]]
     counters = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype != model.dtype]
     # FedAT counts what tiers have sent, and SAFA knows which version a cached update is of.
-    # IFCA keeps the number of each client's cluster.
-    own = {"fedat": [(1,)], "safa": [(NUM_CLIENTS,)], "ifca": [(NUM_CLIENTS,)]}.get(system.name, [])
+    # IFCA keeps the number of each client's cluster, and AsyncFedED its number of local steps.
+    of_clients = {key: [(NUM_CLIENTS,)] for key in ("safa", "ifca", "asyncfeded_adaptive")}
+    own = {"fedat": [(1,)], **of_clients}.get(system.name, [])
     assert [leaf.shape for leaf in counters if leaf.shape] == own
     assert (system.fit.learns is LatentProblem) or len(counters) == len(own)
 
