@@ -499,7 +499,7 @@ NO_REPEATS = ("after_interaction", "fresh")
 
 @struct
 class AsyncFedEM(staleness.WeightedArrivals, Expectation, Approximation):
-    """Ours: FedEM with FedBuff's buffer, so that the server need not wait for slow clients.
+    """Ours: FedEM (arXiv 2111.02083) with FedBuff's buffer: the server waits for no slow client.
 
         S_k -> `state.server`    S_{k - tau_i} -> `start`    w_i -> `event.weight`
         V_i, V -> `state.memory`    otherwise as in FedEM
