@@ -357,6 +357,7 @@ def small() -> Callable[..., Any]:
         "em": {},
         "fedem": compressed,
         "vr_fedem": compressed | {"inner_steps": 2.0},
+        "async_fedem": {"buffer_size": 4, "compression": BlockQuantization(), "gamma": 0.1},
         "diana": differences,
         "vr_diana": differences | {"refresh": 0.4},
     }

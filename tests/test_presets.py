@@ -45,6 +45,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     "em": {"batch_size": 200},
     "fedem": {"batch_size": 20},
     "vr_fedem": {"batch_size": 5},
+    "async_fedem": {"batch_size": 20},
     "diana": {"lr": 0.1, "batch_size": 1},
     "vr_diana": {"lr": 0.1, "batch_size": 1},
 }

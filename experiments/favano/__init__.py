@@ -1,7 +1,8 @@
 """Experiments on FAVANO (arXiv 2305.16099).
 
 `claims` has the paper's claims, `setup` the runs on images that several figures share. `lemmas`,
-`theory` and `clock` check the theory; the rest are the figure or table that they are named after.
+`theory`, `clock` and `mean_model` check the theory; the rest are the figure or table that they are
+named after.
 """
 
 EXPERIMENTS = (
@@ -16,6 +17,7 @@ EXPERIMENTS = (
     "fig7_own_rates",
     "headlines",
     "lemmas",
+    "mean_model",
     "table2",
     "table2_grid",
     "theory",

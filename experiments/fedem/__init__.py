@@ -4,7 +4,16 @@
 made-up counts behind `fig2`.
 """
 
-EXPERIMENTS = ("ablations", "fig1", "fig2", "fig2_shape", "fig3", "headlines", "theory")
+EXPERIMENTS = (
+    "ablations",
+    "clocks",
+    "fig1",
+    "fig2",
+    "fig2_shape",
+    "fig3",
+    "headlines",
+    "theory",
+)
 """The modules that can be run."""
 
 __all__ = ["EXPERIMENTS"]

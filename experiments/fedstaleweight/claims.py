@@ -386,9 +386,30 @@ CLAIMS = Claims(
             changed="no row.",
             since="2026-11-29",
         ),
+        26: Claim(
+            "derived",
+            "Sec. 7",
+            (
+                "Weights from staleness do not make up for lost updates, as staleness does not "
+                "tell of them: if slow clients lose a share d, their influence is that of arrivals "
+                "r (1 - d) with weights 1 / r. A client that throttles still loses influence."
+            ),
+            Criterion(
+                "The slow group's influence is within {close:g} of this for d = 0, 0.2 and 0.5, "
+                "with one fast client at its whole rate, a half and a quarter of it; as other "
+                "parts, at d = 0.5 it is below {left:g} of that without losses, and the throttled "
+                "client's influence falls at every d.",
+                close=0.01,
+                left=0.75,
+            ),
+            stated="future work",
+            changed="no row.",
+            since="2026-11-29",
+        ),
     },
     since="2026-11-27",
     pictures={
+        "disturbed": (26,),
         "influence": (3, 4, 6),
         "speeds": (3, 4, 20),
         "buffers": (5,),

@@ -104,7 +104,7 @@ class EitherRounds(CoinRounds, timelines.CohortRounds, Expectation):
         idle = [name for name in names_of(type(self)).values() if name.startswith(of_others)]
         return super().decided() | dict.fromkeys(idle, f"rounds {self.rounds}")
 
-    def completed(self, problem: LatentProblem | None) -> types.Settings:
+    def completed(self, problem: Any) -> types.Settings:
         """Check the mini-batches, and fill in the clients' numbers of examples."""
         hyper: types.Settings = check_batch_size(self, problem)
         if not self.has_cohorts:
@@ -112,7 +112,7 @@ class EitherRounds(CoinRounds, timelines.CohortRounds, Expectation):
         counts = np.ones(self.num_clients) if problem is None else np.asarray(problem.counts, float)
         return hyper.replace(examples=counts)
 
-    def chances(self, clients: Array) -> Array | float | None:
+    def chances(self, clients: Array) -> Any:
         """Find the probabilities p_i that clients take part; None in rounds of cohorts."""
         return None if self.has_cohorts else super().chances(clients)
 
@@ -122,7 +122,8 @@ class EitherRounds(CoinRounds, timelines.CohortRounds, Expectation):
 
     def of_pass(self, clients: Array) -> Array:
         """Count the mini-batches of a whole pass, `i[T, A]`."""
-        return jnp.ceil(self.examples / self.batch_size).astype(int)[clients]
+        counts = jnp.asarray(self.examples)
+        return jnp.ceil(counts / self.batch_size).astype(int)[clients]
 
 
 def schedule_rounds(key: Key, hyper: EitherRounds, num_ticks: int) -> types.Timeline:
@@ -499,7 +500,7 @@ NO_REPEATS = ("after_interaction", "fresh")
 
 @struct
 class AsyncFedEM(staleness.WeightedArrivals, Expectation, Approximation):
-    """Ours: FedEM with FedBuff's buffer, so that the server need not wait for slow clients.
+    """Ours: FedEM (arXiv 2111.02083) with FedBuff's buffer: the server waits for no slow client.
 
         S_k -> `state.server`    S_{k - tau_i} -> `start`    w_i -> `event.weight`
         V_i, V -> `state.memory`    otherwise as in FedEM

@@ -27,6 +27,7 @@ sends FedAvg's update. Regularisers, clipping and other optimizers of local step
 FedAvg.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, NamedTuple
 
@@ -58,7 +59,9 @@ from fedjax_sim.timelines import CohortRounds, cohort_system
 class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
     """Settings of FedPA: its rounds, local sampling, messages, and the server's step."""
 
-    server_optimizer: object = redefault(ServerStep, "server_optimizer", optax.sgd)
+    server_optimizer: Callable[..., optax.GradientTransformation] | None = redefault(
+        ServerStep, "server_optimizer", optax.sgd
+    )
     burn_in: Annotated[int, Limit(least=0)] = setting(
         5, "Local steps before the first sample.", traced=False
     )

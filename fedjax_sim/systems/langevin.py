@@ -76,7 +76,7 @@ Dimension letters: those of `fedjax_sim.core.types`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -521,7 +521,7 @@ class State(NamedTuple):
     memory: Params = ()
     anchor: Anchor = Anchor()
     square: Square = Square()
-    taken: Array | tuple[()] = ()
+    taken: Any = ()
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
@@ -590,8 +590,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
             sent = hyper.messages, key, event, share, memory, known, local
             mean, memory = decode_mean(*sent, is_full=hyper.participants == "full")
         # The round's state; an empty round changes nothing.
-        models = mean if has_momentum else (mean, ())
-        after = State(*models, memory, anchor, square, first + number if is_random else ())
+        (server, velocity), taken = mean if has_momentum else (mean, ()), first + number
+        after = State(server, velocity, memory, anchor, square, taken if is_random else ())
         per_step = 1 if hyper.control_variates.anchor == "none" else 2  # gradients of a step
         work = work.and_more(work_at_anchor, work_of_scaling, times=per_step)
         return keep_if_empty(event, after, state), work

@@ -11,13 +11,19 @@ from tests.experiments.running import FILES, claims, judged, run
 JUDGED = {
     "fedstaleweight/influence": [*range(1, 8), *range(12, 18), 19, 20],
     "fedstaleweight/fig2": [],
+    "fedstaleweight/disturbed": [],
 }
-NOT_JUDGED = {"fedstaleweight/influence": [18], "fedstaleweight/fig2": [8, 9, 11, 19]}
+NOT_JUDGED = {
+    "fedstaleweight/influence": [18],
+    "fedstaleweight/fig2": [8, 9, 11, 19],
+    "fedstaleweight/disturbed": [26],
+}
 """Two seeds leave claim 18 undecided: their intervals are wide."""
 PANELS = {"fig2_fashion_mnist.png", "fig2_cifar10.png"}
 PICTURES = {
     "fedstaleweight/influence": {"influence.png", "buffers.png", "speeds.png", "throttling.png"},
     "fedstaleweight/fig2": PANELS,
+    "fedstaleweight/disturbed": {"disturbed.png"},
 }
 
 

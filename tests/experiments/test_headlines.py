@@ -9,7 +9,10 @@ import pytest
 from experiments.fald import fig3_4
 from experiments.fald import headlines as fald
 from experiments.favano import headlines as favano
+from experiments.favano import mean_model
+from experiments.fedem import clocks
 from experiments.fedem import headlines as fedem
+from experiments.fedstaleweight import disturbed
 from experiments.fedstaleweight import headlines as fedstaleweight
 from experiments.harness import Arguments, Verdict
 from experiments.harness.statistics import FAILS, HOLDS
@@ -25,6 +28,26 @@ def slow_share(first: float, early: float) -> dict[str, Any]:
         "first": {"mean": first, "error": 1e-3},
         "windows": windows,
         "settled": {"mean": 0.5},
+    }
+
+
+def times(**ours: float) -> dict[str, dict[str, float]]:
+    """Make times to a target, of rounds 10 and of the asynchronous system as given."""
+    return {
+        speeds: dict.fromkeys(clocks.METHODS, 10.0) | {clocks.OURS: each}
+        for speeds, each in zip(clocks.SPEEDS, ours.values(), strict=True)
+    }
+
+
+def influences(slow: tuple[float, ...]) -> dict[str, Any]:
+    """Make influences that are as expected."""
+    return {
+        disturbed.name_of(lost, share): {
+            way: {"slow": each, "throttled": 0.08 * share}
+            for way in ("FedStaleWeight", "buffer mean", "expected")
+        }
+        for lost, each in zip(disturbed.LOSSES, slow, strict=True)
+        for share in disturbed.THROTTLES
     }
 
 
@@ -75,6 +98,29 @@ GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
         fedstaleweight.judge_divergence,
         {"normalised": 0.7, "not normalised": 0.3},
     ),
+    "fedem-30": (clocks.judge, times(constant=10.0, exponential=5.0, slow=4.0)),
+    "fedstaleweight-26": (disturbed.judge, influences(slow=(0.2, 0.18, 0.12))),
+    "favano-37": (
+        mean_model.judge_mean,
+        {
+            "accuracy": {
+                mean_model.SERVER: {"values": [90.0, 91.0, 92.0]},
+                mean_model.MEAN: {"values": [90.1, 91.0, 92.1]},
+            },
+            "largest distance": 0.05,
+        },
+    ),
+    "favano-38": (
+        mean_model.judge_lattice,
+        {
+            "accuracy": {
+                mean_model.SERVER: {"values": [90.0, 91.0, 92.0]},
+                mean_model.WHOLE: {"values": [80.0, 81.0, 82.0]},
+                mean_model.LATTICE: {"values": [80.0, 81.1, 82.1]},
+            },
+            "uplink bits, lattice over full": 0.3,
+        },
+    ),
     "hierarchical-37": (
         hierarchical.judge,
         {"closest": {"1": {"S": 5.0, "apart": 1.0, "fewer": 30.0}}, "bounds": [2.0, 2.0]},
@@ -86,6 +132,19 @@ GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
 }
 """By claim: the function that judges it, and numbers by which it holds."""
 CHANGED: list[tuple[str, Path, Any, str]] = [
+    ("fedem-30", ("a slow third", "asynchronous"), 9.0, "fails"),
+    ("fedem-30", ("constant", "asynchronous"), 5.0, "holds in part, false: constant"),
+    ("fedstaleweight-26", ("0.2 lost, 1 of the rate", "expected", "slow"), 0.2, "fails"),
+    (
+        "fedstaleweight-26",
+        ("0 lost, 0.5 of the rate", "FedStaleWeight", "throttled"),
+        0.1,
+        "holds in part, false: throttling",
+    ),
+    ("favano-37", ("accuracy", mean_model.MEAN, "values"), [80.0, 81.1, 82.0], "fails"),
+    ("favano-37", ("largest distance",), 0.2, "holds in part, false: distance"),
+    ("favano-38", ("accuracy", mean_model.LATTICE, "values"), [70.0, 71.1, 72.0], "fails"),
+    ("favano-38", ("uplink bits, lattice over full",), 0.6, "holds in part, false: fewer bits"),
     ("favano-32", ("blocked", "first", "mean"), 0.2, "fails"),
     ("favano-32", ("blocked", "first", "mean"), 0.049, "undecided"),
     ("favano-32", ("blocked", "windows", "mean", 3), 0.5, "holds in part, false: not settled"),
