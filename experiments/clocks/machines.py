@@ -88,11 +88,12 @@ def fitted(times: Sequence[np.ndarray], half: float) -> timelines.Calibration:
 
 def simulate(fit: timelines.Calibration, sizes: Sizes, length: float) -> tuple[Any, np.ndarray]:
     """Draw schedules of FedAsync at least that long, and FedAvg's times of rounds, `f64[L, T]`."""
-    delays = [fit.delays.replace(client_table=each) for each in fit.draw_tables(sizes.seeds)]
+    fixed: Any = fit.delays
+    delays = [fixed.replace(client_table=each) for each in fit.draw_tables(sizes.seeds)]
     hypers = [
         fedbuff.Hyper(num_clients=NUM, buffer_size=1, clock=FREE, delays=each) for each in delays
     ]
-    ticks = int(1.3 * length * fit.table.rate.sum())
+    ticks = int(1.3 * length * np.median(fit.draws[0], axis=-1).sum())
     rounds = [fedavg.Hyper(num_clients=NUM, num_selected=NUM, delays=each) for each in delays]
     drawn = harness.draw(fedbuff.system, hypers, 1, ticks)
     return drawn, harness.draw(fedavg.system, rounds, 1, 200)[0][:, 0]
@@ -152,7 +153,8 @@ def run(arguments: Arguments) -> Outcome:
     """Simulate the machines, compare, and draw."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     inputs: dict[str, Any] = {"smoke": arguments.smoke} | {str(i): {} for i in range(9, 15)}
-    drawn, seconds = {}, {}
+    drawn: dict[str, Any] = {}
+    seconds: dict[str, list[tuple[float, float]]] = {}
     for task in sources.TASKS:
         for number in "0" if arguments.smoke else map(str, range(sources.NUM_RUNS)):
             found, told = compare(task, number, sizes)
@@ -162,15 +164,15 @@ def run(arguments: Arguments) -> Outcome:
             for claim, pairs in found.items():
                 inputs[claim].update(pairs)
     inputs["13"] = {name: np.mean(pairs, axis=0).tolist() for name, pairs in seconds.items()}
-    found = judge(inputs)
+    ruled = judge(inputs)
     figures = {
         "times.png": draw_times({task: each["fit"] for task, each in drawn.items()}),
         "staleness.png": draw_laws(drawn),
         "seconds.png": draw_seconds(inputs["13"]),
     }
     laws = {task: str(each["fit"]) for task, each in drawn.items()}
-    text = "\n".join([harness.verdict_table(found), *starmap("{}: {}".format, laws.items())])
-    return Outcome({}, figures, found, sizes.config(), text, inputs)
+    text = "\n".join([harness.verdict_table(ruled), *starmap("{}: {}".format, laws.items())])
+    return Outcome({}, figures, ruled, sizes.config(), text, inputs)
 
 
 @styled()

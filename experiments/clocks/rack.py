@@ -67,8 +67,8 @@ def measure(method: str, slow: np.ndarray, staleness: np.ndarray) -> Found:
         weight /= weight.sum(axis=-1, keepdims=True)
     law = np.bincount(staleness.ravel(), minlength=100) / staleness.size
     share = float(weight[slow].sum() / weight.sum())
-    means = [float(staleness[each].mean()) for each in (slow, ~slow)]
-    return Found(float(slow.mean()), share, *means, law)
+    late, early = (float(staleness[each].mean()) for each in (slow, ~slow))
+    return Found(float(slow.mean()), share, late, early, law)
 
 
 def simulate(
@@ -148,7 +148,8 @@ def fitted(seed: str) -> timelines.Calibration:
 def from_log(seed: str, sizes: Sizes) -> tuple[dict[str, dict[str, tuple[float, float]]], Any]:
     """Pair the numbers of claims 4 to 8 of a seed, and return the laws of staleness."""
     fit, laws = fitted(seed), {}
-    delays = [fit.delays.replace(client_table=each) for each in fit.draw_tables(sizes.seeds)]
+    fixed: Any = fit.delays
+    delays = [fixed.replace(client_table=each) for each in fit.draw_tables(sizes.seeds)]
     found: dict[str, dict[str, tuple[float, float]]] = {str(i): {} for i in range(4, 9)}
     for row in sources.rack_runs():
         if (row["regime"], row["seed"]) != ("noniid", seed):
@@ -214,9 +215,9 @@ def run(arguments: Arguments) -> Outcome:
         )
         for system in sorted(by_system)
     }
-    found = judge(inputs)
+    ruled = judge(inputs)
     figures = {"staleness.png": draw_laws(laws), "seconds.png": draw_seconds(inputs["8"])}
-    return Outcome({}, figures, found, sizes.config(), harness.verdict_table(found), inputs)
+    return Outcome({}, figures, ruled, sizes.config(), harness.verdict_table(ruled), inputs)
 
 
 @styled()

@@ -75,13 +75,13 @@ def learning_of(data: Any, batch: int) -> gen_async.Learning:
     )
 
 
-def settings_of(sizes: Sizes, learning: gen_async.Learning) -> dict[str, fedbuff.GenAsync]:
+def settings_of(sizes: Sizes, learning: gen_async.Learning) -> dict[str, Any]:
     """Return both settings."""
     num = sizes.clients
     table = timelines.ClientTable(np.repeat(RATES, num // len(RATES)), time_of="update")
     best = gen_async.optimise(table, [*range(1, 2 * num + 1)], learning)
     delays = timelines.ClientDelays(client_table=table, runtime_law="runtime_exp", time_of="update")
-    plain = fedbuff.GenAsync(
+    plain: Any = fedbuff.GenAsync(
         num_clients=num, num_tasks=num, batch_size=sizes.batch, local_steps=1, delays=delays
     )
     share = tuple((best.routing / best.routing.sum()).tolist())

@@ -77,7 +77,8 @@ def make_rack(clone: Path) -> None:
             runs.append(["buffers of five", *found])
     names = ("regime", "method", "seed", "trips_to_target", "first_trips", "last_trips")
     write("rack_runs.csv", [*names, "first_seconds", "last_seconds", *SHARES], runs)
-    updates, boards = [], {}
+    updates: list[list[str]] = []
+    boards: dict[tuple[str, str], int] = {}
     for row in read(folder / "network_async_update_weights_raw.csv"):
         run = row["run_id"]
         if run in clock:
@@ -96,7 +97,8 @@ SHARES = ("update_share", "weight_share", "staleness", "fast_staleness")
 
 def make_machines(clone: Path) -> None:
     """Write the tables of the machines from a clone of their repository."""
-    times, targets = [], []
+    times: list[list[object]] = []
+    targets: list[list[object]] = []
     for task, target in TASKS.items():
         for mode in MODES:
             folders = sorted((clone / f"{task}Release").glob(f"{task}{mode}-PE=0.0-*"))

@@ -83,8 +83,8 @@ def run(arguments: argparse.Namespace) -> None:
     devices = fitted.log.devices if fitted is not None else ()
     for contender in asked.contenders:
         schedules |= (drawn := draw_schedules(contender, asked.seeds, asked.time_budget))
-        for (_, hyper), (label, rows) in zip(contender.points(), drawn.items(), strict=True):
-            idle[label] = _idle_shares(hyper, asked.seeds, rows, devices)
+        for (_, hyper), (label, own) in zip(contender.points(), drawn.items(), strict=True):
+            idle[label] = _idle_shares(hyper, asked.seeds, own, devices)
     config = asked.described()
     folder.open()
     arrays = {label: _arrays(rows, asked.seeds) for label, rows in schedules.items()}
@@ -110,15 +110,8 @@ def run(arguments: argparse.Namespace) -> None:
         tables.print_json({"folder": str(folder.path), **content})
         return
 
-    def cell(name: str, value: Any) -> str:
-        if isinstance(value, dict):
-            return ", ".join(f"{name} {share:.0%}" for name, share in value.items()) or "-"
-        if value is None or np.isnan(value):
-            return "-"
-        return f"{value:.0%}" if name.startswith("fast_") else f"{value:.4g}"
-
     rows = [
-        {"system": label} | {title: cell(name, own[name]) for name, title in COLUMNS.items()}
+        {"system": label} | {title: _cell(name, own[name]) for name, title in COLUMNS.items()}
         for label, own in facts.items()
     ]
     for line in str(fitted).splitlines() if fitted is not None else ():
@@ -126,6 +119,15 @@ def run(arguments: argparse.Namespace) -> None:
     tables.print_table(rows)
     seeds = f"{len(asked.seeds)} seed{'s' * (len(asked.seeds) > 1)}"
     tables.print_sentence(f"Means over {seeds}. Written to {folder.path}")
+
+
+def _cell(name: str, value: Any) -> str:
+    """Write a fact; shares of classes one after another."""
+    if isinstance(value, dict):
+        return ", ".join(f"{of} {share:.0%}" for of, share in value.items()) or "-"
+    if value is None or np.isnan(value):
+        return "-"
+    return f"{value:.0%}" if name.startswith("fast_") else f"{value:.4g}"
 
 
 def draw_schedules(

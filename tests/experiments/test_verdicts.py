@@ -303,7 +303,7 @@ def clocks_inputs(outcome: str) -> Inputs:
 def routing_inputs(outcome: str) -> Inputs:
     ahead, is_open = {"holds": 30.0, "fails": 0.0, "undecided": 0.0}[outcome], outcome[0] == "u"
     ends = {routing.PLAIN: 50.0, routing.BEST: 50.0 + ahead}
-    times = {routing.PLAIN: 5000.0, routing.BEST: 5000.0 - 100 * ahead}
+    times = {routing.PLAIN: 100.5, routing.BEST: 100.5 - 2 * ahead}
     samples = {
         key: {name: runs(x, noisy=is_open, wave=i) for i, (name, x) in enumerate(each.items())}
         for key, each in (("ends", ends), ("times", times))

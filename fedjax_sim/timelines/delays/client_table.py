@@ -334,7 +334,7 @@ def read_client_table(path: str | Path) -> ClientTable:
     """
     known = dict.fromkeys(["client", "available", "time_of", *_COLUMNS])
     rows, header = read_rows("client_table", path, known)
-    units = {row.get("time_of") or None for row in rows}
+    units: set[Any] = {row.get("time_of") or None for row in rows}
     with naming_file(path):
         if units - {None, "step", "update"} or len(units) > 1:
             found = ", ".join(sorted(unit or "nothing" for unit in units))
