@@ -26,6 +26,7 @@ from fedjax_sim.results.runs import Run
 from fedjax_sim.studies import criteria, pictures, tuning
 
 VALIDATION = ("pool", "clients")
+CRITERIA = ("final", "area", "time", "worst_client")
 TUNING_SEEDS = "1000..1002"
 HELD_OUT = 0.2
 
@@ -231,7 +232,7 @@ def read_criterion(arguments: argparse.Namespace) -> studies.Criterion:
       ConfigError: If its parts do not fit together.
     """
     level = texts.read_value("level", arguments.level, None, criteria.Finite)
-    kind: Any = texts.check_name("criterion", arguments.criterion or "final", criteria.KINDS)
+    kind: Any = texts.check_name("criterion", arguments.criterion or "final", CRITERIA)
     against = texts.check_name("against", arguments.against or "time", reports.ALL_AXES)
     default = "client_accuracy" if kind == "worst_client" else "accuracy"
     return studies.Criterion(arguments.metric or default, kind, level, against)
@@ -302,7 +303,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def _say_how(folder: reports.Folder, arguments: argparse.Namespace) -> None:
     """Write rerun.sh, which makes the folder again."""
-    made = environment()
+    made: Any = environment()
     versions = ", ".join(f"{name} {number}" for name, number in made["versions"].items())
     lines = ["#!/bin/sh", f"# {versions}", f"# commit {made['commit']}"]
     folder.write_text("rerun.sh", "\n".join([*lines, plotting.command_of(arguments), ""]))
