@@ -55,17 +55,18 @@ class Halving(NamedTuple):
     """Successive halving: losing points of a grid end early (Jamieson and Talwalkar, AISTATS 2016).
 
     At an evaluation after a share of the run, only the best points so far go on, each with all of
-    its seeds. Their number, and the share, change by the same factor each time.
+    its seeds. Their number, and the share but for the first one, change by a factor each time.
 
     Deviation: all lanes are of one program from the start, which goes on with those that are left.
     In the paper each step of the budget may start afresh.
 
     Attributes:
       factor: By how much the number of points is divided each time.
-      least: Least share of the run after which points are compared.
+      least: Share of the run after which points are compared for the first time. If they are
+        compared once only, that is after a share of one over the factor.
     """
 
-    factor: int = 3
+    factor: int = 2
     least: float = 0.08
 
     def rungs(self, points: int, num_evals: int) -> dict[int, int]:
@@ -83,6 +84,8 @@ class Halving(NamedTuple):
             share /= self.factor
             found[max(1, round(share * num_evals))] = left
             left *= self.factor
+        if len(found) > 1:
+            found[max(1, round(self.least * num_evals))] = found.pop(min(found))
         return found
 
 
