@@ -13,6 +13,7 @@ share of a restricted mean, so that these are compared as other numbers are, pai
 Dimension letters: `n` runs, `m` comparisons, `L` lanes.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -331,16 +332,16 @@ def bootstrap(
       num: Number of runs, n, at least 2.
       seed: Of the draws.
     """
-    values = np.asarray(statistic(np.arange(num)), float)
-    found = stats.bootstrap(
-        (np.arange(num),),
-        lambda rows: statistic(np.asarray(rows)),
-        vectorized=False,
-        confidence_level=1 - LEVEL,
-        n_resamples=RESAMPLES,
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    low, high = float(found.low), float(found.high)
-    if np.isnan(low + high):  # All draws are alike.
-        return float(values), float(values)
-    return low, high
+    rows = np.arange(num)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        found = stats.bootstrap(
+            (rows,),
+            lambda drawn: statistic(np.asarray(drawn)),
+            vectorized=False,
+            confidence_level=1 - LEVEL,
+            n_resamples=RESAMPLES,
+            rng=np.random.default_rng(seed),
+        ).confidence_interval
+    if np.isnan(found.low + found.high):  # All draws are alike.
+        return float(statistic(rows)), float(statistic(rows))
+    return float(found.low), float(found.high)
