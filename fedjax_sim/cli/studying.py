@@ -287,7 +287,7 @@ def compare(arguments: argparse.Namespace) -> None:
         folder.write_text(f"{name}.tex", table.latex())
     names = plotting.write_pictures(folder, figures, kinds, width)
     _say_how(folder, arguments)
-    content = found.described()
+    content = _compared(found)
     about = {"folders": arguments.folders, "command": plotting.command_of(arguments)}
     folder.finish({**about, **environment()}, content)
     if arguments.json:
@@ -299,6 +299,17 @@ def compare(arguments: argparse.Namespace) -> None:
             print()
     files = [f"{name}.{kind}" for name in both for kind in ("md", "csv", "tex")]
     tables.print_sentence(f"Written to {folder.path}: {', '.join([*files, *names])}")
+
+
+def _compared(found: studies.Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON has it."""
+    systems = {name: each._asdict() for name, each in found.entries.items()}
+    for each in systems.values():
+        each["sample"] = each["sample"]._asdict()
+        each["reached"] = each["reached"] and each["reached"]._asdict()
+    pairs = [{**pair._asdict(), "lead": pair.lead._asdict()} for pair in found.pairs]
+    about = {"criterion": str(found.criterion), "horizon": found.horizon}
+    return {**about, "systems": systems, "pairs": pairs}
 
 
 def _say_how(folder: reports.Folder, arguments: argparse.Namespace) -> None:

@@ -84,16 +84,6 @@ class Comparison(NamedTuple):
     entries: dict[str, Entry]
     pairs: list[Pair]
 
-    def described(self) -> dict[str, Any]:
-        """Return all of it as JSON has it."""
-        entries = {name: each._asdict() for name, each in self.entries.items()}
-        for each in entries.values():
-            each["sample"] = each["sample"]._asdict()
-            each["reached"] = each["reached"] and each["reached"]._asdict()
-        pairs = [{**pair._asdict(), "lead": pair.lead._asdict()} for pair in self.pairs]
-        about = {"criterion": str(self.criterion), "horizon": self.horizon}
-        return {**about, "systems": entries, "pairs": pairs}
-
     def systems(self) -> Table:
         """Tabulate the systems: mean with interval, median, worst seed, failures."""
         rows, is_time = [], self.criterion.by == "time"

@@ -13,7 +13,6 @@ share of a restricted mean, so that these are compared as other numbers are, pai
 Dimension letters: `n` runs, `m` comparisons, `L` lanes.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -333,15 +332,14 @@ def bootstrap(
       seed: Of the draws.
     """
     rows = np.arange(num)
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        found = stats.bootstrap(
-            (rows,),
-            lambda drawn: statistic(np.asarray(drawn)),
-            vectorized=False,
-            confidence_level=1 - LEVEL,
-            n_resamples=RESAMPLES,
-            rng=np.random.default_rng(seed),
-        ).confidence_interval
-    if np.isnan(found.low + found.high):  # All draws are alike.
+    if np.ptp([statistic(np.delete(rows, i)) for i in rows]) == 0:  # All runs are alike.
         return float(statistic(rows)), float(statistic(rows))
+    found = stats.bootstrap(
+        (rows,),
+        lambda drawn: statistic(np.asarray(drawn)),
+        vectorized=False,
+        confidence_level=1 - LEVEL,
+        n_resamples=RESAMPLES,
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
     return float(found.low), float(found.high)
