@@ -45,5 +45,4 @@ from fedjax_sim.studies.statistics import difference as difference
 from fedjax_sim.studies.statistics import interval as interval
 from fedjax_sim.studies.statistics import interval_of_error as interval_of_error
 from fedjax_sim.studies.statistics import lead as lead
-from fedjax_sim.studies.statistics import spread_of as spread_of
 from fedjax_sim.studies.tables import table as table

@@ -101,7 +101,7 @@ class Data(NamedTuple):
 def load_data(
     arguments: argparse.Namespace,
     asked: Asked,
-    change: Callable[[Dataset], Dataset] = lambda dataset: dataset,
+    change: Callable[[Any], Any] = lambda dataset: dataset,
 ) -> Data:
     """Load the data set, and partition it for every seed and number of clients.
 

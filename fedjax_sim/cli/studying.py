@@ -26,6 +26,7 @@ from fedjax_sim.results.runs import Run
 from fedjax_sim.studies import criteria, pictures, tuning
 
 VALIDATION = ("pool", "clients")
+CRITERIA = ("final", "area", "time", "worst_client")
 TUNING_SEEDS = "1000..1002"
 HELD_OUT = 0.2
 
@@ -231,7 +232,7 @@ def read_criterion(arguments: argparse.Namespace) -> studies.Criterion:
       ConfigError: If its parts do not fit together.
     """
     level = texts.read_value("level", arguments.level, None, criteria.Finite)
-    kind: Any = texts.check_name("criterion", arguments.criterion or "final", criteria.KINDS)
+    kind: Any = texts.check_name("criterion", arguments.criterion or "final", CRITERIA)
     against = texts.check_name("against", arguments.against or "time", reports.ALL_AXES)
     default = "client_accuracy" if kind == "worst_client" else "accuracy"
     return studies.Criterion(arguments.metric or default, kind, level, against)
@@ -286,7 +287,7 @@ def compare(arguments: argparse.Namespace) -> None:
         folder.write_text(f"{name}.tex", table.latex())
     names = plotting.write_pictures(folder, figures, kinds, width)
     _say_how(folder, arguments)
-    content = found.described()
+    content = _compared(found)
     about = {"folders": arguments.folders, "command": plotting.command_of(arguments)}
     folder.finish({**about, **environment()}, content)
     if arguments.json:
@@ -300,9 +301,20 @@ def compare(arguments: argparse.Namespace) -> None:
     tables.print_sentence(f"Written to {folder.path}: {', '.join([*files, *names])}")
 
 
+def _compared(found: studies.Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON has it."""
+    systems = {name: each._asdict() for name, each in found.entries.items()}
+    for each in systems.values():
+        each["sample"] = each["sample"]._asdict()
+        each["reached"] = each["reached"] and each["reached"]._asdict()
+    pairs = [{**pair._asdict(), "lead": pair.lead._asdict()} for pair in found.pairs]
+    about = {"criterion": str(found.criterion), "horizon": found.horizon}
+    return {**about, "systems": systems, "pairs": pairs}
+
+
 def _say_how(folder: reports.Folder, arguments: argparse.Namespace) -> None:
     """Write rerun.sh, which makes the folder again."""
-    made = environment()
+    made: Any = environment()
     versions = ", ".join(f"{name} {number}" for name, number in made["versions"].items())
     lines = ["#!/bin/sh", f"# {versions}", f"# commit {made['commit']}"]
     folder.write_text("rerun.sh", "\n".join([*lines, plotting.command_of(arguments), ""]))

@@ -215,7 +215,8 @@ def fit_paper(figure: Figure, width: float) -> None:
     figure.suptitle("")
     rows = 0
     for legend in legends:
-        handles, labels = legend.legend_handles, [each.get_text() for each in legend.get_texts()]
+        handles = [each for each in legend.legend_handles if each is not None]
+        labels = [each.get_text() for each in legend.get_texts()]
         columns = max(1, int(width * 72 / (size * (0.6 * max(map(len, labels)) + 5))))
         rows += -(-len(labels) // columns)
         legend.remove()

@@ -29,6 +29,7 @@ class Entry(NamedTuple):
       seeds: The seeds.
       failed: Number of seeds that diverged; they count as worst.
       collapsed: Number of further seeds that ended at chance.
+      number: Place among the systems given, by which its curves have their look.
       reached: When each seed reached the level, where the criterion asks for that; else None.
     """
 
@@ -36,6 +37,7 @@ class Entry(NamedTuple):
     seeds: tuple[int, ...]
     failed: int
     collapsed: int
+    number: int
     reached: Reached | None = None
 
 
@@ -82,19 +84,6 @@ class Comparison(NamedTuple):
     entries: dict[str, Entry]
     pairs: list[Pair]
 
-    def described(self) -> dict[str, Any]:
-        """Return all of it as JSON has it."""
-        entries = {
-            name: {**each._asdict(), "sample": each.sample._asdict(), "reached": None}
-            for name, each in self.entries.items()
-        }
-        for name, each in self.entries.items():
-            if each.reached is not None:
-                entries[name]["reached"] = each.reached._asdict()
-        pairs = [{**each._asdict(), "lead": each.lead._asdict()} for each in self.pairs]
-        about = {"criterion": str(self.criterion), "horizon": self.horizon}
-        return {**about, "systems": entries, "pairs": pairs}
-
     def systems(self) -> Table:
         """Tabulate the systems: mean with interval, median, worst seed, failures."""
         rows, is_time = [], self.criterion.by == "time"
@@ -112,11 +101,12 @@ class Comparison(NamedTuple):
 
     def differences(self) -> Table:
         """Tabulate the pairs: difference with interval, p-values, which is better."""
+        more: list[Any] = [None] if self.criterion.by == "time" else []
         rows = [
             [
                 f"{each.first} - {each.second}",
                 each.lead,
-                *([_range(each.resampled)] if self.criterion.by == "time" else []),
+                *(["{:.3g} to {:.3g}".format(*each.resampled)] if each.resampled else more),
                 each.p,
                 each.corrected,
                 each.better or "undecided",
@@ -124,8 +114,15 @@ class Comparison(NamedTuple):
             ]
             for each in self.pairs
         ]
-        more = ["bootstrap"] if self.criterion.by == "time" else []
-        header = ["pair", "difference", *more, "p", "corrected p", "better", "seeds needed"]
+        header = [
+            "pair",
+            "difference",
+            *("bootstrap" for _ in more),
+            "p",
+            "corrected p",
+            "better",
+            "seeds needed",
+        ]
         return Table(header, rows)
 
 
@@ -159,6 +156,7 @@ def compare(
         raise ConfigError("metric", criterion.metric, allowed)
     less, horizon = is_less.pop() or criterion.by == "time", float("nan")
     failed = {name: each["failed"].values.ravel() for name, each in points.items()}
+    seen: dict[str, Reached] = {}
     if criterion.by == "time":
         seen = {name: criterion.reached(each) for name, each in points.items()}
         horizon = min(_known_until(each, failed[name]) for name, each in seen.items())
@@ -172,7 +170,6 @@ def compare(
             for name, each in seen.items()
         }
     else:
-        seen = dict.fromkeys(points)
         values = {name: criterion.values(each).values.ravel() for name, each in points.items()}
     found = {
         name: Entry(
@@ -180,9 +177,10 @@ def compare(
             tuple(np.ravel(each["seed"].values).tolist()),
             int(failed[name].sum()),
             int(((each["collapsed_at"].values.ravel() >= 0) & ~failed[name]).sum()),
-            seen[name],
+            number,
+            seen.get(name),
         )
-        for name, each in points.items()
+        for number, (name, each) in enumerate(points.items())
     }
     order = sorted(found, key=lambda name: found[name].sample.mean * (1 if less else -1))
     entries = {name: found[name] for name in order}
@@ -234,7 +232,3 @@ def _pair(
         resampled = statistics.bootstrap(lead_of, len(order))
     p = statistics.p_value(own, other)
     return Pair(*names, lead, p, p, None, needed, resampled)
-
-
-def _range(found: tuple[float, float] | None) -> str | None:
-    return None if found is None else f"{found[0]:.4g} to {found[1]:.4g}"

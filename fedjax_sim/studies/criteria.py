@@ -15,7 +15,6 @@ from fedjax_sim.results import plots, reports
 
 WINDOW = 3
 """Evaluations at the end of a run over which a final value is averaged."""
-KINDS = ("final", "area", "time", "worst_client")
 
 
 class Reached(NamedTuple):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from fedjax_sim.results import plots, reports
-from fedjax_sim.studies import statistics
+from fedjax_sim.studies import statistics, tables
 from fedjax_sim.studies.comparing import Comparison
 from fedjax_sim.studies.tuning import Tuned
 
@@ -74,7 +74,9 @@ def _draw_scores(axes: Axes, tuned: Tuned, along: str) -> None:
     places = labels if is_number else np.arange(len(labels))
     for number in range(lines.sizes["line"]):
         line = lines.isel(line=number)
-        label = ", ".join(f"{_words(other)} {_written(line[other].item())}" for other in others)
+        label = ", ".join(
+            f"{_words(other)} {tables.written(line[other].item())}" for other in others
+        )
         shown = plots.look(number, "all", markersize=3.5, label=label or None)
         axes.plot(places, line.mean("seed", skipna=False), **shown)
         for seed in range(line.sizes["seed"]):
@@ -109,10 +111,6 @@ def _words(setting: str) -> str:
     return setting.replace("_", " ").replace("lr", "learning rate")
 
 
-def _written(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
-
-
 @plots.styled()
 def survival_figure(found: Comparison) -> Figure:
     """Draw the share of seeds that have not reached the level yet, by system.
@@ -122,17 +120,16 @@ def survival_figure(found: Comparison) -> Figure:
     """
     figure = Figure(figsize=(8.5, 4.8))
     axes = figure.subplots()
-    for number, name in enumerate(sorted(found.entries)):
-        entry = found.entries[name]
+    for name, entry in found.entries.items():
         assert entry.reached is not None
         times, share = statistics.survival(entry.reached.times, entry.reached.reached)
         is_within = times <= found.horizon
         times = np.append(times[is_within], found.horizon)
         share = np.append(share[is_within], share[is_within][-1])
-        shown = plots.look(number, "all", label=name, drawstyle="steps-post")
+        shown = plots.look(entry.number, "all", label=name, drawstyle="steps-post")
         axes.plot(times, share, **shown)
     axis = plots.label_of_axis(reports.ALL_AXES[found.criterion.against])
-    axes.set(xlabel=axis, ylabel="share of seeds that are not there yet", ylim=(-0.02, 1.02))
+    axes.set(xlabel=axis, ylabel="seeds on their way (share)", ylim=(-0.02, 1.02))
     axes.set_title(f"{found.criterion}".capitalize())
     plots.name_beside(figure, axes)
     return figure

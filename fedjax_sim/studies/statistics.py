@@ -107,10 +107,28 @@ class Sample(NamedTuple):
         return interval_of_error(self.mean, self.std / np.sqrt(self.seeds), self.seeds)
 
     def described(self, chance: float = 0.0) -> dict[str, Any]:
-        """Describe the runs, see `spread_of`; only by what is known if single runs are not."""
+        """Describe single runs by more than their mean; only by what is known if they are not.
+
+        Args:
+          chance: The value of chance; 0 if there is none.
+
+        Returns:
+          Mean, standard deviation, median and worst over the runs that did not fail (are not NaN),
+          the number of failed runs, and of those below twice the value of chance.
+        """
         if self.values is None:
             return {"mean": self.mean, "std": self.std, "seeds": self.seeds}
-        return spread_of(self.values, chance)
+        found, nothing = np.asarray(self.values, float), float("nan")
+        good = found[np.isfinite(found)]
+        return {
+            "mean": float(good.mean()) if good.size else nothing,
+            "std": float(good.std(ddof=1)) if good.size > 1 else nothing,
+            "median": float(np.median(good)) if good.size else nothing,
+            "worst": float(good.min()) if good.size else nothing,
+            "failed": int(found.size - good.size),
+            "collapsed": int((good < 2 * chance).sum()),
+            "seeds": int(found.size),
+        }
 
     def __str__(self) -> str:
         if self.values is not None and not np.isfinite(self.mean):
@@ -141,7 +159,7 @@ def interval_of_error(mean: float, error: float, seeds: int) -> Interval:
 
 def lead(first: Sample, second: Sample) -> Interval:
     """Compare two methods: paired by seed if single runs are known, by Welch's interval if not."""
-    return _contrast((first, second), (1, -1)).interval()
+    return _interval(*_contrast((first, second), (1, -1)))
 
 
 def difference(late: tuple[Sample, Sample], early: tuple[Sample, Sample]) -> Interval:
@@ -149,7 +167,7 @@ def difference(late: tuple[Sample, Sample], early: tuple[Sample, Sample]) -> Int
 
     Paired by seed if all single runs are known, by Welch's interval if not.
     """
-    return _contrast((*late, *early), (1, -1, -1, 1)).interval()
+    return _interval(*_contrast((*late, *early), (1, -1, -1, 1)))
 
 
 def p_value(first: Sample, second: Sample) -> float:
@@ -165,33 +183,28 @@ def p_value(first: Sample, second: Sample) -> float:
     return float(2 * stats.t.sf(abs(mean) / error, degrees))
 
 
-class _Contrast(NamedTuple):
-    """A sum of means with signs, its standard error and the error's degrees of freedom."""
-
-    mean: float
-    error: float
-    degrees: float
-
-    def interval(self) -> Interval:
-        half = t95(self.degrees) * self.error if self.degrees > 0 else float("inf")
-        return Interval(self.mean, half if self.error else 0.0)
+def _interval(mean: float, error: float, degrees: float) -> Interval:
+    return Interval(mean, t95(degrees) * error if error else 0.0)
 
 
-def _contrast(samples: Sequence[Sample], signs: Sequence[int]) -> _Contrast:
-    """Pair samples by seed if all single runs are known; otherwise take Welch's error."""
+def _contrast(samples: Sequence[Sample], signs: Sequence[int]) -> tuple[float, float, float]:
+    """Return a sum of means with signs, its standard error, and the error's degrees of freedom.
+
+    Samples are paired by seed if all single runs are known; otherwise the error is Welch's.
+    """
     seeds = samples[0].seeds
     known = [each.values for each in samples if each.values is not None and each.seeds == seeds]
     if len(known) == len(samples):
         own = Sample.of(np.asarray(signs, float) @ np.asarray(known, float))
         error = own.std / np.sqrt(seeds) if seeds > 1 else float("inf")
-        return _Contrast(own.mean, float(error), seeds - 1)
+        return own.mean, float(error), seeds - 1
     mean = float(sum(sign * each.mean for sign, each in zip(signs, samples, strict=True)))
     if min(each.seeds for each in samples) < 2:
-        return _Contrast(mean, float("inf"), 0)
+        return mean, float("inf"), 0
     parts = [each.std**2 / each.seeds for each in samples]
     spread = sum(x**2 / (each.seeds - 1) for x, each in zip(parts, samples, strict=True))
     degrees = sum(parts) ** 2 / spread if spread > 0 else min(each.seeds for each in samples) - 1
-    return _Contrast(mean, float(np.sqrt(sum(parts))), float(degrees))
+    return mean, float(np.sqrt(sum(parts))), float(degrees)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -210,7 +223,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = np.argsort(known)
     found = np.empty(len(known))
     found[order] = np.maximum.accumulate(known[order] * np.arange(len(known), 0, -1))
-    return np.minimum(found, 1.0).tolist()  # type: ignore[no-any-return]
+    return np.minimum(found, 1.0).tolist()
 
 
 def seeds_needed(spread: float, lead: float, power: float = 0.8) -> int | None:
@@ -318,42 +331,15 @@ def bootstrap(
       num: Number of runs, n, at least 2.
       seed: Of the draws.
     """
-    values = np.asarray(statistic(np.arange(num)), float)
-    rng = np.random.default_rng(seed)
+    rows = np.arange(num)
+    if np.ptp([statistic(np.delete(rows, i)) for i in rows]) == 0:  # All runs are alike.
+        return float(statistic(rows)), float(statistic(rows))
     found = stats.bootstrap(
-        (np.arange(num),),
-        lambda rows: statistic(np.asarray(rows)),
+        (rows,),
+        lambda drawn: statistic(np.asarray(drawn)),
         vectorized=False,
         confidence_level=1 - LEVEL,
         n_resamples=RESAMPLES,
-        rng=rng,
+        rng=np.random.default_rng(seed),
     ).confidence_interval
-    low, high = float(found.low), float(found.high)
-    if np.isnan(low + high):  # All draws are alike.
-        return float(values), float(values)
-    return low, high
-
-
-def spread_of(values: Sequence[Any], chance: float = 0.0) -> dict[str, Any]:
-    """Describe single runs by more than their mean.
-
-    Args:
-      values: `[seeds]`, such as accuracies in percent; NaN for failed runs.
-      chance: The value of chance; 0 if there is none.
-
-    Returns:
-      Mean, standard deviation, median and worst over the runs that did not fail, the number of
-      failed runs, and of those below twice the value of chance.
-    """
-    found = np.asarray(values, float)
-    good = found[np.isfinite(found)]
-    nothing = float("nan")
-    return {
-        "mean": float(good.mean()) if good.size else nothing,
-        "std": float(good.std(ddof=1)) if good.size > 1 else nothing,
-        "median": float(np.median(good)) if good.size else nothing,
-        "worst": float(good.min()) if good.size else nothing,
-        "failed": int(found.size - good.size),
-        "collapsed": int((good < 2 * chance).sum()),
-        "seeds": int(found.size),
-    }
+    return float(found.low), float(found.high)

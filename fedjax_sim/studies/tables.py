@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_sim.studies.statistics import Interval
@@ -40,16 +40,13 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """Write a Markdown table, without a final line break."""
-        marks = {True: "**{}**".format, False: str}
-        cells = [
-            [marks[(i, j) in self.best](written(cell)) for j, cell in enumerate(row)]
-            for i, row in enumerate(self.rows)
-        ]
-        return table(self.header, cells)
+        return table(self.header, self._marked("**{}**", written))
 
     def csv(self) -> str:
         """Write comma-separated values. An interval has two columns: its mean, and its half."""
-        is_split = [any(isinstance(row[j], Interval) for row in self.rows) for j in self._columns]
+        is_split = [
+            any(isinstance(row[j], Interval) for row in self.rows) for j in range(len(self.header))
+        ]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         titles = zip(self.header, is_split, strict=True)
@@ -62,7 +59,9 @@ class Table(NamedTuple):
 
     def latex(self) -> str:
         """Write a tabular with the rules of the package booktabs, the best cells in bold."""
-        kinds = ["l" if isinstance(cell, str) else "r" for cell in self.rows[0]]
+        kinds = ["r"] * len(self.header)
+        for row in self.rows[:1]:
+            kinds = ["l" if isinstance(cell, str) else "r" for cell in row]
         lines = [
             "% Needs \\usepackage{booktabs}.",
             f"\\begin{{tabular}}{{{''.join(kinds)}}}",
@@ -70,19 +69,16 @@ class Table(NamedTuple):
             " & ".join(map(escaped, self.header)) + " \\\\",
             "\\midrule",
         ]
-        for i, row in enumerate(self.rows):
-            texts = map(written, row)
-            cells = [  # A hyphen is no minus.
-                escaped(text) if isinstance(cell, str) else escaped(text).replace("-", "$-$")
-                for cell, text in zip(row, texts, strict=True)
-            ]
-            bold = [f"\\textbf{{{x}}}" if (i, j) in self.best else x for j, x in enumerate(cells)]
-            lines.append(" & ".join(bold) + " \\\\")
+        bold = self._marked("\\textbf{{{}}}", in_latex)
+        lines += [" & ".join(row) + " \\\\" for row in bold]
         return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
-    @property
-    def _columns(self) -> range:
-        return range(len(self.header))
+    def _marked(self, mark: str, write: Callable[[Any], str]) -> list[list[str]]:
+        """Write all cells, the best ones within a mark."""
+        return [
+            [(mark if (i, j) in self.best else "{}").format(write(x)) for j, x in enumerate(row)]
+            for i, row in enumerate(self.rows)
+        ]
 
 
 def written(cell: Any) -> str:
@@ -97,12 +93,18 @@ def written(cell: Any) -> str:
         return f"{mean:.{min(digits, 6)}f} ± {half:.{min(digits, 6)}f}"
     if cell is None:
         return ""
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
 
 
 def escaped(text: str) -> str:
     """Write a text in LaTeX."""
     return "".join(SPECIAL.get(mark, mark) for mark in text)
+
+
+def in_latex(cell: Any) -> str:
+    """Write a cell in LaTeX. A hyphen of a number is a minus."""
+    text = escaped(written(cell))
+    return text if isinstance(cell, str) else text.replace("-", "$-$")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -55,17 +55,18 @@ class Halving(NamedTuple):
     """Successive halving: losing points of a grid end early (Jamieson and Talwalkar, AISTATS 2016).
 
     At an evaluation after a share of the run, only the best points so far go on, each with all of
-    its seeds. Their number, and the share, change by the same factor each time.
+    its seeds. Their number, and the share but for the first one, change by a factor each time.
 
     Deviation: all lanes are of one program from the start, which goes on with those that are left.
     In the paper each step of the budget may start afresh.
 
     Attributes:
       factor: By how much the number of points is divided each time.
-      least: Least share of the run after which points are compared.
+      least: Share of the run after which points are compared for the first time. If they are
+        compared once only, that is after a share of one over the factor.
     """
 
-    factor: int = 3
+    factor: int = 2
     least: float = 0.08
 
     def rungs(self, points: int, num_evals: int) -> dict[int, int]:
@@ -83,6 +84,8 @@ class Halving(NamedTuple):
             share /= self.factor
             found[max(1, round(share * num_evals))] = left
             left *= self.factor
+        if len(found) > 1:
+            found[max(1, round(self.least * num_evals))] = found.pop(min(found))
         return found
 
 
@@ -234,7 +237,7 @@ def tune(
         nonlocal lanes, time
         how = {**options, **kept(name)}
         if early is not None:
-            how |= _ending_early(early, criterion, problem, values, seeds, how)
+            how |= _ending_early(early, criterion, contestant.system, problem, values, seeds, how)
         run = sweeps.sweep(
             contestant.system, problem, contestant.hyper, seeds=seeds, settings=values, **how
         )
@@ -394,6 +397,7 @@ def next_value(values: Sequence[float], *, above: bool) -> float:
 def _ending_early(
     halving: Halving,
     criterion: Criterion,
+    system: System,
     problem: Any,
     grid: Mapping[str, Sequence[Any]],
     seeds: Sequence[int],
@@ -406,19 +410,22 @@ def _ending_early(
     """
     if criterion.against not in ("time", "rounds"):
         raise ConfigError("against", criterion.against, "time or rounds with halving")
+    known, kinds = settings.names_of(system.Hyper), settings.fields(system.Hyper)
+    for name in grid:
+        if not settings.is_traced(kinds[known[name]]):
+            raise ConfigError("grid", name, "of numbers that share a program, with halving")
     points = list(itertools.product(*grid.values()))
     first = problem(seeds[0]) if callable(problem) else problem[0]
     is_less = criterion.prefers_less(getattr(first, criteria.LESS, ()))
 
     def decide(now: Progress) -> np.ndarray | None:
         if len(now.lanes) != len(points) * len(seeds):
-            allowed = "of numbers that share a program and fit in memory together, with halving"
-            raise ConfigError("grid", dict(grid), allowed)
+            raise ConfigError("grid", dict(grid), "small enough for memory, with halving")
         left = halving.rungs(len(points), now.num_evals).get(now.evaluation)
         if left is None:
             return None
         along = now.time if criterion.against == "time" else now.ticks
-        metric, failed = now.metrics[criterion.metric], ~now.metrics["finite"].all(axis=1)
+        metric, failed = now.metrics[criterion.metric], now.metrics["finite"].min(axis=1) == 0
         if criterion.by == "time":
             seen = criterion.first(metric, along, failed, is_less=is_less)
             score = -np.where(seen.reached, seen.times, along[:, -1])

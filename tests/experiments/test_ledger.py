@@ -37,7 +37,7 @@ from experiments.harness.statistics import (
 from fedjax_sim.core.lifecycle import seal_json
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results.reports import to_json
-from fedjax_sim.studies.statistics import difference, interval, interval_of_error, lead, spread_of
+from fedjax_sim.studies.statistics import difference, interval, interval_of_error, lead
 
 ENTRIES = ledger.entries()
 MOST_BYTES = 3_000_000
@@ -444,6 +444,6 @@ def test_chance_and_failed_runs_are_seen() -> None:
     assert has_collapsed(Sample(float("nan"), 0.0, 3), 10)
     assert unless_collapsed(True, [mixed], 10) is True
     assert unless_collapsed(True, [mixed, collapsed], 10) is None
-    found = spread_of([10.0, 90.0, float("nan"), 95.0], 10.0)
+    found = Sample.of([10.0, 90.0, float("nan"), 95.0]).described(10.0)
     assert (found["median"], found["worst"], found["failed"], found["collapsed"]) == (90, 10, 1, 1)
     assert reduction(3, "digits") == "digits, 3 seeds in place of 10" and not reduction(10)

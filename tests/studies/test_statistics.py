@@ -191,6 +191,7 @@ def test_differences_without_spread() -> None:
     assert statistics.p_value(same, Sample.of([0.0, 0.0])) == 0.0
     assert statistics.lead(same, Sample.of([0.0, 0.0])) == (1.0, 0.0)
     assert np.isnan(statistics.p_value(Sample.of([1.0]), Sample.of([0.0])))
+    assert statistics.bootstrap(lambda rows: 2.0, 4) == (2.0, 2.0)
 
 
 if __name__ == "__main__":

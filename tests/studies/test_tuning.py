@@ -141,9 +141,10 @@ def small_task(seeds: list[int]) -> tuple[Any, list[Any]]:
 
 
 def test_halving_plans_when_points_end() -> None:
-    """Nine points: three after a third of the run go on, of which one survives; never all end."""
+    """Of nine points three go on, and of these one after a third of the run; never all end."""
     assert Halving(3, 0.1).rungs(9, 27) == {9: 1, 3: 3}
-    assert Halving(3, 0.02).rungs(9, 27) == {9: 1, 3: 3}
+    assert Halving(3, 0.02).rungs(9, 27) == {9: 1, 1: 3}
+    assert Halving().rungs(9, 25) == {12: 1, 6: 2, 2: 4} and Halving().rungs(2, 25) == {12: 1}
     assert Halving(2, 0.2).rungs(100, 8) == {4: 1, 2: 2}
     assert Halving().rungs(1, 25) == {}
 
