@@ -26,7 +26,7 @@ keeps its memory, because the server has not moved its part of V. A client's wor
 or as many batches as its data have in a whole pass. What the theory covers: Poisson cohorts are A9
 with p = S / n. In uniform cohorts, also with losses that are equally likely for everyone, H is
 unbiased, but clients do not take part independently, so that Theorem 3 is not proved for them. With
-deadlines, over-selection, hours, traces or unequal losses those who are quick or available are
+deadlines, over-selection, hours, traces or unequal losses quick and available clients are
 heard more often. H is biased towards them and the theory says nothing; only where the memories are
 exact (nothing is compressed and all examples are used) does h(S) = 0 remain a fixed point.
 

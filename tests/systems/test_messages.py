@@ -22,7 +22,7 @@ from fedjax_sim.server.rules import CentredClipping
 from tests.conftest import slow_but
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, emptied, events_of, replay
 
-WITHOUT = {"quafl", "langevin", "em", "fedem", "vr_fedem", "diana", "vr_diana"}
+WITHOUT = {"quafl", "langevin", "em", "fedem", "vr_fedem", "async_fedem", "diana", "vr_diana"}
 """QuAFL, FedEM, DIANA and their variants have other schemes; others send models as they are."""
 SYSTEMS = {name: each for name, each in fedjax_sim.SYSTEMS.items() if name not in WITHOUT}
 OPTIONS = ("compression", "error_feedback", "downlink")
@@ -73,7 +73,7 @@ def test_all_systems_that_average_models_have_all_options() -> None:
         name: [each in names_of(system.Hyper) for each in OPTIONS]
         for name, system in SYSTEMS.items()
     }
-    assert len(table) == 36
+    assert len(table) == 37
     assert {name for name, row in table.items() if not all(row)} == set()
     private = {name for name, system in SYSTEMS.items() if "privacy" in names_of(system.Hyper)}
     assert private >= {"fedavg", "fedprox", "fedopt", "fedadam", "ditto"}

@@ -18,6 +18,7 @@ NUM_CLIENTS, ROWS = 7, 24
 SHAPES = {
     "fedavg": [()],
     "fedprox": [()],
+    "fedpa": [()],
     "scaffold": [(), (), (NUM_CLIENTS,)],
     "fednova": [()],
     "fedavgm": [(), ()],
@@ -48,6 +49,7 @@ SHAPES = {
     "async_hierarchical": [(), (ROWS,)],
     "fedem": [(), (NUM_CLIENTS,), (), (), ()],
     "vr_fedem": [(), (NUM_CLIENTS,), (), (), (), (NUM_CLIENTS,), ()],
+    "async_fedem": [(), (NUM_CLIENTS,), (), (), (), (ROWS,)],
     "diana": [(), (NUM_CLIENTS,), ()],
     "vr_diana": [(), (NUM_CLIENTS,), (), (), (NUM_CLIENTS,)],
 }
