@@ -141,7 +141,7 @@ def test_the_page_needs_no_network_and_no_script(
     page = _Page()
     for file in ("index.html", "studies.html"):
         page.feed((tmp_path / file).read_text())
-    assert page.tags["article"] == 187 and not page.tags["script"]
+    assert page.tags["article"] == 204 and not page.tags["script"]
     assert page.tags["details"] > 100
     for target in page.loads:
         assert target.startswith(("#", "data:,")) or (tmp_path / target).is_file(), target
