@@ -1,4 +1,4 @@
-"""Numbers of local steps that follow from what is learnt: AdaComm, and AsyncFedED as a whole.
+"""Numbers of local steps that follow learning: AdaComm, and AsyncFedED as a whole.
 
 AdaComm's is a `live.Selection`, for any system of rounds; here it has FedAvg's learning.
 """
