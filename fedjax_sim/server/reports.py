@@ -411,7 +411,8 @@ class Wire:
         """
         if not self.privacy.is_on:
             if scale is not None and self._has_statistics():
-                scaled = jax.tree.map(lambda d: d * aggregation.expand(scale, d), updates)
+                factor: Array = scale
+                scaled = jax.tree.map(lambda d: d * aggregation.expand(factor, d), updates)
                 updates, scale = self.of_trained(scaled, updates), None
             return self.sum(key, event, updates, scale=scale, own=memo.own), memo
         if scale is not None:
@@ -565,7 +566,8 @@ class Wire:
 
     def _has_statistics(self) -> bool:
         """Tell whether models have leaves that are not trained."""
-        return untrained_leaves(self.problem, trees.shapes_of_model(self.problem)) is not None
+        problem: Any = self.problem
+        return untrained_leaves(problem, trees.shapes_of_model(problem)) is not None
 
     def metrics(self, state: State) -> dict[str, Array]:
         """Numbers of the memory of privacy, such as a bound that adapts, by name.

@@ -1,4 +1,4 @@
-"""Numbers of local steps that follow from what is learnt: AdaComm, and AsyncFedED as a whole.
+"""Numbers of local steps that follow learning: AdaComm, and AsyncFedED as a whole.
 
 AdaComm's is a `live.Selection`, for any system of rounds; here it has FedAvg's learning.
 """
@@ -255,9 +255,9 @@ def adaptive_clock(problem: Problem, hyper: AdaptiveFedED) -> Clock:
         done = carried.work.take(place)
         lost = draw_devices(key, hyper, carried.drawn).are_lost(done.client, done.number)
         client = jnp.where(lost, EMPTY, done.client)
-        slots = (leaf[None] for leaf in (client, done.steps, done.version))
+        who, steps, version = (leaf[None] for leaf in (client, done.steps, done.version))
         after = carried._replace(tick=carried.tick + 1, place=place)
-        return after, Received(done.ends, *slots, weight=jnp.ones(1))
+        return after, Received(done.ends, who, steps, version, jnp.ones(1))
 
     def after(key: Key, carried: Working, event: Event, state: Versioned, seen: object) -> Working:
         devices, who = draw_devices(key, hyper, carried.drawn), carried.place

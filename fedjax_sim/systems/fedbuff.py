@@ -334,8 +334,8 @@ class AsyncFedED(EuclideanStaleness, WeightedArrivals, LocalTraining, Reports):
 
 def variant(kind: type[Arrivals], values: Mapping[str, Any], **changes: Any) -> types.System:
     """FedBuff with other settings; their class has the system's name. values: those of `paper`."""
-    given = {"name": kind.__name__.lower(), "Hyper": kind, "paper": presets.preset(kind, values)}
-    return system._replace(**given, **changes)
+    named = system._replace(name=kind.__name__.lower(), Hyper=kind)
+    return named._replace(paper=presets.preset(kind, values), **changes)
 
 
 SUMMARY = "asynchronous mixing: every arriving model is averaged into the server's, stale ones less"
