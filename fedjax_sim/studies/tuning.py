@@ -326,7 +326,7 @@ def check_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
 
 
 def choose(scores: xr.DataArray, grid: Mapping[str, Sequence[Any]] | None = None) -> Tuned:
-    """Choose the point with the best mean over seeds; see `Tuned`.
+    """Return the point with the best mean over seeds; see `Tuned`.
 
     Args:
       scores: Scores with the dimension `seed`; NaN where a point ended early.
