@@ -91,7 +91,7 @@ FLAGS = {
         "training examples; or clients, each client's own",
         "--held-out SHARE": "share of the training examples held out (default: 0.2)",
         "--widenings NUMBER": "values added to a grid whose best is at its edge (default: 3)",
-        "--halving FACTOR": "end losing points early, all but one in FACTOR each time",
+        "--halving FACTOR": "end losing points early: all but one in FACTOR, such as 3; later half",
     },
     "tune compare": {
         "--metric NAME": "metric by which systems are judged (default: accuracy)",

@@ -140,6 +140,9 @@ def compare(
       criterion: By which number.
       power: Of the number of seeds that a difference needs.
 
+    Returns:
+      The systems, the best first, and the differences of all pairs.
+
     Raises:
       ConfigError: If curves lack the metric, or do not agree on whether less of it is better.
     """

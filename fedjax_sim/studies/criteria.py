@@ -112,7 +112,14 @@ class Criterion:
         return failed.copy(data=np.where(bad, worst, found).reshape(failed.shape))
 
     def scores(self, curves: xr.Dataset) -> xr.DataArray:
-        """Score every lane: more is better, and lanes that collapsed count as failed ones do."""
+        """Score every lane: more is better, and lanes that collapsed count as failed ones do.
+
+        Args:
+          curves: Curves of a sweep, as in `values`.
+
+        Returns:
+          One number for each lane, with the dimensions of lanes.
+        """
         is_less = self.by == "time" or self.prefers_less(less_is_better(curves))
         sign = -1 if is_less else 1
         scores = sign * self.values(curves, is_strict=True)
@@ -139,14 +146,25 @@ class Criterion:
         return last
 
     def reached(self, curves: xr.Dataset) -> Reached:
-        """Find where each lane first reaches the level; a lane that failed never does."""
+        """Return where each lane first reaches the level; a lane that failed never does.
+
+        Args:
+          curves: Curves of a sweep, as in `values`.
+        """
         is_less = self.prefers_less(less_is_better(curves))
         return self.first(*self._arrays(curves), curves["failed"].values.ravel(), is_less=is_less)
 
     def first(
         self, metric: np.ndarray, along: np.ndarray, failed: np.ndarray, *, is_less: bool
     ) -> Reached:
-        """As `reached`, of arrays `f[L, V]`, `f[L, V]` and `bool[L]`."""
+        """Return where lanes first reach the level, as `reached` does, of arrays.
+
+        Args:
+          metric: `f[L, V]`.
+          along: `f[L, V]`, the axis.
+          failed: `bool[L]`, which lanes failed.
+          is_less: Whether less is better.
+        """
         assert self.level is not None
         is_there = metric <= self.level if is_less else metric >= self.level
         reached = is_there.any(axis=1) & ~failed

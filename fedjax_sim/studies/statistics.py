@@ -43,14 +43,14 @@ class Interval(NamedTuple):
 
     @classmethod
     def read(cls, found: "Mapping[str, Any] | Interval") -> "Interval":
-        """Read an interval as it is kept in JSON, where an unknown length is null."""
+        """Return an interval that is `found` in JSON, where an unknown length is null."""
         if isinstance(found, Interval):
             return found
         half = found.get("half")
         return cls(_number(found["mean"]), float("inf") if half is None else float(half))
 
     def above(self, level: float = 0.0) -> bool | None:
-        """Whether the difference is above a level: None if the interval covers the level."""
+        """Tell whether the difference is above a `level`: None if the interval covers it."""
         if not np.isfinite(self.mean + self.half):
             return None
         if self.mean - self.half > level:
@@ -58,7 +58,7 @@ class Interval(NamedTuple):
         return False if self.mean + self.half <= level else None
 
     def within(self, bound: float) -> bool | None:
-        """Whether the difference is at most a bound in size: None if that is left open."""
+        """Tell whether the difference is at most a `bound` in size: None if that is left open."""
         if not np.isfinite(self.mean + self.half):
             return None
         if abs(self.mean) + self.half <= bound:
@@ -87,14 +87,14 @@ class Sample(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[Any]) -> "Sample":
-        """Summarise single runs. Failed runs are NaN, and then so is the mean."""
+        """Return a sample of the `values` of single runs. Failed runs are NaN, as then the mean."""
         found = np.asarray(list(values), float)
         std = float(found.std(ddof=1)) if len(found) > 1 else float("nan")
         return cls(float(found.mean()), std, len(found), tuple(found.tolist()))
 
     @classmethod
     def read(cls, found: "Mapping[str, Any] | Sample") -> "Sample":
-        """Read a sample as it is kept in JSON, where numbers that are not finite are null."""
+        """Return a sample that is `found` in JSON, where numbers that are not finite are null."""
         if isinstance(found, Sample):
             return found
         values = found.get("values")

@@ -90,12 +90,11 @@ def censored_mean(num: int, seeds: int) -> tuple[float, float, float]:
     while len(found) < num:
         times, ends = rng.exponential(2.0, seeds), rng.uniform(2, 6, seeds)
         seen = np.minimum(times, ends)
-        if seen.max() >= 4:
-            values = statistics.pseudo_values(seen, times <= ends, 4.0)
-            assert values.mean() == pytest.approx(
-                statistics.restricted_mean(seen, times <= ends, 4.0)
-            )
-            found.append(values.mean())
+        if seen.max() >= 4:  # Hardly ever false with 100 seeds.
+            found.append(statistics.restricted_mean(seen, times <= ends, 4.0))
+            if len(found) == 1:
+                values = statistics.pseudo_values(seen, times <= ends, 4.0)
+                assert values.mean() == pytest.approx(found[0])
     error = float(np.std(found, ddof=1) / np.sqrt(num))
     return 2 * (1 - np.exp(-2.0)), float(np.mean(found)), error
 
@@ -120,11 +119,11 @@ def test_equal_systems_are_seldom_told_apart(systems: int) -> None:
 
 def test_censored_means_are_unbiased() -> None:
     """The mean of the times that were reached alone would be far too small."""
-    true, mean, error = censored_mean(STUDIES // 10, 40)
-    assert abs(mean - true) < 4 * error and error < 0.025
+    true, mean, error = censored_mean(STUDIES, 100)
+    assert abs(mean - true) < 4 * error and error < 0.01
     rng = np.random.default_rng(5)
     times, ends = rng.exponential(2.0, 1000), rng.uniform(2, 6, 1000)
-    assert times[times <= np.minimum(ends, 4)].mean() < true - 0.5
+    assert times[times <= np.minimum(ends, 4)].mean() < true - 0.4
 
 
 def test_the_same_numbers_as_scipy() -> None:
@@ -201,5 +200,5 @@ if __name__ == "__main__":
     for systems_ in (2, 3):
         share_ = false_positives(STUDIES, systems_)
         print(f"false positives among {systems_} systems {share_:.4f}")
-    true_, mean_, error_ = censored_mean(10 * STUDIES, 40)
+    true_, mean_, error_ = censored_mean(10 * STUDIES, 100)
     print(f"restricted mean {true_:.4f}, estimates {mean_:.4f} ± {error_:.4f}")

@@ -141,12 +141,11 @@ def small_task(seeds: list[int]) -> tuple[Any, list[Any]]:
 
 
 def test_halving_plans_when_points_end() -> None:
-    """Of nine points three go on, and of these one after a third of the run; never all end."""
-    assert Halving(3, 0.1).rungs(9, 27) == {9: 1, 3: 3}
-    assert Halving(3, 0.02).rungs(9, 27) == {9: 1, 1: 3}
-    assert Halving().rungs(9, 25) == {12: 1, 6: 2, 2: 4} and Halving().rungs(2, 25) == {12: 1}
-    assert Halving(2, 0.2).rungs(100, 8) == {4: 1, 2: 2}
-    assert Halving().rungs(1, 25) == {}
+    """Of nine points three go on, of these two, and the winner alone after most of the run."""
+    assert Halving().rungs(9, 25) == {2: 3, 6: 2, 18: 1}
+    assert Halving(2).rungs(4, 25) == {2: 2, 6: 1}
+    assert Halving(least=0.3).rungs(9, 10) == {3: 3, 9: 2}
+    assert Halving().rungs(1, 25) == {} and Halving().rungs(2, 4) == {1: 1}
 
 
 def test_losing_points_end_early_and_the_winner_is_that_of_the_grid() -> None:
