@@ -34,7 +34,6 @@ from experiments.harness import (
     images,
     lead,
     rule,
-    statistics,
 )
 from fedjax_sim import datasets, models, studies, timelines
 from fedjax_sim.results.plots import look, styled
@@ -143,7 +142,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     )
     points = lead(ends[BEST], ends[PLAIN])
     logs = [np.log(np.asarray(times[name].values, float)) for name in (BEST, PLAIN)]
-    saved = statistics.interval(logs[1] - logs[0])
+    saved = harness.interval(logs[1] - logs[0])
     shown = [1 - np.exp(-(saved.mean + sign * saved.half)) for sign in (0, -1, 1)]
     told = f"tasks {inputs['tasks']}, learning rates {inputs['rates']}"
     return [
