@@ -343,7 +343,7 @@ def small() -> Callable[..., Any]:
         "pfedme": {"num_selected": 4, "local_steps": 5, "personal_steps": 2, "personal_lr": 0.1},
         "ca2fl": {"concurrency": 5, **buffered},
         "asyncfeded": {"local_steps": 5},
-        "asyncfeded_adaptive": {"local_steps": 5, "most_steps": 5},
+        "asyncfeded_adaptive": {"local_steps": 5, "most_steps": 9},
         "fedper": {"num_selected": 4, "local_steps": 5, "personal": "head"},
         "fedbn": {"num_selected": 4, "local_steps": 5, "personal": "head"},
         "fedat": {"num_selected": 3, "num_tiers": 1, "local_steps": 5},
