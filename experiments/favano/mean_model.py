@@ -8,7 +8,7 @@ comparison of QuAFL and FAVANO is on MNIST, with full messages here; this is sma
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ STUDY = Study(
 SHARED: dict[str, Any] = {"num_clients": 30, "num_selected": 6, "batch_size": 32, "lr": 0.2}
 SERVER, MEAN = "FAVANO", "FAVANO, mu_T"
 WHOLE, LATTICE = "QuAFL", "QuAFL, lattice"
-RUNS: dict[str, tuple[str, dict[str, Any], str]] = {
+RUNS: dict[str, tuple[str, dict[str, Any], Literal["server", "mean"]]] = {
     SERVER: ("favano", {}, "server"),
     MEAN: ("favano", {}, "mean"),
     WHOLE: ("quafl", {}, "server"),

@@ -104,7 +104,9 @@ def run(arguments: Arguments) -> Outcome:
     """Run the methods with all speeds, and judge the times that they need."""
     sizes = STUDY.choose(arguments)
     grid = np.linspace(0, sizes.time, 401)
-    curves, paths, found = {}, {}, {}
+    curves: dict[str, xr.Dataset] = {}
+    paths: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for speeds in SPEEDS:
         paths[speeds], found[speeds] = {}, {}
         for method in METHODS:
