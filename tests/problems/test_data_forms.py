@@ -120,7 +120,7 @@ def test_tensors_and_data_sets_are_read_as_arrays(data: Any, options: Any) -> No
     for a, b in zip(jax.tree.leaves(found.data), jax.tree.leaves(expected.data), strict=True):
         np.testing.assert_array_equal(a, b)
         assert a.dtype == b.dtype
-    np.testing.assert_array_equal(found.index, expected.index)
+    np.testing.assert_array_equal(found.held.index, expected.held.index)
 
 
 def test_a_data_set_is_read_once_and_for_tests_too() -> None:
@@ -129,7 +129,7 @@ def test_a_data_set_is_read_once_and_for_tests_too() -> None:
     assert problem.test_data[0].shape == (4, 3)
     for each in (data, test):
         assert sorted(set(each.read)) == [*range(each.num)] and len(each.read) <= each.num + 1
-    np.testing.assert_array_equal(problem.test_counts, [2, 2])
+    np.testing.assert_array_equal(problem.test_held.counts, [2, 2])
 
 
 def test_numbers_that_are_whole_in_some_examples_only() -> None:
