@@ -274,7 +274,7 @@ def hold(partitions: Sequence[Partition], num_examples: Count) -> list[Held]:
 
     def put(array: np.ndarray) -> Array:
         array = np.asarray(array, "int32")
-        key = hashlib.sha256(array).digest(), repr(array.shape).encode()
+        key = hashlib.sha256(array.tobytes()).digest(), repr(array.shape).encode()
         if key not in known:
             known[key] = on_device("list of the clients' examples", array)
         return known[key]

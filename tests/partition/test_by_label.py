@@ -134,10 +134,7 @@ def test_label_groups_are_those_of_fedstaleweight():
     assert whole.counts.tolist() == [3600] * 10 + [4800] * 5
     for i in range(15):
         expected = [0] * 4 + [600] * 6 if i < 10 else [1200] * 4 + [0] * 6
-        assert (
-            np.bincount(labels[whole.rows()[i]], minlength=10).tolist()
-            == expected
-        )
+        assert np.bincount(labels[whole.rows()[i]], minlength=10).tolist() == expected
     kept = partition.label_groups(labels, num_clients=15, held_out=0.1, seed=1)
     assert kept.counts.tolist() == [3240] * 10 + [4320] * 5
     assert all(

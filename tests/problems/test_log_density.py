@@ -165,8 +165,8 @@ def test_examples_that_no_client_holds_do_not_count() -> None:
         return -jnp.square(w - x) / 2
 
     data, w = np.arange(10, dtype="float32"), jnp.float32(0)
-    for index, total in (([[0, 1, 9], [2, 3, 0]], 7.0), ([[0, 1, 9], [1, 3, 9]], 5.5)):
-        split = Partition(np.ravel(index), np.array([2, 2]))
+    for index, total in (([0, 1, 2, 3], 7.0), ([0, 1, 1, 3], 5.5)):
+        split = Partition(np.array(index), np.array([2, 2]))
         problem = from_logdensity(squared, lambda w: 3 * w, data, split, w, per_client=True)
         found = problem.evaluate(w)
         assert found["loss"] == found["client_loss[client]"].mean() == total / 4

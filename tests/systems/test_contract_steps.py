@@ -195,9 +195,7 @@ def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(
             at = made.held.index[made.held.offsets]
             y, kappa = made.data.y.at[at].set(rows), made.data.kappa.at[at].set(scales / 3)
             held = made.held.replace(counts=jnp.ones_like(made.counts))
-            return made.replace(
-                data=Seen(y, kappa), held=held, share=jnp.ones_like(made.share)
-            )
+            return made.replace(data=Seen(y, kappa), held=held, share=jnp.ones_like(made.share))
         return made.replace(
             inputs=made.inputs.at[:, 0].set(rows),
             targets=made.targets.at[:, 0].set(scales),

@@ -547,7 +547,7 @@ def test_whole_numbers_and_bools_are_data_like_floats(dtype: type) -> None:
             lambda: latent.make_estimation(
                 latent.GaussianMixture(2), np.zeros((100, 2)), EVERYTHING
             ),
-            "partition.index is 119",
+            "partition.index is 110",
         ),
         *(
             (partial(latent.make_estimation, model, np.ones((120, 2)), EVERYTHING), words)
