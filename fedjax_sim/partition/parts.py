@@ -66,14 +66,14 @@ def label_histogram(partition: Partition, labels: np.ndarray, num_classes: Count
       `i32[N, C]`, numbers of examples.
 
     Raises:
-      ConfigError: If a label is not below `num_classes`.
+      ConfigError: If a label is not below `num_classes`, or the counts do not add up.
     """
     if np.max(labels) >= num_classes:
         allowed = f"below the number of classes, {num_classes}"
         raise ConfigError("largest label", int(np.max(labels)), allowed)
     found = np.zeros((len(partition.counts), num_classes), np.int32)
-    owner = np.repeat(np.arange(len(partition.counts)), partition.counts)
-    np.add.at(found, (owner, np.asarray(labels)[partition.index]), 1)
+    for client, row in enumerate(partition.rows()):
+        found[client] = np.bincount(np.asarray(labels)[row], minlength=num_classes)
     return found
 
 

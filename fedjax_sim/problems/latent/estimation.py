@@ -29,7 +29,7 @@ from fedjax_sim.problems import client_data
 EXAMPLES_AT_ONCE = 4096
 """Examples that a CPU evaluates together; the arrays of many more would not stay in its cache."""
 EXAMPLES_ON_DEVICE = 2**20
-"""The same of an accelerator, whose memory would hold them."""
+"""The same of an accelerator, so that its memory holds their arrays."""
 
 
 class LatentModel(Protocol):
