@@ -265,8 +265,8 @@ def _numbers_of(clients: Sequence[int] | np.ndarray, num_clients: int) -> list[i
 
 def _rows_of(problem: Supervised, clients: list[int]) -> dict[int, np.ndarray]:
     """Return the positions of clients' examples, which nobody else may have."""
-    index, (owner, is_there) = np.asarray(problem.held.index), problem.held.owners()
-    owner = np.where(is_there, owner, -1)
+    index, (holder, is_there) = np.asarray(problem.held.index), problem.held.owners()
+    owner = np.where(np.asarray(is_there), np.asarray(holder), -1)
     is_theirs = np.isin(owner, clients)
     shared = np.intersect1d(index[is_theirs], index[~is_theirs & (owner >= 0)])
     if len(shared):
