@@ -310,9 +310,10 @@ def noisy_mean() -> Callable[..., latent.Estimation]:
         )
         kappa = random.uniform(0.2, 0.9, (num_clients, 6))
         # Padding beyond a client's count must never be used.
-        y[np.arange(6)[None, :] >= counts[:, None]] = 1e6
+        is_there = np.arange(6)[None, :] < counts[:, None]
+        y[~is_there] = 1e6
         data = Seen(y.reshape(-1, dim).astype(dtype), kappa.ravel().astype(dtype))
-        partition = Partition(np.arange(6 * num_clients).reshape(num_clients, 6), counts)
+        partition = Partition(np.flatnonzero(is_there), counts)
         given = None if start is None else np.full(dim, start)
         return latent.make_estimation(WatchedMean(ridge=0.25), data, partition, start=given)
 

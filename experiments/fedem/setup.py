@@ -101,7 +101,7 @@ but one have examples of a single component."""
 def even(num_clients: int, examples: int) -> Partition:
     """Give each client equally many consecutive examples."""
     return Partition(
-        np.arange(num_clients * examples).reshape(num_clients, examples),
+        np.arange(num_clients * examples),
         np.full(num_clients, examples),
     )
 

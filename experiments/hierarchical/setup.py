@@ -44,7 +44,7 @@ from experiments.hierarchical.formulas.delays import linear_delays
 from fedjax_sim import models, partition, problems
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.partition import Partition
+from fedjax_sim.partition.parts import pack_rows
 from fedjax_sim.problems import Classification
 from fedjax_sim.results import plots
 from fedjax_sim.systems import hierarchical
@@ -206,7 +206,8 @@ def split(
         partition.make(kind, data.train_labels, num_clients=num_clients, seed=seed, **options)
         for seed in (range(size.seeds) if seeds is None else seeds)
     ]
-    parts = [Partition(each.index[clients], each.counts[clients]) for each in parts]
+    numbers = np.arange(num_clients)[clients]
+    parts = [pack_rows([each.rows()[i] for i in numbers]) for each in parts]
     colours = data.train_images.shape[-1]
     if size.standardised and colours not in STANDARDS:
         raise ConfigError("dataset", data.name, "one of grey or RGB images")

@@ -79,7 +79,7 @@ class Data(NamedTuple):
         is_natural = self.partition["name"] == "natural"
         if not is_natural or owners is None or not hasattr(hyper, "delays"):
             return contender
-        firsts = [each.index[:, 0] for each in self.partitions[hyper.num_clients]]
+        firsts = [each.index[each.offsets] for each in self.partitions[hyper.num_clients]]
         names = [owners[each].tolist() for each in firsts]
         if isinstance(self.dataset, Text):
             names = [[self.dataset.speakers[i] for i in numbers] for numbers in names]
@@ -205,7 +205,8 @@ def own_sequences(text: Text, natural: Partition) -> Partition:
     """
     # One place more, for the number -1 of test sequences whose speaker has no training sequences.
     row_of = np.full(len(text.speakers) + 1, -1)
-    row_of[text.train_speakers[natural.index[:, 0]]] = np.arange(len(natural.counts))
+    firsts = natural.index[natural.offsets]
+    row_of[text.train_speakers[firsts]] = np.arange(len(natural.counts))
     rows = np.flatnonzero(row_of[text.test_speakers] >= 0)
     return parts.gather_by_owner(rows, row_of[text.test_speakers[rows]], len(natural.counts))
 

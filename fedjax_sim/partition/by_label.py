@@ -65,7 +65,7 @@ def classes_per_client(
     for c in range(len(present)):
         examples = rng.permutation(np.flatnonzero(class_of == c))
         index[slots == c] = examples[: num_slots[c] * size].reshape(-1, size)
-    return parts.pack_equal_rows(index.reshape(num_clients, -1))
+    return parts.pack_rows(index.reshape(num_clients, -1))
 
 
 def label_groups(
@@ -233,7 +233,7 @@ def disjoint_groups(
         index, counts = classes_per_client(
             labels[of_group], num_clients=size, classes=classes, seed=int(rng.integers(2**31))
         )
-        examples.append(of_group[index].ravel())
+        examples.append(of_group[index])
         owner.append(first + np.repeat(np.arange(size), counts))
     return parts.gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
@@ -296,7 +296,7 @@ def pachinko(
             c = children[group][_draw(rng, within[group], left[children[group]] > 0)]
             index[client, place] = examples[c].pop()
             left[c] -= 1
-    return parts.pack_equal_rows(index)
+    return parts.pack_rows(index)
 
 
 def _draw(rng: np.random.Generator, shares: np.ndarray, is_left: np.ndarray) -> int:

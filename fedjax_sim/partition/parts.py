@@ -1,14 +1,14 @@
 """Shared by all partitions: their result, their random numbers and the checks of their arguments.
 
-Letters: `n` training examples, `N` clients, `M` examples of the client with the most, `C` classes.
+Letters: `n` training examples, `N` clients, `P` examples of all clients, `C` classes.
 """
 
 import zlib
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.core.lifecycle import free_on_host, write_bytes
 from fedjax_sim.core.settings import ConfigError, Count, Limit, checked, shape
 
 WHOLE = Limit(least=0, most=2**31 - 1, is_whole=True)
@@ -20,18 +20,35 @@ DIRICHLET_TRIES = 1000
 
 @checked
 class Partition(NamedTuple):
-    """The training examples of each client.
+    """The training examples of each client, one client after another.
 
-        halves = Partition(index=np.array([[0, 1, 2], [3, 4, 0]]), counts=np.array([3, 2]))
+        halves = Partition(index=np.array([0, 1, 2, 3, 4]), counts=np.array([3, 2]))
+        assert [each.tolist() for each in halves.rows()] == [[0, 1, 2], [3, 4]]
 
     Attributes:
-      index: `i32[N, M]`, positions in the training set. The entries of client i from `counts[i]` on
-        are 0 and mean nothing.
-      counts: `i32[N]`, number of examples of each client.
+      index: `i32[P]`, positions in the training set: those of client 0, then of client 1 and so on.
+      counts: `i32[N]`, number of examples of each client; their sum is P.
     """
 
-    index: Annotated[np.ndarray, shape("N M"), WHOLE]  # type: ignore[assignment]
+    index: Annotated[np.ndarray, shape("P"), WHOLE]  # type: ignore[assignment]
     counts: Annotated[np.ndarray, shape("N"), WHOLE]
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Place in `index` at which each client begins: `i32[N]`.
+
+        Raises:
+          ConfigError: If the counts do not add up to the length of `index`.
+        """
+        ends = np.cumsum(self.counts, dtype=np.int64)
+        if (total := int(ends[-1]) if len(ends) else 0) != len(self.index):
+            allowed = f"{len(self.index)}, the length of partition.index"
+            raise ConfigError("sum of partition.counts", total, allowed)
+        return (ends - self.counts).astype(np.int32)
+
+    def rows(self) -> list[np.ndarray]:
+        """List the positions of each client: N arrays of integers."""
+        return np.split(np.asarray(self.index), self.offsets[1:]) if len(self.counts) else []
 
 
 def label_histogram(partition: Partition, labels: np.ndarray, num_classes: Count) -> np.ndarray:
@@ -49,15 +66,14 @@ def label_histogram(partition: Partition, labels: np.ndarray, num_classes: Count
       `i32[N, C]`, numbers of examples.
 
     Raises:
-      ConfigError: If a label is not below `num_classes`.
+      ConfigError: If a label is not below `num_classes`, or the counts do not add up.
     """
     if np.max(labels) >= num_classes:
         allowed = f"below the number of classes, {num_classes}"
         raise ConfigError("largest label", int(np.max(labels)), allowed)
-    num_clients, capacity = partition.index.shape
-    client, place = np.nonzero(np.arange(capacity) < partition.counts[:, None])
-    found = np.zeros((num_clients, num_classes), np.int32)
-    np.add.at(found, (client, np.asarray(labels)[partition.index[client, place]]), 1)
+    found = np.zeros((len(partition.counts), num_classes), np.int32)
+    for client, row in enumerate(partition.rows()):
+        found[client] = np.bincount(np.asarray(labels)[row], minlength=num_classes)
     return found
 
 
@@ -161,9 +177,10 @@ def sort_by_label(labels: np.ndarray, examples: np.ndarray) -> np.ndarray:
     return examples[np.argsort(labels[examples], kind="stable")]
 
 
-def pack_equal_rows(index: np.ndarray) -> Partition:
-    """Make a partition of clients with equally many examples, integers `[N, M]`."""
-    return Partition(index.astype(np.int32), np.full(len(index), index.shape[1], np.int32))
+def pack_rows(rows: Sequence[np.ndarray] | np.ndarray) -> Partition:
+    """Make a partition of the positions of each client, N arrays of integers or a matrix."""
+    counts = np.array([len(row) for row in rows], np.int32)
+    return Partition(np.concatenate(rows).astype(np.int32), counts)
 
 
 def gather_by_owner(examples: np.ndarray, owner: np.ndarray, num_clients: int) -> Partition:
@@ -176,20 +193,7 @@ def gather_by_owner(examples: np.ndarray, owner: np.ndarray, num_clients: int) -
 
     Returns:
       The partition. A client's examples keep their order.
-
-    Raises:
-      ConfigError: If there is no memory for as many places for every client as the largest needs.
     """
-    order = np.argsort(owner, kind="stable")
     counts = np.bincount(owner, minlength=num_clients)
-    most, free = int(counts.max()), free_on_host()
-    if (needed := 5 * num_clients * most) > free:
-        raise ConfigError(
-            "table of the clients' examples",
-            f"{num_clients} x {most}, {write_bytes(needed)}",
-            f"at most {write_bytes(free)}, what is free; every client has places for as many "
-            "examples as the largest has",
-        )
-    index = np.zeros((num_clients, most), np.int32)
-    index[np.arange(most) < counts[:, None]] = examples[order]
-    return Partition(index, counts.astype(np.int32))
+    order = np.argsort(owner, kind="stable")
+    return Partition(examples[order].astype(np.int32), counts.astype(np.int32))

@@ -39,7 +39,7 @@ def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> Partition:
     labels, rng = parts.check_labels(labels), parts.make_generator(seed)
     parts.check_most("num_clients", num_clients, len(labels))
     size = len(labels) // num_clients
-    return parts.pack_equal_rows(
+    return parts.pack_rows(
         rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size)
     )
 
@@ -126,7 +126,7 @@ def shards(
     size = len(labels) // num_shards
     kept = rng.permutation(len(labels))[: num_shards * size]
     dealt = rng.permutation(parts.sort_by_label(labels, kept).reshape(num_shards, size))
-    return parts.pack_equal_rows(dealt.reshape(num_clients, -1))
+    return parts.pack_rows(dealt.reshape(num_clients, -1))
 
 
 def natural(
@@ -135,14 +135,14 @@ def natural(
     """Keep the clients that the data came with.
 
     If the data has more clients than `num_clients`, a random choice of them is kept. A partition
-    has no names: those of its clients are `client_ids[partition.index[:, 0]]`, and the method
-    `with_client_names(names)` of settings puts the rows of a `client_table` in their order. The
-    command line does both.
+    has no names: those of its clients are `client_ids[partition.index[partition.offsets]]`, and the
+    method `with_client_names(names)` of settings puts the rows of a `client_table` in their order.
+    The command line does both.
 
         labels, writers = np.array([3, 7, 3, 1]), np.array(["ann", "bob", "ann", "ann"])
         clients = natural(labels, client_ids=writers, num_clients=2, seed=0)
         assert clients.counts.tolist() == [3, 1]
-        assert writers[clients.index[:, 0]].tolist() == ["ann", "bob"]
+        assert writers[clients.index[clients.offsets]].tolist() == ["ann", "bob"]
 
     Args:
       labels: Class of each training example, integers `[n]` of at least 0.

@@ -5,7 +5,7 @@ fit; `supervision` has the problem itself, `losses` the usual losses and metrics
 random changes), texts and logistic regression are cases of it, in `classification`. Problems with a
 known answer are in `gaussian` (optimum, posterior), any posterior given by its log-density in
 `log_density`. `poisoning` changes the examples of malicious clients. `latent` has latent-variable
-models for expectation maximisation. `client_data` reads examples, checks and pads partitions for
+models for expectation maximisation. `client_data` reads examples, checks and holds partitions for
 all of them, and measures clients one by one where they have no test examples.
 """
 
@@ -21,10 +21,11 @@ from fedjax_sim.problems.classification import make_classifications as make_clas
 from fedjax_sim.problems.classification import make_logistic as make_logistic
 from fedjax_sim.problems.classification import make_next_characters as make_next_characters
 from fedjax_sim.problems.client_data import Examples as Examples
+from fedjax_sim.problems.client_data import Held as Held
 from fedjax_sim.problems.client_data import check_partition as check_partition
 from fedjax_sim.problems.client_data import from_dataframe as from_dataframe
+from fedjax_sim.problems.client_data import hold as hold
 from fedjax_sim.problems.client_data import hold_out as hold_out
-from fedjax_sim.problems.client_data import pad_partitions as pad_partitions
 from fedjax_sim.problems.client_data import partition_by_ids as partition_by_ids
 from fedjax_sim.problems.gaussian import GaussianClients as GaussianClients
 from fedjax_sim.problems.gaussian import OneGaussian as OneGaussian

@@ -190,8 +190,8 @@ def build(
         without test examples are to be evaluated one by one, or if a shape is wrong, see
         `check_shapes`.
     """
-    nobody = {"index": trees.as_array([[0]], "int32"), "counts": trees.as_array([1], "int32")}
-    fields: dict[str, Any] = {**nobody, **shared, **options}
+    [nobody] = client_data.hold([Partition(np.zeros(1, "int32"), np.ones(1, "int32"))], 1)
+    fields: dict[str, Any] = {"held": nobody, **shared, **options}
     start, frozen = fields.pop("start", None), fields.pop("frozen", None)
     if (prior := options.get("prior_precision")) is not None:
         fields["prior_precision"] = trees.as_array(prior, "float32")
@@ -200,10 +200,7 @@ def build(
     state = calls.state_of(problem.model, trees.shapes_of_model(problem))
     problem = dataclasses.replace(problem, state=state)
     num, num_tests = (len(jax.tree.leaves(x)[0]) for x in (problem.data, problem.test_data))
-    made = [
-        dataclasses.replace(problem, index=index, counts=counts)
-        for index, counts in client_data.pad_partitions(partitions, num)
-    ]
+    made = [dataclasses.replace(problem, held=held) for held in client_data.hold(partitions, num)]
     if tests is None:
         if problem.per_client and not problem.has_tests_of_clients:
             allowed = "False, unless test examples are held out or have clients"
@@ -225,11 +222,8 @@ def build(
             allowed = "at least 1 with per_client; a client with two examples can keep one"
             raise ConfigError(f"number of test examples of client {name!r}", 0, allowed)
         return made
-    own = client_data.pad_partitions(tests, num_tests)
-    return [
-        dataclasses.replace(each, test_index=index, test_counts=counts)
-        for each, (index, counts) in zip(made, own, strict=True)
-    ]
+    own = client_data.hold(tests, num_tests)
+    return [dataclasses.replace(each, test_held=held) for each, held in zip(made, own, strict=True)]
 
 
 def _check_targets(problem: Supervised) -> None:
@@ -336,15 +330,12 @@ def _metric(given: PerExample | Metric) -> Metric:
 
 def _test_on_held_out(made: list[Supervised], tests: Sequence[Partition]) -> list[Supervised]:
     """Evaluate on the held-out examples of all clients."""
-    rows = [
-        np.concatenate([row[:count] for row, count in zip(*each, strict=True)]) for each in tests
-    ]
-    most = max(len(row) for row in rows)
+    most = max(len(each.index) for each in tests)
     return [
         dataclasses.replace(
             problem,
-            test_rows=trees.as_array(np.pad(row, (0, most - len(row))), "int32"),
-            num_tests=trees.as_array(len(row), "int32"),
+            test_rows=trees.as_array(np.pad(index, (0, most - len(index))), "int32"),
+            num_tests=trees.as_array(len(index), "int32"),
         )
-        for problem, row in zip(made, rows, strict=True)
+        for problem, (index, _) in zip(made, tests, strict=True)
     ]

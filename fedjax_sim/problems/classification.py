@@ -36,7 +36,7 @@ from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.models.calls import Model, outputs_of
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems import building
+from fedjax_sim.problems import building, client_data
 from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised, check_shapes, inf_for_nan
@@ -181,7 +181,7 @@ class Classification(Supervised):
           "accuracy" and "loss" as in `evaluate`, of every client: `f32[N]`; nan if none of the
           client's classes is tested. A loss that became nan is inf.
         """
-        if self.test_index is not None:
+        if self.test_held is not None:
             return super().evaluate_clients(model_of)
         order = jnp.argsort(self.test_labels).astype("int32")
         sorted_labels = self.test_labels[order]
@@ -189,7 +189,7 @@ class Classification(Supervised):
         method = "scan" if is_for_cpu() else "scan_unrolled"  # one launch
 
         def of_client(client: Array) -> dict[str, Array]:
-            own = self.index[client, places * self.counts[client] // CLIENT_TESTS]
+            own = self.held.at(client, places * self.counts[client] // CLIENT_TESTS)
             labels = self.data[1][own]
             first = jnp.searchsorted(sorted_labels, labels, method=method)
             number = jnp.searchsorted(sorted_labels, labels, "right", method=method) - first
@@ -480,8 +480,10 @@ class Logistic(Supervised):
         Returns:
           `f[]`, in nats.
         """
-        losses = jax.vmap(lambda client: self.client_loss(params, client, jax.random.key(0)))(
-            jnp.arange(self.counts.shape[0])
+        losses = jax.lax.map(
+            lambda client: self._client_loss(params, client, jax.random.key(0)),
+            jnp.arange(self.counts.shape[0]),
+            batch_size=client_data.CLIENTS_AT_ONCE,
         )
         return self.counts @ losses
 

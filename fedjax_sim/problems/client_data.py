@@ -3,18 +3,19 @@
 Examples are read from arrays, tensors, data sets or a DataFrame; who holds which is a partition, or
 follows from an id per example.
 
-Examples lie on the device once, whatever the number of clients, seeds and problems. A client's
-examples are positions in them, padded so that all clients, and all partitions of a sweep, have the
-same number of places.
+Examples lie on the device once, whatever the number of clients, seeds and problems. All clients'
+examples are one list of positions in them, and each client has a range of this list (`Held`), so
+that a client with many examples makes the others no larger.
 
 Problems that are given by their losses may measure one loss for every client (`ClientLosses`).
 
-Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding), `n`
-examples, `F` features, `D` numbers that are predicted.
+Dimension letters: `N` clients, `P` positions of all clients' examples, `M` examples of the client
+with the most, `n` examples, `F` features, `D` numbers that are predicted.
 """
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import math
 import re
@@ -27,6 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+import optax
+from flax import struct
 from jax.tree_util import PyTreeDef
 
 from fedjax_sim.core import trees
@@ -41,10 +44,11 @@ if TYPE_CHECKING:
 
 CHECKED = "_is_checked"
 """The mark of a problem with checked fields, as arrays of JAX do not change."""
-Index = Annotated[Array, shape("N M")]
-"""Positions of clients' examples, `i32[N, M]`, padded."""
 Counts = Annotated[Array, shape("N")]
-"""Clients' numbers of examples, `i32[N]`, without padding."""
+"""One whole number for each client, `i32[N]`."""
+PADDING = 4
+"""All of a client's examples are taken at once if this makes that many times as much work as there
+are examples, at most; otherwise they are taken in blocks."""
 LOOKED_AT = 10**8
 """Bytes from which on an array is compared with the memory that is free."""
 
@@ -70,48 +74,192 @@ def check_partition(partition: Partition, num_examples: Count) -> None:
         check_partition(iid(data.train_labels, num_clients=5, seed=0), len(data.train_labels))
 
     Args:
-      partition: Positions `[N, M]` and counts `[N]`, as the functions of `fedjax_sim.partition`
+      partition: Positions `[P]` and counts `[N]`, as the functions of `fedjax_sim.partition`
         return them.
       num_examples: Number of examples that the positions refer to.
 
     Raises:
-      ConfigError: If it is no partition, a client has no example or more than M, or a position is
-        out of range.
+      ConfigError: If it is no partition, a client has no example, the counts do not add up to the
+        number of positions, or a position is out of range.
     """
-    _check_positions("partition.", Partition(*partition), num_examples)  # Checks replaced arrays.
+    partition = Partition(*partition)  # Checks replaced arrays.
+    _check_positions("partition.", *partition, partition.offsets, num_examples)
 
 
-def _check_positions(prefix: str, partition: Partition, num_examples: int) -> None:
+def _check_positions(
+    prefix: str, index: np.ndarray, counts: np.ndarray, offsets: np.ndarray, num_examples: int
+) -> None:
     """Check the ranges of positions and counts; their names in errors begin with the prefix."""
-    index, counts = map(np.asarray, partition)
     if not counts.size:
         raise ConfigError("number of clients in partition", 0, "at least 1")
-    for count in (counts.min(), counts.max()):
-        if not 1 <= count <= index.shape[1]:
-            allowed = f"from 1 to {index.shape[1]}, the places that a client has for examples"
-            raise ConfigError(f"{prefix}counts", int(count), allowed)
+    if (fewest := int(counts.min())) < 1:
+        raise ConfigError(f"{prefix}counts", fewest, "at least 1")
+    order = np.argsort(offsets, kind="stable")
+    past = (offsets + counts.astype(int))[order] > np.append(offsets[order][1:], len(index))
+    if offsets.min() < 0 or past.any():
+        at = int(order[np.argmax(past | (offsets[order] < 0))])
+        found = f"{offsets[at]} of client {at}, which has {counts[at]} examples"
+        allowed = f"such that ranges of {prefix}index do not overlap and end by {len(index)}"
+        raise ConfigError(f"{prefix}offsets", found, allowed)
     for position in (index.min(), index.max()):
         if not 0 <= position < num_examples:
             allowed = f"from 0 to {num_examples - 1}, a position of one of the examples"
             raise ConfigError(f"{prefix}index", int(position), allowed)
 
 
-def pad_partitions(
-    partitions: Sequence[Partition], num_examples: Count
-) -> list[tuple[Array, Array]]:
-    """Check partitions, and pad them to one width so that their problems share a program.
+BlockSums = Callable[[Array, Array, Array | int], Params]
+"""From positions `i32[B]`, flags of those that are there, and the block's number to sums."""
+
+
+@struct.dataclass
+class Held:
+    """Clients' examples: each client has a range of one list of positions.
+
+        clients, _ = partition_by_ids(["a", "a", "b"])
+        [held] = hold([clients], 3)
+        assert held.at(jnp.int32(0), jnp.arange(2)).tolist() == [0, 1]
+
+    Attributes:
+      index: `i32[P]`, positions of examples; places that are in no client's range mean nothing.
+      offsets: `i32[N]`, the place in `index` at which each client's range begins.
+      counts: `i32[N]`, the length of each client's range. Ranges do not overlap.
+      most: Length of the longest range, or above that; part of the program.
+    """
+
+    index: Annotated[Array, shape("P")]
+    offsets: Counts
+    counts: Counts
+    most: Count = struct.field(pytree_node=False)
+
+    def at(self, client: Array, places: Array) -> Array:
+        """Look up positions of a client's examples.
+
+        Args:
+          client: `i32[]`.
+          places: `i32[...]`, below the client's count.
+
+        Returns:
+          `i32[...]`.
+        """
+        return self.index[self.offsets[client] + places]
+
+    def block(self, client: Array, first: Array | int, size: int) -> tuple[Array, Array]:
+        """List some of a client's examples.
+
+        Args:
+          client: `i32[]`.
+          first: `i32[]`, the number of the first of them.
+          size: How many there are, B.
+
+        Returns:
+          `i32[B]`, their positions, with the client's last one after its end; and `bool[B]`, which
+          of them are there.
+        """
+        chex.assert_rank(client, 0)
+        places = first + jnp.arange(size, dtype="int32")
+        count = self.counts[client]
+        return self.at(client, jnp.minimum(places, count - 1)), places < count
+
+    def owners(self) -> tuple[Array, Array]:
+        """Tell who holds the positions: the client of each place in `index`, and if there is one.
+
+        Returns:
+          `i32[P]` and `bool[P]`.
+        """
+        order, places = jnp.argsort(self.offsets), jnp.arange(self.index.shape[0])
+        owner = order[jnp.searchsorted(self.offsets[order], places, "right") - 1]
+        past = places - self.offsets[owner]
+        return owner, (past >= 0) & (past < self.counts[owner])
+
+    def block_size(self) -> int:
+        """Examples of a client that are taken at once: M, or twice a client's mean number.
+
+        M is taken for all clients if they are alike: see `PADDING`.
+        """
+        num_clients, length = self.counts.shape[0], self.index.shape[0]
+        is_alike = num_clients * self.most <= PADDING * length
+        return self.most if is_alike else min(self.most, -(-2 * length // num_clients))
+
+    def total(
+        self, client: Array, sums: BlockSums, size: int | None = None, *, has_slope: bool = False
+    ) -> Params:
+        """Add up sums over all of a client's examples.
+
+        Args:
+          client: `i32[]`.
+          sums: Sums over some examples, from their positions `i32[B]`, the flags `bool[B]` of those
+            that are there, and the number of the block.
+          size: B; by default as many as `block_size`, in which case M of them make no loop.
+          has_slope: Whether the result may be differentiated in reverse: all blocks of the longest
+            range are then tried.
+
+        Returns:
+          The sums of all blocks.
+        """
+        count, at_once = self.counts[client], size or self.block_size()
+
+        def of_block(number: Array | int) -> Params:
+            return sums(*self.block(client, number * at_once, at_once), number)
+
+        def add(totals: Params, number: Array) -> Params:
+            return jax.tree.map(jnp.add, totals, of_block(number))
+
+        if size is None and at_once == self.most:
+            return of_block(0)
+        nothing = optax.tree.zeros_like(jax.eval_shape(of_block, client))
+        if not has_slope:
+            num_blocks = (count + at_once - 1) // at_once
+            return jax.lax.fori_loop(
+                0, num_blocks, lambda number, so_far: add(so_far, number), nothing
+            )
+
+        @jax.checkpoint
+        def step(totals: Params, number: Array) -> tuple[Params, None]:
+            is_any = number * at_once < count
+            return jax.lax.cond(is_any, add, lambda so_far, _: so_far, totals, number), None
+
+        numbers = jnp.arange(-(-self.most // at_once), dtype="int32")
+        return jax.lax.scan(step, nothing, numbers)[0]
+
+    def check(self, data: Params, of: str = "") -> None:
+        """Check that clients' examples are in arrays.
+
+        Args:
+          data: A pytree of arrays that should have leaves `[n, ...]`.
+          of: How the names of these fields begin, such as "test_".
+
+        Raises:
+          ConfigError: If arrays differ in length, or a position, a range or a count is not allowed.
+        """
+        check_fields(self)
+        lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+        if len(lengths) != 1 or () in lengths:
+            found = sorted(length[0] if length else 0 for length in lengths)
+            raise ConfigError(f"examples in the arrays of {of}data", found, "equally many")
+        for field in ("index", "offsets", "counts"):
+            kind = getattr(self, field).dtype
+            if not jnp.issubdtype(kind, np.integer):
+                raise ConfigError(f"type of {of}{field}", str(kind), "a kind of whole numbers")
+        index, counts, offsets = map(np.asarray, (self.index, self.counts, self.offsets))
+        _check_positions(of, index, counts, offsets, lengths.pop()[0])
+        if (most := int(counts.max())) > self.most:
+            raise ConfigError(f"{of}most", self.most, f"at least {most}, the most of a client")
+
+
+def hold(partitions: Sequence[Partition], num_examples: Count) -> list[Held]:
+    """Check partitions, and put them on the device in one form, so that problems share a program.
 
         first, _ = partition_by_ids(["a", "a", "b"])  # two examples and one
         second, _ = partition_by_ids(["a", "a", "a"])
-        (index, counts), (wide, _) = pad_partitions([first, second], 3)
-        assert counts.tolist() == [2, 1] and index.shape == (2, 3) and wide.shape == (1, 3)
+        two, one = hold([first, second], 3)
+        assert two.counts.tolist() == [2, 1] and two.most == one.most == 3
 
     Args:
       partitions: Partitions of the same examples, such as one per seed.
       num_examples: Number of examples that the positions refer to.
 
     Returns:
-      For each partition its positions `i32[N, M]` and counts `i32[N]`, with the same M for all.
+      The clients' examples of each partition. Equal partitions have the same arrays.
 
     Raises:
       ConfigError: If a client has no example, or a position is out of range.
@@ -120,14 +268,26 @@ def pad_partitions(
         check_partition(partition, num_examples)
     if len(partitions) == 0:
         raise ConfigError("number of partitions", 0, "at least 1")
-    width = max(partition.index.shape[1] for partition in partitions)
-    padded = []
-    for partition in partitions:
-        padding = ((0, 0), (0, width - partition.index.shape[1]))
-        index = np.pad(np.asarray(partition.index, "int32"), padding)
-        counts = trees.as_array(partition.counts, "int32")
-        padded.append((on_device("table of the clients' examples", index), counts))
-    return padded
+    length = max(len(partition.index) for partition in partitions)
+    most = max(int(np.max(partition.counts)) for partition in partitions)
+    known: dict[tuple[bytes, ...], Array] = {}
+
+    def put(array: np.ndarray) -> Array:
+        array = np.asarray(array, "int32")
+        key = hashlib.sha256(array.tobytes()).digest(), repr(array.shape).encode()
+        if key not in known:
+            known[key] = on_device("list of the clients' examples", array)
+        return known[key]
+
+    return [
+        Held(
+            put(np.pad(partition.index, (0, length - len(partition.index)))),
+            put(partition.offsets),
+            put(partition.counts),
+            most,
+        )
+        for partition in partitions
+    ]
 
 
 @checked
@@ -198,20 +358,14 @@ def hold_out(partition: Partition, share: float, seed: Seed) -> tuple[Partition,
         raise ConfigError("test", share, "data, or a share above 0 and below 1")
     random = parts.make_generator(seed, "hold_out")
     owner: dict[str, list[np.ndarray]] = {"train": [], "test": []}
-    for row, count in zip(np.asarray(partition.index), np.asarray(partition.counts), strict=True):
-        mixed = random.permutation(row[:count])
+    for row in partition.rows():
+        mixed, count = random.permutation(row), len(row)
         num = min(max(1, int(share * count + parts.ROUNDING)), count - 1)
         owner["test"].append(np.sort(mixed[:num]))
         owner["train"].append(np.sort(mixed[num:]))
     if not any(len(rows) for rows in owner["test"]):
         raise ConfigError("examples of the largest client", 1, "at least 2, for one to test on")
-    return _padded(owner["train"]), _padded(owner["test"])
-
-
-def _padded(rows: Sequence[np.ndarray]) -> Partition:
-    """Make a partition of the examples of each client."""
-    owner = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    return parts.gather_by_owner(np.concatenate(rows), owner, len(rows))
+    return parts.pack_rows(owner["train"]), parts.pack_rows(owner["test"])
 
 
 def on_device(name: str, array: Leaf) -> Array:
@@ -580,34 +734,18 @@ class Checked:
 
 
 class ClientExamples(Checked):
-    """Base of problems of clients with examples in common arrays, as padded positions."""
+    """Base of problems of clients with examples in common arrays."""
 
     data: Params
-    index: Index
-    counts: Counts
+    held: Held
 
     def _check_together(self) -> None:
-        check_examples(self.data, self.index, self.counts)
+        self.held.check(self.data)
 
     @property
-    def are_examples(self) -> Array:
-        """Which places of clients hold an example, and no padding: `bool[N, M]`."""
-        return jnp.arange(self.index.shape[1])[None] < self.counts[:, None]
-
-    def all_of(self, client: Array) -> tuple[Array, Array]:
-        """List all examples of a client.
-
-        Args:
-          client: `i32[]`, the client's number.
-
-        Returns:
-          `i32[M]`, their positions in `data`, in which the last one is repeated; and `bool[M]`,
-          which of them count.
-        """
-        chex.assert_rank(client, 0)
-        places = jnp.arange(self.index.shape[1])
-        rows = self.index[client, jnp.minimum(places, self.counts[client] - 1)]
-        return rows, places < self.counts[client]
+    def counts(self) -> Array:
+        """Number of examples of each client: `i32[N]`."""
+        return self.held.counts
 
 
 class ExampleLosses(ClientExamples):
@@ -647,7 +785,7 @@ class ExampleLosses(ClientExamples):
           `f[]`, the mean over the entries that count, plus the prior's part of one example.
         """
         chex.assert_rank([client, examples], [0, 1])
-        losses, mask, _ = self._losses(params, self.index[client, examples], key)
+        losses, mask, _ = self._losses(params, self.held.at(client, examples), key)
         return self._mean(params, losses, mask)
 
     def client_loss(self, params: Params, client: Array, key: Key) -> Array:
@@ -662,13 +800,25 @@ class ExampleLosses(ClientExamples):
           `f[]`, as `loss` gives it for all examples of the client; a network with state is in
           evaluation mode.
         """
-        rows, is_there = self.all_of(client)
-        # Statistics of a mini-batch would count the padding.
-        losses, mask, _ = self._losses(params, rows, key, train=not self.state)
-        if mask is not None:
-            return self._mean(params, losses, mask & along(is_there, mask))
-        total = jnp.where(is_there, losses, 0).sum()
-        return total / self.counts[client] + self._penalty(params)
+        return self._client_loss(params, client, key, has_slope=True)
+
+    def _client_loss(
+        self, params: Params, client: Array, key: Key, *, has_slope: bool = False
+    ) -> Array:
+        """Compute `client_loss`, which has a gradient only if asked for."""
+
+        def sums(rows: Array, is_there: Array, block: Array | int) -> tuple[Array, Array | None]:
+            noise = jax.random.fold_in(key, block) if isinstance(block, Array) else key
+            # Statistics of a mini-batch would count the padding.
+            losses, mask, _ = self._losses(params, rows, noise, train=not self.state)
+            if mask is None:
+                return jnp.where(is_there, losses, 0).sum(), None
+            mask = mask & along(is_there, mask)
+            return jnp.where(mask, losses, 0).sum(), mask.sum()
+
+        total, number = self.held.total(client, sums, has_slope=has_slope)
+        number = self.counts[client] if number is None else number.astype(total.dtype)
+        return total / number + self._penalty(params)
 
 
 def _mean_among(losses: Array, mask: Array) -> Array:
@@ -719,6 +869,8 @@ def check_fields(struct: Any) -> None:
             known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in dims]
             allowed = kind.words + f" with {', '.join(known)}" * bool(known)
             raise ConfigError(name, value, allowed)
+        if isinstance(value, Held):
+            lengths.update(zip("N", np.shape(value.counts), strict=False))
 
 
 @functools.cache
@@ -726,28 +878,6 @@ def _kinds_of(struct: type) -> dict[str, Any]:
     """Read the declared types of a struct's fields."""
     hints = hints_of(struct)
     return {field.name: kind_of(hints[field.name]) for field in dataclasses.fields(struct)}
-
-
-def check_examples(data: Params, index: Array, counts: Array, of: str = "") -> None:
-    """Check the positions of clients' examples in arrays.
-
-    Args:
-      data: A pytree of arrays that should have leaves `[n, ...]`.
-      index: Positions in them, `i32[N, M]`.
-      counts: Numbers of examples, `i32[N]`.
-      of: How the names of these fields begin, such as "test_".
-
-    Raises:
-      ConfigError: If arrays differ in length, or as `check_partition`.
-    """
-    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
-    if len(lengths) != 1 or () in lengths:
-        found = sorted(length[0] if length else 0 for length in lengths)
-        raise ConfigError(f"examples in the arrays of {of}data", found, "equally many")
-    for field, array in (("index", index), ("counts", counts)):
-        if not jnp.issubdtype(array.dtype, np.integer):
-            raise ConfigError(f"type of {of}{field}", str(array.dtype), "a kind of whole numbers")
-    _check_positions(of, Partition(np.asarray(index), np.asarray(counts)), lengths.pop()[0])
 
 
 CLIENTS_AT_ONCE = 50
@@ -786,8 +916,9 @@ class ClientLosses(Checked):
         """
         if not self.per_client:
             return {}
+        loss_of = getattr(self, "_client_loss", self.client_loss)
         losses = jax.lax.map(
-            lambda client: self.client_loss(params, client, jax.random.key(0)),
+            lambda client: loss_of(params, client, jax.random.key(0)),
             jnp.arange(self.counts.shape[0]),
             batch_size=CLIENTS_AT_ONCE,
         )

@@ -48,8 +48,7 @@ class LogDensity(client_data.ExampleLosses, client_data.ClientLosses):
 
     Attributes:
       data: All examples, and perhaps others that no client holds: a pytree of leaves `[n, ...]`.
-      index: `i32[N, M]`, positions of the clients' examples in `data`, padded.
-      counts: `i32[N]`, number of examples of each client, without padding.
+      held: The positions of the clients' examples in `data`.
       start: The initial parameters; () if `draws_start` draws them.
       log_likelihood: The log-likelihood of one example.
       log_prior: The logarithm of the prior's density, up to a constant.
@@ -63,8 +62,7 @@ class LogDensity(client_data.ExampleLosses, client_data.ClientLosses):
     """
 
     data: Params
-    index: client_data.Index
-    counts: client_data.Counts
+    held: client_data.Held
     start: Params
     log_likelihood: LogLikelihood = struct.field(pytree_node=False)
     log_prior: LogPrior = struct.field(pytree_node=False)
@@ -131,8 +129,8 @@ class LogDensity(client_data.ExampleLosses, client_data.ClientLosses):
     def _log_likelihood_of_clients(self, params: Params) -> Array:
         """Sum the log-likelihoods of all clients' examples: `f[]`."""
         found = self.log_likelihoods(params)
-        is_there = self.are_examples.astype("int32")
-        holders = jnp.zeros(found.shape, "int32").at[self.index].add(is_there)
+        is_there = self.held.owners()[1].astype("int32")
+        holders = jnp.zeros(found.shape, "int32").at[self.held.index].add(is_there)
         return jnp.where(holders > 0, holders * found, 0).sum()
 
     def _losses(
@@ -194,11 +192,10 @@ def from_logdensity(
     draw = start if callable(start) else None
     owned: tuple[Any, Any] = (split, None) if isinstance(split, Partition) else (None, split)
     [partition], names = client_data.read_owners(*owned, num, "split")
-    [(index, counts)] = client_data.pad_partitions([partition], num)
+    [held] = client_data.hold([partition], num)
     made = LogDensity(
         data,
-        index,
-        counts,
+        held,
         () if draw else jax.tree.map(jnp.asarray, start),
         log_likelihood,
         log_prior,
@@ -253,7 +250,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
     def log_prior(params: Params) -> Array:
         return -precision / 2 * optax.tree.norm(trees.in_32_bits(params), squared=True)
 
-    own = data, problem.index, problem.counts, ()
+    own = data, problem.held, ()
     made = LogDensity(*own, log_likelihood, log_prior, problem.init, client_ids=problem.client_ids)
     return dataclasses.replace(
         made, probabilities=lambda params, inputs: jax.nn.softmax(logits(params, inputs))

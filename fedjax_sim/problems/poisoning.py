@@ -265,14 +265,14 @@ def _numbers_of(clients: Sequence[int] | np.ndarray, num_clients: int) -> list[i
 
 def _rows_of(problem: Supervised, clients: list[int]) -> dict[int, np.ndarray]:
     """Return the positions of clients' examples, which nobody else may have."""
-    index, counts = np.asarray(problem.index), np.asarray(problem.counts)
-    is_there = np.asarray(problem.are_examples)
-    is_theirs = np.isin(np.arange(len(index)), clients)[:, None]
-    shared = np.intersect1d(index[is_there & is_theirs], index[is_there & ~is_theirs])
+    index, (holder, is_there) = np.asarray(problem.held.index), problem.held.owners()
+    owner = np.where(np.asarray(is_there), np.asarray(holder), -1)
+    is_theirs = np.isin(owner, clients)
+    shared = np.intersect1d(index[is_theirs], index[~is_theirs & (owner >= 0)])
     if len(shared):
         allowed = "nobody's but malicious clients' examples"
         raise ConfigError("positions of malicious clients' examples", shared[:8].tolist(), allowed)
-    return {client: index[client, : counts[client]] for client in clients}
+    return {client: index[owner == client] for client in clients}
 
 
 def _check_backdoor(backdoor: Backdoor, problem: Supervised, num_classes: int) -> None:

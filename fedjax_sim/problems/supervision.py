@@ -14,8 +14,7 @@ they are summed.
 That a network, a loss and metrics fit the data is checked before anything is computed: they are
 traced with a mini-batch of `CHECKED` examples.
 
-Dimension letters: `N` clients, `M` places for examples of a client and `U` for its test examples
-(the rest is padding), `B` examples of a mini-batch, `n` training and `m` test examples.
+Dimension letters: `N` clients, `B` examples of a mini-batch, `n` training and `m` test examples.
 """
 
 import functools
@@ -94,8 +93,7 @@ class Supervised(client_data.ExampleLosses):
     Attributes:
       data: Training examples of all clients, a pytree with leaves `[n, ...]`.
       test_data: Test examples, likewise `[m, ...]`; the same arrays if examples are held out.
-      index: `i32[N, M]`, positions of the clients' examples in `data`, padded.
-      counts: `i32[N]`, number of examples of each client, without padding.
+      held: The positions of the clients' examples in `data`.
       model: The network.
       loss_of: From outputs and targets to losses, `f[B]`, or in the shape of the mask.
       metrics: Names and definitions of what is measured besides the loss.
@@ -109,9 +107,8 @@ class Supervised(client_data.ExampleLosses):
       test_rows: `i32[m']`, positions in `test_data` of the examples to test on, padded; None for
         all of them.
       num_tests: `i32[]`, number of these positions, without padding.
-      test_index: `i32[N, U]`, positions in `test_data` of each client's own test examples, padded;
-        None if clients have none.
-      test_counts: `i32[N]`, numbers of these.
+      test_held: The positions in `test_data` of the clients' own test examples; None if clients
+        have none.
       per_client: Whether the model is also evaluated for every client.
       client_ids: What the clients are called; None for numbers.
       state: Names of the network's collections that are averaged but not trained, such as
@@ -123,8 +120,7 @@ class Supervised(client_data.ExampleLosses):
 
     data: Params
     test_data: Params
-    index: client_data.Index
-    counts: client_data.Counts
+    held: client_data.Held
     model: calls.Model = struct.field(pytree_node=False)
     loss_of: PerExample = struct.field(pytree_node=False)
     metrics: tuple[tuple[str, Metric], ...] = struct.field(pytree_node=False, default=())
@@ -136,8 +132,7 @@ class Supervised(client_data.ExampleLosses):
     frozen: Params | None = None
     test_rows: Annotated[Array, shape("m")] | None = None
     num_tests: Annotated[Array, shape("")] | None = None
-    test_index: Annotated[Array, shape("N U")] | None = None
-    test_counts: client_data.Counts | None = None
+    test_held: client_data.Held | None = None
     per_client: bool = struct.field(pytree_node=False, default=False)
     client_ids: tuple[Hashable, ...] | None = struct.field(pytree_node=False, default=None)
     test_block: Count = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
@@ -157,7 +152,7 @@ class Supervised(client_data.ExampleLosses):
     @property
     def has_tests_of_clients(self) -> bool:
         """Whether every client's model can be evaluated for itself, see `evaluate_clients`."""
-        return self.test_index is not None
+        return self.test_held is not None
 
     @property
     def metric_labels(self) -> Mapping[str, Sequence[Hashable]]:
@@ -176,14 +171,16 @@ class Supervised(client_data.ExampleLosses):
     def _check_together(self) -> None:
         super()._check_together()
         check_shapes(self)
-        if self.test_index is not None and self.test_counts is not None:
-            client_data.check_examples(self.test_data, self.test_index, self.test_counts, "test_")
+        if self.test_held is not None:
+            self.test_held.check(self.test_data, "test_")
+            if (found := len(self.test_held.counts)) != self.num_clients:
+                raise ConfigError("clients of test_held", found, f"{self.num_clients}, as of held")
         if self.test_rows is not None and self.num_tests is not None:
-            rows, num = self.test_rows[None], self.num_tests[None]
-            client_data.check_examples(self.test_data, rows, num, "test_")
-        for one, other in (("test_index", "test_counts"), ("test_rows", "num_tests")):
-            if (getattr(self, one) is None) != (getattr(self, other) is None):
-                raise ConfigError(one, getattr(self, one), f"given if and only if {other} is")
+            rows, num = self.test_rows, self.num_tests[None]
+            zero = jnp.zeros_like(num)
+            client_data.Held(rows, zero, num, len(rows)).check(self.test_data, "test_")
+        if (self.test_rows is None) != (self.num_tests is None):
+            raise ConfigError("test_rows", self.test_rows, "given if and only if num_tests is")
 
     def init(self, key: Key) -> Params:
         """Return the model to start from: the leaves of `start`, the rest drawn by the network."""
@@ -222,7 +219,7 @@ class Supervised(client_data.ExampleLosses):
         self, params: Params, aux: Params, batch: Batch, extras: Extras
     ) -> tuple[Array, Params]:
         """Compute the loss of a local step; the aux is the model's state if it has some."""
-        rows = self.index[extras.client, batch.examples]
+        rows = self.held.at(extras.client, batch.examples)
         if self.step_loss is None:
             losses, mask, after = self._losses(params, rows, batch.key)
             loss = self._mean(params, losses, mask)
@@ -298,26 +295,17 @@ class Supervised(client_data.ExampleLosses):
           client has test examples. A loss that became nan is inf, as nan stands for nothing to
           measure.
         """
-        if self.test_index is None or self.test_counts is None:
+        if (held := self.test_held) is None:
             return {}
-        index, counts = self.test_index, self.test_counts
-        size = min(index.shape[1], OWN_AT_ONCE)
 
         def of_client(client: Array) -> dict[str, Array]:
-            whole, count = self.parameters(model_of(client)), counts[client]
+            whole = self.parameters(model_of(client))
 
-            def block(number: Array) -> Sums:
-                places = number * size + jnp.arange(size, dtype="int32")
-                rows = index[client, jnp.minimum(places, count - 1)]
-                return self._sums(whole, rows, places < count)
+            def sums(rows: Array, is_there: Array, _: Array | int) -> Sums:
+                return self._sums(whole, rows, is_there)
 
-            nothing = optax.tree.zeros_like(jax.eval_shape(block, client))
-
-            def add(number: Array, totals: Sums) -> Sums:
-                return jax.tree.map(jnp.add, totals, block(number))
-
-            totals = jax.lax.fori_loop(0, (count + size - 1) // size, add, nothing)
-            means = means_over_examples(totals, count)
+            totals = held.total(client, sums, min(held.most, OWN_AT_ONCE))
+            means = means_over_examples(totals, held.counts[client])
             means["loss"] = inf_for_nan(means["loss"])
             return {name: value for name, value in means.items() if "[" not in name}
 

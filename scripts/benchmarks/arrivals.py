@@ -257,7 +257,7 @@ def _two_images_each(num: int, shape: tuple[int, int, int]) -> Any:
     """Make a problem of logistic regression in which each client has two of 60,000 images."""
     rng = np.random.default_rng(0)
     partition = Partition(
-        rng.integers(0, 60_000, (num, 2), dtype=np.int32), np.full(num, 2, np.int32)
+        rng.integers(0, 60_000, 2 * num, dtype=np.int32), np.full(num, 2, np.int32)
     )
     return make_classification(LogisticRegression(10), _random_images(shape), partition)
 

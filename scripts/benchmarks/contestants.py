@@ -105,7 +105,7 @@ def _engine(job: Any, data: Any, precision: str, **options: Any) -> Callable[[in
     problem = make_classification(
         network,
         Dataset(images, labels, images[:10], labels[:10], 10, "shared arrays"),
-        Partition(data.index, np.full(clients, share, np.int32)),
+        Partition(data.index.ravel(), np.full(clients, share, np.int32)),
     )
     hyper = fedavg.paper(
         num_clients=clients,

@@ -160,7 +160,7 @@ def make_problem(dimensions: int) -> tuple[np.ndarray, latent.Estimation]:
     noise = random.normal(size=(EXAMPLES, dimensions))
     y = (means[random.integers(0, COMPONENTS, EXAMPLES)] + noise).astype("float32")
     partition = Partition(
-        np.arange(EXAMPLES, dtype=np.int32).reshape(CLIENTS, -1),
+        np.arange(EXAMPLES, dtype=np.int32),
         np.full(CLIENTS, EXAMPLES // CLIENTS),
     )
     return y, latent.make_estimation(latent.GaussianMixture(COMPONENTS), y, partition)

@@ -214,7 +214,7 @@ CALLS: dict[Callable[..., Any], tuple[dict[str, Any], Wrong]] = {
     ),
     partition.Partition: (
         {"index": SPLIT.index, "counts": SPLIT.counts},
-        {"index": [SPLIT.index + 0.5, SPLIT.index - 1, LABELS, "a"], "counts": [[1, 2], 0.5]},
+        {"index": [SPLIT.index + 0.5, SPLIT.index - 1, LABELS[None], "a"], "counts": [[-1], 0.5]},
     ),
     partition.make: (STUDENT | {"name": "iid"}, {"name": [3, None, ["name"]]}),
     partition.iid: (

@@ -111,7 +111,7 @@ def test_statistics_of_local_steps_are_those_of_the_same_batches() -> None:
             train = local_training(problem, hyper, Plan(), direction=direction)
             jax.jit(lambda: train(KEY, alone, start=start))()[0]  # noqa: B023
             jax.effects_barrier()
-            rows = [np.asarray(problem.index)[int(clients[slot]), each] for _, each in seen]
+            rows = [np.asarray(problem.held.at(clients[slot], each)) for _, each in seen]
             batches[slot] = [X[each] for each in rows]
             assert len(rows) == steps[slot]
         train = local_training(problem, hyper, Plan(slots_at_once=2))

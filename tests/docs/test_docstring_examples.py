@@ -136,7 +136,7 @@ def prelude() -> dict[str, Any]:
     timeline = fedjax_sim.Timeline(np.array([1.0, 3.0]), clients, zeros, zeros, weight, zeros)
     event: Event = event_of([0, 3], [2, 1], [0, 0]).within(weight=jnp.full(2, 0.5), facts=Facts())
     seen = latent.Seen(np.arange(6, dtype="float32")[:, None], np.ones(6, "float32"))
-    halves = partition.Partition(np.arange(6, dtype="int32").reshape(2, 3), np.array([3, 3]))
+    halves = partition.Partition(np.arange(6, dtype="int32"), np.array([3, 3]))
     noisy_mean = latent.make_estimation(latent.NoisyMean(), seen, halves)
     two = data._replace(train_labels=labels[:50] % 2, test_labels=labels[50:] % 2, num_classes=2)
     logistic = problems.make_logistic(two, partition.iid(two.train_labels, num_clients=5, seed=0))

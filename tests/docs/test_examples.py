@@ -39,7 +39,7 @@ def test_regression_on_a_dataframe() -> None:
     assert set(curves.client.values) == {"Ghent", "Oslo", "Porto", "Turin", "Umeå"}
     assert float(curves.loss[-1]) < 0.8 < float(curves.loss[0])
     mae, problem = curves.client_mae.values[-1], scope["problem"]
-    weights = np.asarray(problem.test_counts) / int(problem.num_tests)
+    weights = np.asarray(problem.test_held.counts) / int(problem.num_tests)
     np.testing.assert_allclose(mae @ weights, curves.mae.values[-1], rtol=1e-5)
 
 

@@ -129,8 +129,8 @@ def test_the_problem_is_split_unevenly_and_starts_at_its_mode() -> None:
     problem = fald_logistic.split_problem()
     assert sorted(np.asarray(problem.counts).tolist()) == [54, 62, 76, 117, 117]
     labels = [
-        np.asarray(problem.data[1])[row[:count]].mean()
-        for row, count in zip(problem.index, problem.counts, strict=True)
+        np.asarray(problem.data[1])[problem.held.at(client, np.arange(count))].mean()
+        for client, count in enumerate(problem.counts)
     ]
     np.testing.assert_allclose((min(labels), max(labels)), (0.13, 0.98), atol=0.005)
     np.testing.assert_allclose(jax.grad(problem.energy)(problem.start), 0, atol=1e-2)

@@ -299,10 +299,7 @@ def test_every_group_has_a_bound_of_its_own() -> None:
 def test_speakers_are_dealt_evenly_and_whole() -> None:
     data = fig11.made_up_play()
     part = fig11.deal(data, 1)
-    speakers = [
-        set(data.train_speakers[row[:count]].tolist())
-        for row, count in zip(part.index, part.counts, strict=True)
-    ]
+    speakers = [set(data.train_speakers[row].tolist()) for row in part.rows()]
     assert sum(map(len, speakers)) == len(set().union(*speakers)) == 50
     assert {len(own) for own in speakers} == {1, 2}
     assert part.counts.sum() == len(data.train_sequences)

@@ -134,10 +134,7 @@ def test_label_groups_are_those_of_fedstaleweight():
     assert whole.counts.tolist() == [3600] * 10 + [4800] * 5
     for i in range(15):
         expected = [0] * 4 + [600] * 6 if i < 10 else [1200] * 4 + [0] * 6
-        assert (
-            np.bincount(labels[whole.index[i, : whole.counts[i]]], minlength=10).tolist()
-            == expected
-        )
+        assert np.bincount(labels[whole.rows()[i]], minlength=10).tolist() == expected
     kept = partition.label_groups(labels, num_clients=15, held_out=0.1, seed=1)
     assert kept.counts.tolist() == [3240] * 10 + [4320] * 5
     assert all(
@@ -237,5 +234,5 @@ def test_pachinko_gives_away_everything_even_with_a_tiny_alpha():
     assert_disjoint(part, len(labels))
     assert part.counts.tolist() == [20] * 9
     # With so small an alpha a client stays in one superclass until that has run out.
-    first = labels[part.index[0]]
+    first = labels[part.rows()[0]]
     assert len(set(first // 2)) == 1

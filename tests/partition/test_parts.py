@@ -38,15 +38,18 @@ def test_shares_of_a_huge_concentration_are_equal():
         assert (np.abs(held - 50) < 5 * np.sqrt(200 / 4)).all()
 
 
-def test_histogram_counts_and_leaves_padding_out():
-    part = partition.Partition(
-        np.array([[0, 2, 3], [1, 0, 0]], np.int32), np.array([3, 1], np.int32)
-    )
+def test_histogram_counts_labels_of_unequal_clients():
+    part = partition.Partition(np.array([0, 2, 3, 1], np.int32), np.array([3, 1], np.int32))
     np.testing.assert_array_equal(
         partition.label_histogram(part, np.array([1, 0, 1, 2]), 4), [[0, 2, 1, 0], [1, 0, 0, 0]]
     )
     with pytest.raises(ConfigError, match="largest label is 2"):
         partition.label_histogram(part, np.array([1, 0, 1, 2]), 2)
+    short = part._replace(counts=np.array([2, 1]))
+    with pytest.raises(
+        ConfigError, match="counts is 3, but must be 4, the length"
+    ):
+        partition.label_histogram(short, np.array([1, 0, 1, 2]), 4)
 
 
 def test_picture_shows_the_histogram(tmp_path):

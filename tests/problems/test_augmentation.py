@@ -66,7 +66,7 @@ def test_local_steps_see_changed_images_and_evaluation_does_not() -> None:
     )
     params = plain.init(jax.random.key(3))
     client, examples, key = jnp.int32(1), jnp.array([2, 0, 5]), jax.random.key(9)
-    rows = plain.index[client, examples]
+    rows = plain.held.at(client, examples)
 
     def loss(images: jax.Array) -> jax.Array:
         logits = model.apply(

@@ -87,7 +87,7 @@ def test_log_densities() -> None:
 def test_mixtures() -> None:
     """The mean of -log p over a client's examples, whatever its share; the objective has all."""
     data = np.array([[-2.0], [-1.5], [1.0], [2.0], [2.5]])
-    parts = Partition(np.array([[0, 1, 2], [3, 4, 0]]), np.array([3, 2]))
+    parts = Partition(np.array([0, 1, 2, 3, 4]), np.array([3, 2]))
     with jax.enable_x64(True):
         problem = latent.make_estimation(latent.GaussianMixture(2), data, parts, per_client=True)
         statistics = problem.init(jax.random.key(1))

@@ -137,16 +137,15 @@ def test_sequences_of_speakers_without_training_sequences_are_nobodys(
     speakers = play.test_speakers.copy()
     speakers[::2] = -1
     own = own_sequences(play._replace(test_speakers=speakers), speakers_of(play))
-    for client, count in enumerate(own.counts):
-        expected = np.flatnonzero(speakers == client)
-        np.testing.assert_array_equal(own.index[client, :count], expected)
+    for client, rows in enumerate(own.rows()):
+        np.testing.assert_array_equal(rows, np.flatnonzero(speakers == client))
 
 
 @pytest.mark.parametrize(("num", "clients"), [(2, 2), (0, 2), (1, 1)])
 def test_speakers_tests_fit_the_partitions(play: datasets.Text, num: int, clients: int) -> None:
     """One partition of the tests for all, or one for each, of the same speakers."""
     natural = speakers_of(play)
-    tests = [partition.Partition(*(leaf[:clients] for leaf in own_sequences(play, natural)))] * num
+    tests = [partition.parts.pack_rows(own_sequences(play, natural).rows()[:clients])] * num
     words = (
         f"partitions in test_partition is {num}, but must be 1, or as many as of the training"
         if clients == len(natural.counts)
@@ -169,7 +168,7 @@ def test_models_that_are_not_of_sequences_are_refused(play: datasets.Text) -> No
     ):
         with pytest.raises(ConfigError, match=words):
             problems.make_next_characters(model, play, [speakers_of(play)])
-    bad = partition.Partition(np.array([[100]]), np.array([1]))
+    bad = partition.Partition(np.array([100]), np.array([1]))
     with pytest.raises(ConfigError, match=r"partition\.index is 100"):
         problems.make_next_characters(Bigrams(play.num_classes), play, [bad])
 

@@ -32,7 +32,8 @@ def plain(digits: datasets.Dataset) -> problems.Classification:
 
 
 def rows_of(problem: Any, *clients: int) -> np.ndarray:
-    return np.concatenate([problem.index[c, : problem.counts[c]] for c in clients])
+    held = problem.held
+    return np.concatenate([held.at(c, np.arange(held.counts[c])) for c in clients])
 
 
 @pytest.mark.parametrize("attack", [LabelFlip(), LabelFlip(source=7, target=1)])
@@ -178,7 +179,7 @@ def test_bad_attacks(digits: datasets.Dataset) -> None:
     ):
         with pytest.raises(ConfigError):
             make()
-    shared = Partition(np.array([[0, 1], [1, 2]]), np.array([2, 2]))
+    shared = Partition(np.array([0, 1, 1, 2]), np.array([2, 2]))
     problem = problems.make_classification(LogisticRegression(10), digits, shared)
     with pytest.raises(ConfigError, match="nobody's but malicious"):
         poison(problem, [0], LabelFlip())

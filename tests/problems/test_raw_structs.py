@@ -14,7 +14,9 @@ from fedjax_sim.problems import latent
 from fedjax_sim.systems import em, fedavg
 
 CENTERS, EYES = jnp.array([[0.0, 1], [1, 2], [3, 1]]), jnp.eye(2)[None].repeat(3, axis=0)
-DATA, INDEX, COUNTS = jnp.array([[1.0], [2], [3]]), jnp.array([[0, 1], [2, 0]]), jnp.array([2, 1])
+DATA, INDEX = jnp.array([[1.0], [2], [3]]), jnp.array([0, 1, 2])
+OFFSETS, COUNTS = jnp.array([0, 2]), jnp.array([2, 1])
+HELD = problems.Held(INDEX, OFFSETS, COUNTS, 2)
 
 
 def log_likelihood(mean: Any, example: Any) -> Any:
@@ -30,14 +32,12 @@ MADE = {
     "gaussian": problems.GaussianClients(
         EYES, CENTERS, 0 * EYES, jnp.ones(3, "int32"), jnp.zeros(2)
     ),
-    "log_density": problems.LogDensity(
-        DATA, INDEX, COUNTS, jnp.zeros(1), log_likelihood, log_prior
-    ),
+    "log_density": problems.LogDensity(DATA, HELD, jnp.zeros(1), log_likelihood, log_prior),
     "supervised": problems.Supervised(
-        (DATA, DATA), (DATA, DATA), INDEX, COUNTS, models.MLP((2,), 1), problems.squared_error
+        (DATA, DATA), (DATA, DATA), HELD, models.MLP((2,), 1), problems.squared_error
     ),
     "latent": latent.Estimation(
-        latent.NoisyMean(), latent.Seen(DATA, jnp.ones(3)), INDEX, COUNTS, jnp.ones(2)
+        latent.NoisyMean(), latent.Seen(DATA, jnp.ones(3)), HELD, jnp.ones(2)
     ),
 }
 
@@ -79,10 +79,22 @@ def run(problem: Any) -> Any:
         ("gaussian", {"counts": jnp.ones(4, "int32")}, "must be an array of shape [N]"),
         ("gaussian", {"counts": jnp.full(3, 2**30, "int32")}, "sum of counts is 3221225472"),
         ("gaussian", {"start": jnp.zeros(3)}, "start is Array([0., 0., 0.]"),
-        ("log_density", {"index": INDEX + 5}, "index is 5, but must be from 0 to 2"),
-        ("log_density", {"index": INDEX[0]}, "must be an array of shape [N, M]"),
-        ("log_density", {"index": 1.0 * INDEX}, "type of index is 'float32', but must be"),
-        ("log_density", {"counts": COUNTS + 5}, "counts is 6, but must be from 1 to 2"),
+        ("log_density", {"held": HELD.replace(index=INDEX + 5)}, "index is 5, but must be from 0"),
+        ("log_density", {"held": HELD.replace(index=INDEX[None])}, "must be an array of shape [P]"),
+        ("log_density", {"held": HELD.replace(index=1.0 * INDEX)}, "type of index is 'float32'"),
+        (
+            "log_density",
+            {"held": HELD.replace(counts=COUNTS + 5)},
+            "offsets is '0 of client 0, which has 7 examples', but must be such that ranges of",
+        ),
+        (
+            "log_density",
+            {"held": HELD.replace(offsets=OFFSETS - 1)},
+            "offsets is '-1 of client 0, which has 2 examples', but must be such that ranges of",
+        ),
+        ("log_density", {"held": HELD.replace(counts=COUNTS - 1)}, "counts is 0, but must be at"),
+        ("log_density", {"held": HELD.replace(most=1)}, "most is 1, but must be at least 2, the"),
+        ("log_density", {"held": INDEX}, "but must be a Held"),
         ("log_density", {"data": (DATA, DATA[:2])}, "examples in the arrays of data is [2, 3]"),
         ("log_density", {"log_prior": 3}, "log_prior is 3, but must be a function"),
         (
@@ -95,7 +107,7 @@ def run(problem: Any) -> Any:
             {"log_prior": lambda mean: mean["a"]},
             "must be a function of float32[1] (JAX does not support string indexing",
         ),
-        ("supervised", {"index": INDEX + 5}, "index is 5, but must be from 0 to 2"),
+        ("supervised", {"held": HELD.replace(index=INDEX - 1)}, "index is -1, but must be from 0"),
         ("supervised", {"model": 3}, "model is 3, but must be a Model, with apply, init"),
         ("supervised", {"loss_of": 3}, "loss_of is 3, but must be a function"),
         (
@@ -108,13 +120,18 @@ def run(problem: Any) -> Any:
         ("supervised", {"test_block": 0}, "test_block is 0, but must be a whole number of at"),
         (
             "supervised",
-            {"test_index": INDEX + 9, "test_counts": COUNTS},
+            {"test_held": HELD.replace(index=INDEX + 9)},
             "test_index is 9, but must be from 0 to 2",
         ),
-        ("supervised", {"test_index": INDEX}, "must be given if and only if test_counts is"),
+        (
+            "supervised",
+            {"test_held": problems.Held(INDEX, INDEX, jnp.ones(3, int), 1)},
+            "clients of test_held is 3, but must be 2, as of held",
+        ),
+        ("supervised", {"test_rows": INDEX}, "must be given if and only if num_tests is"),
         ("latent", {"share": -jnp.ones(2)}, "of finite numbers above 0 with N = 2"),
         ("latent", {"share": jnp.ones(3)}, "of finite numbers above 0 with N = 2"),
-        ("latent", {"index": INDEX + 7}, "index is 7, but must be from 0 to 2"),
+        ("latent", {"held": HELD.replace(index=INDEX + 7)}, "index is 7, but must be from 0 to 2"),
         ("latent", {"start": jnp.zeros(4)}, "shape of start is (4,), but must be (1,)"),
         ("latent", {"model": latent.NoisyMean(ridge=-3.0)}, "ridge is -3.0, but must be a finite"),
         ("latent", {"model": latent.NoisyMean(ridge="a")}, "ridge is 'a', but must be a finite"),

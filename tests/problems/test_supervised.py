@@ -58,14 +58,16 @@ def test_losses_and_metrics_are_means_by_hand() -> None:
     problem = make(metrics={"mae": problems.absolute_error}, test=0.4, per_client=True)
     assert problem.client_ids == ("Bonn", "Oslo", "Rome")
     np.testing.assert_array_equal(problem.counts, [1, 3, 2])
-    np.testing.assert_array_equal(problem.test_counts, [1, 2, 1])
+    np.testing.assert_array_equal(problem.test_held.counts, [1, 2, 1])
     params = jax.tree.map(np.asarray, problem.init(KEY))
     error = np.asarray(INPUTS @ params["a"] + params["b"])[:, 0] - TARGETS
     owned = []
     loss_of, client_loss = jax.jit(problem.loss), jax.jit(problem.client_loss)
     for i, name in enumerate(problem.client_ids):
-        train = np.asarray(problem.index[i, : problem.counts[i]])
-        test = np.asarray(problem.test_index[i, : problem.test_counts[i]])
+        train, test = (
+            np.asarray(held.at(i, np.arange(held.counts[i])))
+            for held in (problem.held, problem.test_held)
+        )
         assert {*train, *test} == {row for row, other in enumerate(NAMES) if other == name}
         assert not set(train) & set(test)
         owned.append(test)
@@ -165,8 +167,8 @@ def test_classification_is_a_case_of_it() -> None:
 def test_one_problem_per_partition() -> None:
     """They share the data, and have one form although clients hold other numbers of examples."""
     splits = [
-        Partition(np.array([[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 0, 0]]), np.array([6, 4])),
-        Partition(np.array([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]), np.array([5, 5])),
+        Partition(np.arange(10), np.array([6, 4])),
+        Partition(np.arange(10), np.array([5, 5])),
     ]
     made = problems.supervised(MODEL, problems.squared_error, (INPUTS, TARGETS), splits, test=0.4)
     assert made[0].data[0] is made[1].data[0] is made[0].test_data[0]
@@ -218,7 +220,7 @@ def test_ids_may_be_anything_that_can_be_sorted() -> None:
     split, names = problems.partition_by_ids(ids)
     assert names == (("a", 2), ("a", 7), ("b", 1))
     np.testing.assert_array_equal(split.counts, [1, 2, 2])
-    np.testing.assert_array_equal(split.index[1], [1, 4])
+    np.testing.assert_array_equal(split.rows()[1], [1, 4])
     for unsorted in ([1, "1"], [frozenset({1}), frozenset({2})], [(1, 2), (1, "a")]):
         with pytest.raises(ConfigError, match=r"clients' ids is .*, but must be of one kind that"):
             problems.partition_by_ids(unsorted)
@@ -240,7 +242,7 @@ def test_all_problems_number_clients_by_their_sorted_ids(ids: list) -> None:
     for problem in (supervised, posterior, dataclasses.replace(posterior, start=jnp.ones(1))):
         assert list(problem.client_ids) == sorted(set(ids))
         for i, name in enumerate(problem.client_ids):
-            rows = np.asarray(problem.index[i, : problem.counts[i]])
+            rows = np.asarray(problem.held.at(i, np.arange(problem.counts[i])))
             assert [ids[row] for row in rows] == [name] * ids.count(name)
     hyper = fedavg.Hyper(num_selected=1, local_steps=1, batch_size=1, lr=0.1)
     run = fedjax_sim.simulate(fedavg.system, posterior, hyper, budget=fedjax_sim.Ticks(1))
@@ -296,8 +298,8 @@ def test_clients_whose_models_diverged_have_an_infinite_loss() -> None:
 
 def test_the_client_without_test_examples_is_named() -> None:
     """It may have some in the partition of another seed."""
-    even = partition.Partition(np.arange(10).reshape(2, 5), np.array([5, 5]))
-    uneven = partition.Partition(np.stack([np.arange(9), np.full(9, 9)]), np.array([9, 1]))
+    even = partition.Partition(np.arange(10), np.array([5, 5]))
+    uneven = partition.Partition(np.arange(10), np.array([9, 1]))
     with pytest.raises(ConfigError, match="number of test examples of client 1 is 0, but must be"):
         make(clients=None, split=[even, uneven], per_client=True)
 
@@ -416,7 +418,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(options: dict, words: str)
 def test_float_labels_of_images_are_refused() -> None:
     images, labels = np.zeros((4, 2, 2, 1), np.uint8), np.array([0.0, 1.5, 1, 0])
     data = datasets.Dataset(images, labels, images, labels, 2, "floats")
-    split = Partition(np.arange(4).reshape(2, 2), np.array([2, 2]))
+    split = Partition(np.arange(4), np.array([2, 2]))
     with pytest.raises(ConfigError, match="dtype of train_labels is 'float64', but must be an int"):
         problems.make_classification(fedjax_sim.models.MLP((), 2), data, split)
 
@@ -425,7 +427,7 @@ def test_a_network_without_an_output_for_each_class_is_refused() -> None:
     """The examples of further classes would have no loss."""
     images, labels = np.zeros((4, 2, 2, 1), np.uint8), np.array([0, 1, 2, 0])
     data = datasets.Dataset(images, labels, images, labels, 3, "three")
-    split = Partition(np.arange(4).reshape(2, 2), np.array([2, 2]))
+    split = Partition(np.arange(4), np.array([2, 2]))
     with pytest.raises(ConfigError, match="largest class in train_labels is 2, but must be at mo"):
         problems.make_classification(fedjax_sim.models.MLP((), 2), data, split)
 

@@ -15,7 +15,7 @@ from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.missing_values import Matrix
 from fedjax_sim.problems.latent.noisy_mean import Seen
 
-SPLIT = Partition(np.array([[0, 1], [2, 0]]), np.array([2, 1]))
+SPLIT = Partition(np.array([0, 1, 2]), np.array([2, 1]))
 LOGITS, CELLS = jnp.zeros((2, 3)), np.ones((3, 2, 3))
 GAUSSIAN = problems.GaussianClients.of(1.0, np.zeros((2, 3)))
 COUNTS = latent.MissingValues((2, 3), 1, family="poisson", method="alternating")
@@ -50,7 +50,7 @@ def estimation(model: Any, data: Any) -> Callable[[], Any]:
             "num_examples is 3.5, but must be a whole number",
         ),
         (
-            partial(problems.pad_partitions, [SPLIT], float("nan")),
+            partial(problems.hold, [SPLIT], float("nan")),
             "num_examples is nan, but must be a whole number",
         ),
         (

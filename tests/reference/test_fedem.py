@@ -53,7 +53,7 @@ def data() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def problem(data: np.ndarray) -> latent.Estimation:
-    partition = Partition(np.arange(N * M).reshape(N, M), np.full(N, M))
+    partition = Partition(np.arange(N * M), np.full(N, M))
     with jax.enable_x64(True):
         return latent.make_estimation(Watched(G), data.reshape(-1, 2), partition)
 
@@ -327,7 +327,7 @@ def test_vr_fedem_of_one_client_is_spider_em() -> None:
         one_client = latent.make_estimation(
             WatchedMean(ridge=0.25),
             Seen(y, kappa),
-            Partition(np.arange(M)[None], np.array([M])),
+            Partition(np.arange(M), np.array([M])),
             start=np.ones(2),
         )
         batches = jax.random.fold_in(stream(stream(jax.random.key(SEED), "learning"), "batches"), 0)

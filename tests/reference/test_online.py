@@ -31,7 +31,7 @@ def draw(key: jax.Array, client: jax.Array) -> Seen:
 def online(**penalty: float) -> latent.Stream:
     """The stream, with a small held-out sample."""
     y = np.random.default_rng(1).normal(size=(N, M, D)) + CENTERS[:, None]
-    partition = Partition(np.arange(N * M).reshape(N, M), np.full(N, M))
+    partition = Partition(np.arange(N * M), np.full(N, M))
     seen = Seen(y.reshape(-1, D), np.full(N * M, KAPPA))
     model = WatchedMean(ridge=0.25, **penalty)
     held = latent.make_estimation(model, seen, partition, start=np.ones(D))

@@ -63,7 +63,8 @@ def test_names_of_clients_stay_with_their_results(
         errors = (INPUTS @ model["w"] - INPUTS[:, 0] * 3) ** 2
         for client in set(NAMES[kind]):
             number = problem.client_ids.index(client)
-            rows = problem.test_index[number, : problem.test_counts[number]]
+            held = problem.test_held
+            rows = held.at(number, np.arange(held.counts[number]))
             assert {NAMES[kind][row] for row in rows} == {client}
             value = found.curves[name].isel(seed=0, eval=-1).sel(client=client)
             np.testing.assert_allclose(value, errors[rows].mean(), rtol=1e-5)

@@ -95,7 +95,8 @@ class Kind(NamedTuple):
         """Change the data of some clients by a function of arrays."""
         clients = jnp.asarray(clients)
         if isinstance(problem, LatentProblem):
-            rows = problem.index[clients].ravel()
+            owner, is_there = problem.held.owners()
+            rows = problem.held.index[jnp.isin(owner, clients) & is_there]
             y = problem.data.y
             return problem.replace(data=Seen(y.at[rows].set(change(y[rows])), problem.data.kappa))
         inputs, targets = problem.inputs, problem.targets

@@ -41,9 +41,7 @@ def noisy_mean(
     if spread == 0:
         y -= y.mean(axis=1, keepdims=True) - y.mean(axis=(0, 1))
     data = Seen(y.reshape(-1, D), np.broadcast_to(kappa, clients * examples).astype(float))
-    partition = Partition(
-        np.arange(clients * examples).reshape(clients, examples), np.full(clients, examples)
-    )
+    partition = Partition(np.arange(clients * examples), np.full(clients, examples))
     return latent.make_estimation(
         latent.NoisyMean(ridge=RIDGE), data, partition, start=np.full(D, 3.0)
     )

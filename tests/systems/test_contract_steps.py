@@ -192,10 +192,10 @@ def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(
         made: Any = kind.make()
         rows, scales = jnp.asarray(first[clients]), jnp.asarray(second[clients], "float32")
         if system.fit.learns is LatentProblem:
-            at = made.index[:, 0]
+            at = made.held.index[made.held.offsets]
             y, kappa = made.data.y.at[at].set(rows), made.data.kappa.at[at].set(scales / 3)
-            ones = jnp.ones_like(made.counts), jnp.ones_like(made.share)
-            return made.replace(data=Seen(y, kappa), counts=ones[0], share=ones[1])
+            held = made.held.replace(counts=jnp.ones_like(made.counts))
+            return made.replace(data=Seen(y, kappa), held=held, share=jnp.ones_like(made.share))
         return made.replace(
             inputs=made.inputs.at[:, 0].set(rows),
             targets=made.targets.at[:, 0].set(scales),

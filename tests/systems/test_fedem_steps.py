@@ -225,7 +225,7 @@ def test_bits_of_parameters() -> None:
     A fitted covariance is sent; clients know a fixed one.
     """
     y = np.random.default_rng(0).normal(size=(24, 3))
-    partition = Partition(np.arange(24).reshape(4, 6), np.full(4, 6))
+    partition = Partition(np.arange(24), np.full(4, 6))
     schedule = jax.tree.map(
         np.asarray, FEDEM.timeline(jax.random.key(0), FEDEM.paper(num_clients=4), 5)
     )

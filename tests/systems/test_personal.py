@@ -29,7 +29,7 @@ def images() -> Any:
     # No test example has the last class.
     labels, test_labels = np.arange(12, dtype="int32") % 3, np.arange(20, dtype="int32") % 2
     data = Dataset(train, labels, test, test_labels, 3, "noise")
-    index = np.array([[0, 3, 6, 9], [1, 4, 7, 0], [0, 1, 2, 5]])
+    index = np.array([0, 3, 6, 9, 1, 4, 7, 0, 1, 2, 5])
     return make_classification(MLP((4,), 3), data, Partition(index, np.array([4, 3, 4])))
 
 

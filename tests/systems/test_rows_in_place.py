@@ -30,7 +30,7 @@ def perceptron() -> Any:
     images = np.zeros((20, 28, 28, 1), np.uint8)
     labels = np.arange(20, dtype=np.int32) % 10
     data = Dataset(images, labels, images, labels, 10, "blank")
-    index = np.arange(2 * N).reshape(N, 2) % 20
+    index = np.arange(2 * N) % 20
     return make_classification(MLP((32,), 10), data, Partition(index, np.full(N, 2)))
 
 

@@ -4,8 +4,8 @@ This is the problem that the systems of expectation maximisation (EM) solve. Sym
 `fedjax_sim.core.types.LatentProblem`: parameters theta, expected statistics s, natural parameters
 phi(theta), the M-step T.
 
-Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding), `B`
-examples of a mini-batch, `n` examples, `q` numbers of a statistic.
+Dimension letters: `N` clients, `P` positions of all clients' examples, `B` examples of a
+mini-batch, `n` examples, `q` numbers of a statistic.
 """
 
 import dataclasses
@@ -28,6 +28,8 @@ from fedjax_sim.problems import client_data
 
 EXAMPLES_AT_ONCE = 4096
 """Examples that a CPU evaluates together; the arrays of many more would not stay in its cache."""
+EXAMPLES_ON_DEVICE = 2**20
+"""The same of an accelerator, so that its memory holds their arrays."""
 
 
 class LatentModel(Protocol):
@@ -84,8 +86,7 @@ class Estimation(client_data.ClientExamples):
     Attributes:
       model: The latent-variable model.
       data: Examples of all clients: a pytree of leaves `[n, ...]`, whatever the model takes.
-      index: `i32[N, M]`, positions of the clients' examples in `data`, padded.
-      counts: `i32[N]`, number of examples of each client, without padding.
+      held: The positions of the clients' examples in `data`.
       share: `f[N]`, weights of the clients, with mean 1.
       start: `f[q]`, the initial statistics S_0, or None to draw them.
       per_client: Whether the mean loss of every client's examples is measured too.
@@ -93,8 +94,7 @@ class Estimation(client_data.ClientExamples):
 
     model: LatentModel
     data: Params
-    index: client_data.Index
-    counts: client_data.Counts
+    held: client_data.Held
     share: Annotated[Array, shape("N"), Limit(above=0)]
     start: Annotated[Array, shape("q"), Limit()] | None = None
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
@@ -155,7 +155,7 @@ class Estimation(client_data.ClientExamples):
         """
         chex.assert_rank([client, examples], [0, 1])
         chex.assert_equal_shape([examples, weight])
-        rows = client_data.rows_of(self.data, self.index[client, examples])
+        rows = client_data.rows_of(self.data, self.held.at(client, examples))
         return self.model.statistics(natural, rows, weight * self.share[client])
 
     def client_statistics(self, natural: Array) -> Array:
@@ -222,25 +222,29 @@ class Estimation(client_data.ClientExamples):
 
     def _of_clients(self, function: Callable[[Params, Array], Array]) -> Array:
         """Apply a function to all examples of every client and their weights: leading axis N."""
-        num_clients, num_places = self.index.shape
-        at_once = num_clients
-        if jax.default_backend() == "cpu":
-            at_once = min(max(1, EXAMPLES_AT_ONCE // num_places), num_clients)
-        return jax.lax.map(
-            lambda client: function(client_data.rows_of(self.data, client[0]), client[1]),
-            (self.index, self._weights()),
-            batch_size=at_once,
-        )
+        num_clients, size = self.counts.shape[0], self.held.block_size()
+        most = EXAMPLES_AT_ONCE if jax.default_backend() == "cpu" else EXAMPLES_ON_DEVICE
+        weights = self._weights()
+
+        def of_client(client: Array) -> Array:
+            def sums(rows: Array, is_there: Array, _: Array | int) -> Array:
+                weight = jnp.where(is_there, weights[client], 0)
+                return function(client_data.rows_of(self.data, rows), weight)
+
+            return self.held.total(client, sums)
+
+        at_once = min(max(1, most // size), num_clients)
+        return jax.lax.map(of_client, jnp.arange(num_clients), batch_size=at_once)
 
     def _weights(self) -> Array:
-        """Compute share_i / counts_i for every place of client i, 0 for padding: `f[N, M]`."""
-        weights = self.share[:, None] / self.counts[:, None].astype(self.share.dtype)
-        return jnp.where(self.are_examples, weights, 0)
+        """Compute share_i / counts_i of every client: `f[N]`."""
+        return self.share / self.counts.astype(self.share.dtype)
 
     def _pooled(self) -> tuple[Params, Array]:
-        """Gather all clients' examples, leaves `[N M, ...]`, and their weights with sum 1."""
-        examples = client_data.rows_of(self.data, self.index.ravel())
-        return examples, self._weights().ravel() / self.counts.shape[0]
+        """Gather all clients' examples, leaves `[P, ...]`, and their weights with sum 1."""
+        owner, is_there = self.held.owners()
+        weights = jnp.where(is_there, self._weights()[owner], 0)
+        return client_data.rows_of(self.data, self.held.index), weights / self.counts.shape[0]
 
 
 @functools.lru_cache(maxsize=256)
@@ -316,16 +320,14 @@ def make_estimations(
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
     given = None if start is None else jnp.asarray(start, dtype)
     problems: list[Estimation] = []
-    clients = client_data.pad_partitions(partitions, num)
-    for partition, (index, device_counts) in zip(partitions, clients, strict=True):
+    clients = client_data.hold(partitions, num)
+    for partition, held in zip(partitions, clients, strict=True):
         counts = np.asarray(partition.counts)
         share = np.ones(len(counts))
         if weighting == "pooled":
             share = counts * len(counts) / counts.sum()
         shares = jnp.asarray(share, dtype)
-        problem = Estimation(
-            model, examples, index, device_counts, shares, given, per_client=per_client
-        )
+        problem = Estimation(model, examples, held, shares, given, per_client=per_client)
         try:
             problem = dataclasses.replace(problem, model=model.with_data(*problem._pooled()))
             if not problems:

@@ -37,7 +37,7 @@ def prepare(job: Job, data: Data) -> Callable[[int], Model]:
             10,
             "shared arrays",
         ),
-        Partition(data.index, np.full(num_clients, share, np.int32)),
+        Partition(data.index.ravel(), np.full(num_clients, share, np.int32)),
     )
     hyper = fedavg.paper(
         num_clients=num_clients,

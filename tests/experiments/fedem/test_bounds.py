@@ -266,7 +266,7 @@ def test_variance_of_one_step() -> None:
 
 def problem_of(y: np.ndarray, kappa: Any, start: np.ndarray, *, ridge: float = RIDGE) -> Any:
     """Build the estimation of a noisy mean in float64. 64-bit types must be enabled."""
-    places = np.arange(y.shape[0] * y.shape[1]).reshape(y.shape[:2])
+    places = np.arange(y.shape[0] * y.shape[1])
     seen = Seen(y.reshape(-1, DIM), np.broadcast_to(kappa, y.shape[:2]).ravel().astype(float))
     return latent.make_estimation(
         latent.NoisyMean(ridge), seen, Partition(places, np.full(len(y), y.shape[1])), start=start

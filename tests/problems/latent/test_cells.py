@@ -65,7 +65,7 @@ def test_fedmissem_goes_to_the_fixed_point_of_em() -> None:
     seen = (random.random((servers, *shape)) < 0.6) & (
         (np.arange(8) + np.arange(servers)[:, None]) % 3 < 2
     )[..., None]
-    whole = Partition(np.arange(servers)[:, None], np.ones(servers, int))
+    whole = Partition(np.arange(servers), np.ones(servers, int))
     problem = latent.make_estimation(
         latent.MissingValues(shape, 2, ridge=0.5), Matrix(values, seen.astype(float)), whole
     )
@@ -127,7 +127,7 @@ def test_cells_of_another_matrix_are_refused() -> None:
                 call(dim)
     examples = Matrix(np.ones((2, 4, 3)), np.ones((2, 4, 3)))
     problem = latent.make_estimation(
-        latent.MissingValues((4, 3), 1), examples, Partition(np.arange(2)[:, None], np.ones(2, int))
+        latent.MissingValues((4, 3), 1), examples, Partition(np.arange(2), np.ones(2, int))
     )
     with pytest.raises(ConfigError, match="matrix of 12 cells"):
         fedjax_sim.simulate(

@@ -31,7 +31,7 @@ IRIS = load_iris().data
 COUNTS = np.array([70, 10, 40, 30])
 """The species follow one another, so that clients differ."""
 FIRST = np.concatenate([[0], np.cumsum(COUNTS)[:-1]])
-CLIENTS = Partition(FIRST[:, None] + np.minimum(np.arange(70)[None], COUNTS[:, None] - 1), COUNTS)
+CLIENTS = Partition(np.arange(COUNTS.sum()), COUNTS)
 PRIOR = 0.05
 
 

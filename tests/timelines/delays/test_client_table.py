@@ -356,7 +356,7 @@ def test_a_run_has_the_speeds_of_the_names() -> None:
 
 
 def test_without_names_on_one_side_rows_go_by_position() -> None:
-    split = partition.Partition(np.array([[0], [1], [2]]), np.array([1, 1, 1]))
+    split = partition.Partition(np.array([0, 1, 2]), np.array([1, 1, 1]))
     unnamed = problems.from_logdensity(
         lambda mean, example: -((example - mean) ** 2).sum(),
         lambda mean: -(mean**2).sum(),
