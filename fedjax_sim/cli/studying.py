@@ -75,7 +75,7 @@ class Study(NamedTuple):
         }
 
     def trials(self, num_clients: int) -> list[Any]:
-        """Make the problem of each tuning seed, whose test set is the validation part."""
+        """Make the problem of each tuning seed, with the validation part as test set."""
         partitions = self.data.partitions[num_clients]
         if self.validation == "pool":
             return list(self.data.make(partitions))
@@ -239,13 +239,13 @@ def read_criterion(arguments: argparse.Namespace) -> studies.Criterion:
 
 
 def _described(tuned: studies.Tuned) -> dict[str, Any]:
-    """Return what tuning found, as JSON has it."""
+    """The choices, for a JSON file."""
     scores = tuned.scores.reset_coords(drop=True)
     return {**tuned._asdict(), "scores": scores.to_dict()}
 
 
 def _choices(tuned: Mapping[str, studies.Tuned]) -> studies.Table:
-    """Tabulate the choices, their scores, and what choosing them took."""
+    """Table of the choices, their scores and their costs."""
     rows = []
     for name, each in tuned.items():
         words = ", ".join(f"{key} {value}" for key, value in each.choice.items())

@@ -22,7 +22,7 @@ from fedjax_sim.studies.tables import Table
 
 
 class Entry(NamedTuple):
-    """What one system, at one point of its swept settings, reached.
+    """Results of one system at one point of its swept settings.
 
     Attributes:
       sample: One number per seed. Those of times are pseudo-values, see `studies.statistics`.

@@ -34,7 +34,7 @@ class Reached(NamedTuple):
 @checked
 @dataclasses.dataclass(frozen=True)
 class Criterion:
-    """What a lane is worth.
+    """A score of a lane, by which settings are chosen and systems compared.
 
         assert str(Criterion()) == "final accuracy"
         first = Criterion(by="time", level=0.8, against="rounds")  # rounds to an accuracy of 0.8

@@ -107,7 +107,7 @@ class Sample(NamedTuple):
         return interval_of_error(self.mean, self.std / np.sqrt(self.seeds), self.seeds)
 
     def described(self, chance: float = 0.0) -> dict[str, Any]:
-        """Describe single runs by more than their mean; only by what is known if they are not.
+        """Describe single runs by more than their mean, if they are known.
 
         Args:
           chance: The value of chance; 0 if there is none.
@@ -153,7 +153,7 @@ def interval(differences: Iterable[Any]) -> Interval:
 
 
 def interval_of_error(mean: float, error: float, seeds: int) -> Interval:
-    """Return the 95 % t interval of a mean whose standard error over `seeds` runs is known."""
+    """Return the 95 % t interval of a mean, from its standard error over `seeds` runs."""
     return Interval(mean, t95(seeds - 1) * error if seeds > 1 else float("inf"))
 
 

@@ -1,4 +1,4 @@
-"""Tune systems on held-out training examples, and run what was chosen with other seeds.
+"""Tune systems on held-out training examples, and run the choice with other seeds.
 
 1. A part of the training examples is held out for validation, from the pool (`hold_out`) or from
    each client's own (`hold_out_of_clients`). What they return has no test examples, so that none
@@ -88,7 +88,7 @@ class Halving(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """What tuning one system found.
+    """The choice for one system, and the scores behind it.
 
     Attributes:
       choice: The chosen value of each tuned setting.
