@@ -113,8 +113,7 @@ def run(arguments: Arguments) -> Outcome:
         "rates": chosen,
         "tasks": {name: hyper.num_tasks for name, hyper in hypers.items()},
         "ends": {
-            name: Sample.of(100 * ACCURACY.values(each).values)
-            for name, each in curves.items()
+            name: Sample.of(100 * ACCURACY.values(each).values) for name, each in curves.items()
         },
         "times": {
             name: Sample.of(np.minimum(first_reach(each, target).values, sizes.budget))

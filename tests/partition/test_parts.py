@@ -46,9 +46,7 @@ def test_histogram_counts_labels_of_unequal_clients():
     with pytest.raises(ConfigError, match="largest label is 2"):
         partition.label_histogram(part, np.array([1, 0, 1, 2]), 2)
     short = part._replace(counts=np.array([2, 1]))
-    with pytest.raises(
-        ConfigError, match="counts is 3, but must be 4, the length"
-    ):
+    with pytest.raises(ConfigError, match="counts is 3, but must be 4, the length"):
         partition.label_histogram(short, np.array([1, 0, 1, 2]), 4)
 
 
