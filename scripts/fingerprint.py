@@ -434,8 +434,11 @@ def delay_cases(name: str) -> dict[str, dict[str, Any]]:
     told = json.loads(command("fedjax_sim", "list", name, "--json"))[name]["settings"]
     listed = {setting.rpartition(".")[2]: each for setting, each in told.items()}
     laws = listed.get("runtime_law", {}).get("allowed", "").removeprefix("one of ").split(", ")
-    cases: dict[str, dict[str, Any]] = {law: {"runtime_law": law} for law in laws if law}
-    breaks = {"drop_rate": 0.2, "on_time": 30.0, "off_time": 10.0}
+    # Rounds that are drawn by coins have no delays.
+    has_coins = "cohorts" in listed.get("rounds", {}).get("allowed", "")
+    asked: dict[str, Any] = {"rounds": "cohorts"} if has_coins else {}
+    cases = {law: {"runtime_law": law, **asked} for law in laws if law}
+    breaks = {"drop_rate": 0.2, "on_time": 30.0, "off_time": 10.0, **asked}
     return {"default": {}, **cases} | ({"breaks": breaks} if breaks.keys() <= listed.keys() else {})
 
 

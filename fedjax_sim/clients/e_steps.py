@@ -99,6 +99,8 @@ class Expect:
             allowed = "one with data here, because a stream of fresh examples has no whole pass"
             raise ConfigError("problem", type(self.problem).__name__, allowed)
         chex.assert_rank(natural, {1, 2})
+        if natural.ndim == 2:
+            chex.assert_axis_dimension(natural, 0, event.clients.shape[0])
         chex.assert_equal_shape((works, event.clients))
         clients, size = jnp.maximum(event.clients, 0), self.hyper.batch_size
         num_phi = 1 if subtracted is None else 2

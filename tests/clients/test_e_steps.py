@@ -108,6 +108,8 @@ def test_wrong_shapes_are_refused(noisy_mean: Callable) -> None:
     expect = local_expectation(noisy_mean(), Expectation(batch_size=2), Plan())
     works = jnp.array(WORKS)
     with pytest.raises(AssertionError):
-        expect(KEY, event_of(), jnp.ones((4, 3)), is_full=False, works=works)
+        expect(KEY, event_of(), jnp.ones((1, 4, 3)), is_full=False, works=works)
+    with pytest.raises(AssertionError):
+        expect(KEY, event_of(), jnp.ones((3, 3)), is_full=False, works=works)
     with pytest.raises(AssertionError):
         expect(KEY, event_of(), jnp.asarray(HERE), is_full=False, works=works[:3])

@@ -80,6 +80,8 @@ def test_entries_are_chosen_by_their_first_parts() -> None:
 
 
 def test_schedules_are_drawn_under_every_delay_law_that_a_system_has() -> None:
-    """The laws are settings of a group; systems of expectation maximisation have none."""
+    """The laws are settings of a group, which FedEM has where its rounds are of cohorts."""
     assert delay_cases("favano").keys() == {"default", *LAWS, "breaks"}
-    assert delay_cases("fedem") == {"default": {}}
+    of_cohorts = delay_cases("fedem")
+    assert of_cohorts.keys() == {"default", *LAWS, "breaks"} and of_cohorts["default"] == {}
+    assert all(case["rounds"] == "cohorts" for case in [*of_cohorts.values()][1:])
