@@ -159,16 +159,17 @@ def hold_out_of_clients(
     _check_share(share)
     found: list[tuple[np.ndarray, Partition]] = []
     for each in partitions:
-        generator, index = np.random.default_rng(seed), np.zeros_like(each.index)
-        held, counts = [], each.counts - np.round(share * each.counts).astype(each.counts.dtype)
+        generator = np.random.default_rng(seed)
+        kept, held = list[np.ndarray](), list[np.ndarray]()
+        counts = each.counts - np.round(share * each.counts).astype(each.counts.dtype)
         if (counts < 1).any():
             raise ConfigError("share held out", share, "such that every client keeps an example")
-        for i, (own, count) in enumerate(zip(each.index, each.counts, strict=True)):
-            mixed = generator.permutation(own[:count])
-            index[i, : counts[i]] = np.sort(mixed[: counts[i]])
-            held.append(mixed[counts[i] :])
+        for own, count in zip(each.rows(), counts, strict=True):
+            mixed = generator.permutation(own)
+            kept.append(np.sort(mixed[:count]))
+            held.append(mixed[count:])
         mixed = generator.permutation(np.concatenate(held))
-        found.append((mixed, Partition(index[:, : counts.max()], counts)))
+        found.append((mixed, Partition(np.concatenate(kept), counts)))
     fewest = min(len(held) for held, _ in found)
     if not fewest:
         raise ConfigError("share held out", share, "such that an example is held out")

@@ -180,16 +180,14 @@ def test_examples_are_held_out_of_each_client() -> None:
     assert len({len(own.test_labels) for own, _ in found}) == 1
     for whole, (own, left) in zip(parts, found, strict=True):
         tested = {image.tobytes() for image in own.test_images}
-        for i, count in enumerate(left.counts):
-            assert count == whole.counts[i] - round(0.2 * whole.counts[i])
-            kept = set(left.index[i, :count].tolist())
-            assert len(kept) == count and kept <= set(whole.index[i, : whole.counts[i]].tolist())
+        for before, after in zip(whole.rows(), left.rows(), strict=True):
+            assert len(after) == len(before) - round(0.2 * len(before))
+            kept = set(after.tolist())
+            assert len(kept) == len(after) and kept <= set(before.tolist())
             assert not tested & {data.train_images[j].tobytes() for j in kept}
         assert tested <= {image.tobytes() for image in data.train_images}
     with pytest.raises(ConfigError, match="every client keeps"):
-        hold_out_of_clients(
-            data, [partition.Partition(np.zeros((1, 1), int), np.ones(1, int))], 0.9
-        )
+        hold_out_of_clients(data, [partition.Partition(np.zeros(1, int), np.ones(1, int))], 0.9)
 
 
 def test_settings_are_chosen_before_test_problems_are_made() -> None:
