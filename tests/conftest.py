@@ -303,8 +303,10 @@ def noisy_mean() -> Callable[..., latent.Estimation]:
         seed: int = 0,
         start: float | None = 1.0,
     ) -> latent.Estimation:
-        random = np.random.default_rng(seed)
-        counts = 2 * random.integers(1, 4, num_clients)
+        random, first = np.random.default_rng(seed), np.random.default_rng(0)
+        random.integers(1, 4, num_clients)
+        # Problems of all seeds have equally many examples, so that they share programs.
+        counts = np.roll(2 * first.integers(1, 4, num_clients), seed)
         y = random.normal(size=(num_clients, 6, dim)) + 2 * random.normal(
             size=(num_clients, 1, dim)
         )
