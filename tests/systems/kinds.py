@@ -18,7 +18,6 @@ KINDS = {
         "mimelite",
         "fedavgm",
         "qfedavg",
-        "fedpa",
     ),
     "live": ("oort", "pisces", "fedat", "safa", "asyncfeded_adaptive"),
     "personal": ("ditto", "fedper", "apfl", "ifca"),
@@ -26,7 +25,7 @@ KINDS = {
     "periodic": ("favano", "quafl"),
     "buffered": ("fedbuff", "fedasync", "fedstaleweight", "gen_async", "ca2fl", "asyncfeded"),
     "hierarchical": ("hierarchical", "async_hierarchical"),
-    "langevin": ("langevin",),
+    "langevin": ("langevin", "fedpa"),
     "expectation maximisation": ("fedem", "vr_fedem", "em", "async_fedem"),
     "compressed gradients": ("diana", "vr_diana"),
 }

@@ -73,7 +73,7 @@ def test_all_systems_that_average_models_have_all_options() -> None:
         name: [each in names_of(system.Hyper) for each in OPTIONS]
         for name, system in SYSTEMS.items()
     }
-    assert len(table) == 37
+    assert len(table) == 38
     assert {name for name, row in table.items() if not all(row)} == set()
     private = {name for name, system in SYSTEMS.items() if "privacy" in names_of(system.Hyper)}
     assert private >= {"fedavg", "fedprox", "fedopt", "fedadam", "ditto"}
