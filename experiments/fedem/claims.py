@@ -532,24 +532,6 @@ CLAIMS = Claims(
             changed="no row.",
             since="2026-11-29",
         ),
-        31: Claim(
-            "statement",
-            "Sec. 1, end of Sec. 3",
-            (
-                'VR-FedEM compared with VR-DIANA (Horvath et al. 2019): "step sizes need not '
-                'decrease with m".'
-            ),
-            Criterion(
-                "On one quadratic with omega = 1 the largest stable constant step size of VR-FedEM "
-                "is the same for m = 20, 200 and 2000 examples of a client to within a factor of "
-                "{near:g}, and that of VR-DIANA is smaller for each larger m; claim 13 has "
-                "VR-FedEM alone.",
-                near=1.5,
-            ),
-            cost="about ten minutes of a core",
-            changed="no row.",
-            since="2026-11-29",
-        ),
     },
     since="2026-11-27",
     pictures={
