@@ -29,7 +29,7 @@ from fedjax_sim.results.runs import LaneWarning, Run, join_runs, load_runs, warn
 
 FOLDER = "parts"
 """Name of the folder, next to the checkpoints, in which a launched study keeps its parts."""
-OWN = ("part", "files", "device")
+OWN = ("part", "files", "device", "command")
 """Entries of config.json about a part alone."""
 NEEDED = {"systems", "commit", "device", "dataset", "partition", "model", "seeds"}
 """Entries that config.json of a part must have."""
