@@ -42,11 +42,15 @@ def trace(unit: float = 1.0) -> Trace:
 
 
 GROUPED = ("hierarchical", "async_hierarchical")
+OF_COINS = ("em", "fedem", "vr_fedem")
+"""Systems whose rounds are drawn by coins, unless cohorts are asked for."""
 
 
 def settings_of(system: System, small: Callable, **changes: Any) -> Any:
     """Make settings of a system for seven clients that have delays of their own."""
     own: dict[str, Any] = {"favano": {"reweight": "estimated"}}.get(system.name, {})
+    if system.name in OF_COINS:
+        own = {"rounds": "cohorts", "num_selected": 4}
     if system.name in GROUPED:
         own = {"num_clients": 7, "batch_size": 2, "delays_of": "client"}
         return system.paper(**own, **changes)
@@ -129,6 +133,7 @@ NEEDED = {
     "fedasync": set(),
     "langevin": set(),
     "gen_async": set(),
+    **{name: set() for name in OF_COINS},
     **{name: {"sync_time", *EXCHANGES} for name in GROUPED},
 }
 """Times that must be given with a table of rates, by system; of others the exchange alone."""
@@ -142,12 +147,10 @@ def test_times_must_be_given_in_the_unit_of_a_table(system: System, small: Calla
     rated = partial(make, client_table=table(), runtime_law="runtime_exp")
     assert set(given(rated)[1]) == needed
     hours = ClientTable(available=[[(0.0, 20.0)]] * 7)
-    # All clients of FA-LD have one speed.
-    rates = (
-        {"delays.rate_fast"}
-        if system.name == "langevin"
-        else {"delays.rate_fast", "delays.rate_slow"}
-    )
+    # All clients of FA-LD and of EM systems in cohorts have one speed.
+    rates = {"delays.rate_fast"}
+    if system.name not in ("langevin", *OF_COINS):
+        rates |= {"delays.rate_slow"}
     assert set(given(partial(make, client_table=hours))[1]) == needed | rates
     if system.name != "favano":
         assert not given(partial(make, client_table=ClientTable(drop_rate=np.full(7, 0.1))))[1]
@@ -160,7 +163,9 @@ def test_times_must_be_given_in_the_unit_of_a_table(system: System, small: Calla
 def test_times_must_be_given_in_the_unit_of_a_trace(system: System, small: Callable) -> None:
     """Arrivals have no other times than those of the trace."""
     make = partial(settings_of, system, small, trace=trace())
-    assert set(given(make)[1]) == NEEDED.get(system.name, {INTERACT})
+    # A trace has the times between the updates of an asynchronous FedEM.
+    needed = set() if system.name == "async_fedem" else NEEDED.get(system.name, {INTERACT})
+    assert set(given(make)[1]) == needed
 
 
 def test_a_number_that_is_given_may_equal_the_default(small: Callable) -> None:
