@@ -24,7 +24,7 @@ FREE = timelines.ArrivalClock(restart="free")
 """A board goes on at once, from the newest model."""
 BUFFERS = {"fedbuff": 10, "fedstaleweight": 10, "fedasync": 1}
 SEEDS = ("1337", "1339")
-"""Those whose boards all have ten updates in FedBuff's log."""
+"""Seeds of those runs in which every board has ten updates in FedBuff's log."""
 NUM_FAST, NUM_SLOW, NUM_BOARDS = 10, 5, 15
 UNKNOWN_TRIPS = 600
 """Updates of the run that did not reach the target."""

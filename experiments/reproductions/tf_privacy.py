@@ -3,8 +3,8 @@
 DP-SGD is FedAvg with Gaussian noise where every client has one example: 256 of 60,000 clients make
 one step from the server's model, their progress is clipped to lr C, and the server adds noise
 of standard deviation z lr C to the sum. Epsilons are those of Poisson sampling at rate 256 / 60,000
-and delta = 1e-5, from Renyi divergences and by the tutorial's conversion; the simulator's own is
-tighter, and is written beside them.
+and delta = 1e-5, from Renyi divergences and by the tutorial's conversion. The simulator's own
+conversion is tighter; its epsilons are printed below the table.
 
 Deviation: mini-batches are drawn from all examples anew, not from a shuffled epoch.
 """

@@ -161,7 +161,7 @@ class Held:
         return self.at(client, jnp.minimum(places, count - 1)), places < count
 
     def owners(self) -> tuple[Array, Array]:
-        """Tell who holds the positions: the client of each place in `index`, and if there is one.
+        """Compute the client of each place in `index`, and if there is one.
 
         Returns:
           `i32[P]` and `bool[P]`.

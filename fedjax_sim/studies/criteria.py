@@ -200,7 +200,7 @@ LESS = "less_is_better"
 
 
 def _stopped(curves: xr.Dataset) -> np.ndarray:
-    """Tell which lanes were stopped early: `bool[L]`."""
+    """Mark the lanes that were stopped early: `bool[L]`."""
     failed = curves["failed"]
     at = curves["stopped_at"] if "stopped_at" in curves else xr.full_like(failed, -1, int)
     return at.values.ravel() >= 0

@@ -161,7 +161,7 @@ def steps_of(problem: Problem, hyper: AdaptiveSteps) -> live.Selector:
 def _rounded_down(steps: Array) -> Array:
     """Round numbers of local steps down, but to at least 1, whatever their last bits.
 
-    Divided by itself, a rate need not be 1: compiled, x / y may be x times the rounded 1 / y.
+    A compiled quotient of equal rates need not be 1: x / y may be x times the rounded 1 / y.
     """
     return jnp.maximum(jnp.floor(steps * (1 + close(steps))), 1)
 

@@ -30,7 +30,7 @@ SLOW = (
     "recorded_traces",
 )
 RUN_FIRST = ("question_to_table",)
-"""Pages whose commands make what their Python blocks read."""
+"""Pages whose commands write the files that their Python blocks read."""
 PAGES = [*GUIDES, ROOT / ".github" / "CONTRIBUTING.md", ROOT / "README.md"]
 CODE_AND_OUTPUT = re.compile(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", flags=re.DOTALL)
 COMMAND = re.compile(r"^fedjax-sim (.*)$", flags=re.MULTILINE)

@@ -43,7 +43,7 @@ def trace(unit: float = 1.0) -> Trace:
 
 GROUPED = ("hierarchical", "async_hierarchical")
 OF_COINS = ("em", "fedem", "vr_fedem")
-"""Systems whose rounds are drawn by coins, unless cohorts are asked for."""
+"""Systems of EM with coins for clients by default, here run with cohorts."""
 
 
 def settings_of(system: System, small: Callable, **changes: Any) -> Any:
