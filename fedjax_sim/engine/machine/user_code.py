@@ -338,11 +338,11 @@ def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
     known: dict[int, Hashable] = {}
 
     def of(value: Any) -> Hashable:
-        if isinstance(value, ClosedJaxpr):
-            return of(value.jaxpr), *map(of, value.consts)
-        if isinstance(value, Jaxpr):
+        if isinstance(value, Jaxpr | ClosedJaxpr):
             if id(value) not in known:
-                known[id(value)] = _parts_of_jaxpr(value, of)
+                consts = getattr(value, "consts", ())  # From JAX 0.11 on both are one class.
+                body = value.jaxpr if isinstance(value, ClosedJaxpr) else value
+                known[id(value)] = _parts_of_jaxpr(body, of), *map(of, consts)
             return known[id(value)]
         if type(value) in (tuple, list):
             return type(value), *map(of, value)
