@@ -239,7 +239,8 @@ def run(arguments: Arguments) -> Outcome:
         "panels": {name: inputs_of(arguments, size, name, runs) for name, runs in found.items()}
     }
     done = tuning.outcome(size, found, pictures(size, found), judge(inputs), inputs)
-    return done._replace(panel="" if kind == "mnist" else kind)
+    words = ["" if kind == "mnist" else kind, *(arguments.only or "").split(",")]
+    return done._replace(panel="_".join(filter(None, words)))
 
 
 def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict[str, Measured]:

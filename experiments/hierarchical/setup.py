@@ -130,6 +130,11 @@ def _of_dataset(dataset: str, unknown: Sizes) -> Sizes:
     )
 
 
+def panel_of(size: Sizes) -> str:
+    """Name under which runs on CIFAR-10 are kept beside those on its substitute."""
+    return "cifar10" if Path(size.dataset).stem.startswith("cifar10") else ""
+
+
 def load(arguments: Arguments, size: Sizes) -> Dataset:
     """Load the data set of a size."""
     return images.load(size.dataset, arguments.data_dir)
@@ -584,4 +589,4 @@ def outcome(
         shown = table_of(curves, size.time, (inputs or {}).get("chance", CHANCE))
     text = f"{shown}\n\n{verdict_table(verdicts)}"
     config = {"size": words_of(size), "seeds": size.seeds, "lrs": size.lrs}
-    return Outcome(curves, figures, verdicts, config, text, inputs)
+    return Outcome(curves, figures, verdicts, config, text, inputs, panel_of(size))

@@ -152,7 +152,7 @@ def outcome(
     }
     curves = {name: each.curves for name, each in all_runs.items()}
     text = f"{_table(size, found)}\n\n{verdict_table(verdicts)}"
-    return Outcome(curves, figures, verdicts, config, text, inputs)
+    return Outcome(curves, figures, verdicts, config, text, inputs, setup.panel_of(size))
 
 
 def sensitivity_figure(size: Sizes, found: Panels) -> Figure:

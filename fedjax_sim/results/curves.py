@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core import trees
 from fedjax_sim.core.clocks import ENDINGS
 from fedjax_sim.core.settings import ConfigError, OneOfSeveral, plain
 from fedjax_sim.core.types import AnyProblem, Params, Timeline
@@ -320,7 +321,9 @@ def scalars_of(metrics: Mapping[str, jax.Array]) -> list[jax.Array]:
 
 
 def describe_metrics(curves: "xr.Dataset", problems: Sequence[AnyProblem]) -> "xr.Dataset":
-    """Label the dimensions of metrics as problems do, and mark those of which less is better.
+    """Label the dimensions of metrics as problems do, and mark metrics by facts of problems.
+
+    The facts are of which metrics less is better, and of which the value of chance is known.
 
     Args:
       curves: The curves of `label_curves` or `label_lanes`.
@@ -328,6 +331,10 @@ def describe_metrics(curves: "xr.Dataset", problems: Sequence[AnyProblem]) -> "x
     """
     distinct = list({id(problem): problem for problem in problems}.values())
     # Looked up without a problem's `__getattr__`, which may raise anything.
+    for problem in distinct:
+        for name in problem.chance() if trees.has(problem, "chance") else ():
+            if name in curves:
+                curves[name].attrs["has_chance"] = 1
     names = "metric_labels", "less_is_better"
     described: list[Any] = [
         each for each in distinct if all(getattr_static(each, name, None) for name in names)

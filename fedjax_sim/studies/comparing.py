@@ -179,7 +179,7 @@ def compare(
             Sample.of(values[name]),
             tuple(np.ravel(each["seed"].values).tolist()),
             int(failed[name].sum()),
-            int(((each["collapsed_at"].values.ravel() >= 0) & ~failed[name]).sum()),
+            int((criterion.collapsed(each).values.ravel() & ~failed[name]).sum()),
             number,
             seen.get(name),
         )

@@ -90,7 +90,8 @@ class Criterion:
 
         Args:
           curves: Curves of a sweep, with dimension `eval`.
-          is_strict: Whether lanes that collapsed to chance count as failed lanes do.
+          is_strict: Whether lanes that collapsed to chance count as failed lanes do, see
+            `collapsed`.
 
         Returns:
           One number for each lane, with the dimensions of lanes.
@@ -99,8 +100,8 @@ class Criterion:
           ConfigError: If the curves lack the metric or the axis.
         """
         failed, is_less = curves["failed"], self.prefers_less(less_is_better(curves))
-        bad = (failed | (curves["collapsed_at"] >= 0) if is_strict else failed).values.ravel()
         metric, along = self._arrays(curves)
+        bad = (failed | self.collapsed(curves) if is_strict else failed).values.ravel()
         if self.by == "time":
             seen = self.first(metric, along, failed.values.ravel(), is_less=is_less)
             ends = seen.ends[~failed.values.ravel() & ~_stopped(curves)]
@@ -110,6 +111,17 @@ class Criterion:
             worst = np.inf if is_less else 0.0 if "accuracy" in self.metric else -np.inf
             found = self.measure(metric, along, is_less=is_less)
         return failed.copy(data=np.where(bad, worst, found).reshape(failed.shape))
+
+    def collapsed(self, curves: xr.Dataset) -> xr.DataArray:
+        """Mark the lanes that ended at chance.
+
+        Chance is of the metrics that the problem names. Of another one, such as a group's accuracy
+        where the server's model stays as it was, it says nothing.
+
+        Args:
+          curves: Curves of a sweep, as in `values`.
+        """
+        return (curves["collapsed_at"] >= 0) & bool(curves[self.metric].attrs.get(CHANCE))
 
     def scores(self, curves: xr.Dataset) -> xr.DataArray:
         """Score every lane: more is better, and lanes that collapsed count as failed ones do.
@@ -195,8 +207,8 @@ def less_is_better(curves: xr.Dataset) -> set[str]:
     return {str(name) for name, each in curves.data_vars.items() if each.attrs.get(LESS)}
 
 
-LESS = "less_is_better"
-"""Attribute of a metric of which less is better."""
+LESS, CHANCE = "less_is_better", "has_chance"
+"""Attributes of a metric of which less is better, and of one of which chance is known."""
 
 
 def _stopped(curves: xr.Dataset) -> np.ndarray:

@@ -25,7 +25,7 @@ def curves_of(
     clients[..., 1, 0] = np.nan  # Evaluation 1 of client 0.
     return xr.Dataset(
         {
-            "accuracy": (("seed", "eval"), values),
+            "accuracy": (("seed", "eval"), values, {"has_chance": 1}),
             "loss": loss,
             "client_accuracy": (("seed", "eval", "client"), clients),
             "failed": ("seed", is_failed),
@@ -51,6 +51,8 @@ def test_what_lanes_are_worth() -> None:
     stuck = curves.assign(collapsed_at=("seed", [-1, 2, 1]))
     assert Criterion().scores(stuck).values.tolist() == [pytest.approx(0.7), 0.0, 0.0]
     assert Criterion().values(stuck).values[1] == pytest.approx(0.5)
+    of_loss = Criterion("loss").scores(stuck).values  # Chance is of accuracies.
+    assert of_loss == pytest.approx([-0.3, -0.5, -np.inf])
     area = Criterion(by="area").values(curves)
     assert area.values == pytest.approx([1.3 / 3, 0.3, 0.0])
     worst = Criterion("client_accuracy", "worst_client").values(curves)

@@ -27,7 +27,11 @@ def curves_of(final: np.ndarray, seeds: list[int] | None = None) -> xr.Dataset:
     num = len(final)
     return xr.Dataset(
         {
-            "accuracy": (("seed", "eval"), np.stack([np.zeros(num), final], axis=1)),
+            "accuracy": (
+                ("seed", "eval"),
+                np.stack([np.zeros(num), final], axis=1),
+                {"has_chance": 1},
+            ),
             "failed": ("seed", np.zeros(num, bool)),
             "collapsed_at": ("seed", np.full(num, -1)),
         },

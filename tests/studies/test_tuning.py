@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from fedjax_sim import SYSTEMS, Layout, Ticks, datasets, models, partition, problems
+from fedjax_sim import SYSTEMS, Layout, Ticks, Time, datasets, models, partition, problems, sweep
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.studies import (
     Contestant,
@@ -220,3 +220,18 @@ def test_a_grid_on_which_nothing_learns_is_said(capsys: pytest.CaptureFixture[st
     assert tuned.choice == {"lr": 0.1} and tuned.lanes == 0
     said = capsys.readouterr().err
     assert "no point of the grid learns" in said and "lr 0.1 is at an edge of its grid" in said
+
+
+def test_a_group_is_tuned_by_its_own_accuracy() -> None:
+    """Until its only round ends the server stays at chance, which says nothing of a group."""
+    data = hold_out(datasets.load("digits"), 0.2)
+    share = partition.iid(data.train_labels, num_clients=4, seed=0)
+    problem = problems.make_classification(models.LogisticRegression(10), data, share)
+    system = SYSTEMS["hierarchical"]
+    delays = {"shift": 1.0, "mean": 0.1, "exchange_shift": 1.0, "exchange_mean": 0.1}
+    clock = {**delays, "sync_time": 80.0, "ticks_per_round": 8}
+    hyper = system.paper(num_clients=4, num_groups=1, group_metrics=True, lr=0.5, **clock)
+    curves = sweep(system, problem, hyper, budget=Time(40.0), num_evals=4).curves
+    stuck = curves.assign(collapsed_at=curves.collapsed_at.copy(data=[1]))
+    assert Criterion("accuracy_group_0").scores(stuck).item() > 0.7
+    assert Criterion().scores(stuck).item() == 0.0
