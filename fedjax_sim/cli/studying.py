@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-import jax
-
 from fedjax_sim import studies
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, plotting, tables
 from fedjax_sim.cli.comparison import Asked, Contender
-from fedjax_sim.cli.data import Data, load_data
+from fedjax_sim.cli.data import Data, load_data, read_options
 from fedjax_sim.core.settings import Above0, ConfigError, Count, Share, Whole
-from fedjax_sim.core.types import LatentProblem, Layout, Time
+from fedjax_sim.core.types import LatentProblem, Time
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.engine import request
 from fedjax_sim.engine.machine import compiling
@@ -57,15 +55,8 @@ class Study(NamedTuple):
     def config(self) -> dict[str, object]:
         """Return all that decides the results, for config.json and to compare resumed runs."""
         halving = self.how["halving"]
-        return self.asked.described() | {
-            "dataset": {"name": self.data.dataset.name, "sha256": self.data.digest()},
-            "partition": self.data.partition,
-            "model": self.data.model,
-            **self.data.facts,
-            "evals": self.options["num_evals"],
-            "layout": self.options["layout"].deciding(),
-            "precision": self.options["precision"],
-            "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
+        return {
+            **self.data.described(self.asked, self.options),
             "tuning_seeds": self.tuning_seeds,
             "validation": self.validation,
             "held_out": self.held_out,
@@ -170,10 +161,7 @@ def _read(arguments: argparse.Namespace) -> Study:
     Raises:
       ConfigError: For input that is not allowed.
     """
-    precision = arguments.precision or "float32"
-    placement.check_precision(precision)
-    max_lanes = texts.read_value("max_lanes", arguments.max_lanes, None, Count)
-    layout = texts.read_fields("--layout", Layout, [*Layout().deciding()], arguments.layout)
+    options = read_options(arguments) | {"watch": Watch(progress=arguments.progress)}
     tuning_seeds = texts.read_seeds(arguments.tuning_seeds or TUNING_SEEDS)
     if arguments.tuning_seeds is not None and {*arguments.tuning_seeds} <= {*"0123456789"}:
         tuning_seeds = [1000 + seed for seed in tuning_seeds]  # A number of them.
@@ -204,13 +192,7 @@ def _read(arguments: argparse.Namespace) -> Study:
         return dataset._replace(test_images=whole.test_images, test_labels=whole.test_labels)
 
     data = load_data(arguments, asked._replace(seeds=tuning_seeds), change)
-    options = {
-        "budget": Time(asked.time_budget),
-        "num_evals": texts.read_value("evals", arguments.evals, 25, Count),
-        "layout": layout._replace(max_lanes=max_lanes),
-        "precision": precision,
-        "watch": Watch(progress=arguments.progress),
-    }
+    options["budget"] = Time(asked.time_budget)
     return Study(arguments, asked, tuning_seeds, data, validation, held_out, how, options)
 
 

@@ -615,9 +615,12 @@ class CollapsedWarning(LaneWarning):
     """Some lanes ended at chance: they are no better than the best constant guess."""
 
 
-KINDS = {
-    "failed_at": (DivergedWarning, "diverged (a number was not finite)"),
-    "collapsed_at": (CollapsedWarning, "ended at chance"),
+KINDS = {"failed_at": DivergedWarning, "collapsed_at": CollapsedWarning}
+"""Kinds of warnings by the name of the variable with the evaluation."""
+WORDS = {
+    "failed_at": "diverged (a number was not finite)",
+    "collapsed_at": "ended at chance",
+    "stopped_at": "were stopped early, and count with their last values",
 }
 
 
@@ -629,7 +632,22 @@ def warn_of_lanes(curves: "xr.Dataset") -> None:
     Args:
       curves: The curves of a sweep.
     """
-    for name, (kind, words) in KINDS.items():
+    for name, sentence in sentences_of(curves, curves.attrs["system"]):
+        if name in KINDS:
+            warnings.warn(sentence, KINDS[name], stacklevel=_frames_inside())
+
+
+def sentences_of(curves: "xr.Dataset", system: str) -> Iterator[tuple[str, str]]:
+    """Say which lanes diverged, which collapsed, and which were stopped.
+
+    Args:
+      curves: The curves of a sweep.
+      system: Name of the system.
+
+    Yields:
+      The name in `WORDS`, and a sentence that names at most `NAMED` lanes.
+    """
+    for name in (name for name in WORDS if name in curves):
         at = curves[name].values.ravel()
         found = np.flatnonzero(at >= 0)
         if not found.size:
@@ -641,9 +659,8 @@ def warn_of_lanes(curves: "xr.Dataset") -> None:
             for i in found[:NAMED]
         ]
         more = f" and {found.size - NAMED} more" if found.size > NAMED else ""
-        system = curves.attrs["system"]
-        sentence = f"{found.size} of {at.size} lanes of {system} {words}: {'; '.join(lanes)}{more}."
-        warnings.warn(sentence, kind, stacklevel=_frames_inside())
+        about = f"{found.size} of {at.size} lanes of {system} {WORDS[name]}"
+        yield name, f"{about}: {'; '.join(lanes)}{more}."
 
 
 def warn_of_late(hypers: Sequence[Any], ticks: Sequence[int]) -> None:

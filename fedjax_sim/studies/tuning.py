@@ -22,7 +22,7 @@ import xarray as xr
 
 from fedjax_sim.core import settings
 from fedjax_sim.core.lifecycle import say
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core.settings import ConfigError, Fraction
 from fedjax_sim.core.types import AnyProblem, Layout, System
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine import sweeps
@@ -107,7 +107,8 @@ class Tuned(NamedTuple):
     time: float = 0.0
 
 
-def hold_out(data: Dataset, share: float, *, seed: int = 0) -> Dataset:
+@settings.checked
+def hold_out(data: Dataset, share: Fraction, *, seed: int = 0) -> Dataset:
     """Replace the test set by a part of the training set that is held out.
 
     Args:
@@ -122,7 +123,6 @@ def hold_out(data: Dataset, share: float, *, seed: int = 0) -> Dataset:
     Raises:
       ConfigError: If the share is not in (0, 1).
     """
-    _check_share(share)
     generator = np.random.default_rng(seed)
     is_held_out = np.zeros(len(data.train_labels), bool)
     for label in range(data.num_classes):
@@ -138,8 +138,9 @@ def hold_out(data: Dataset, share: float, *, seed: int = 0) -> Dataset:
     )
 
 
+@settings.checked
 def hold_out_of_clients(
-    data: Dataset, partitions: Sequence[Partition], share: float, *, seed: int = 0
+    data: Dataset, partitions: Sequence[Partition], share: Fraction, *, seed: int = 0
 ) -> list[tuple[Dataset, Partition]]:
     """Hold out a part of each client's training examples, for each of several partitions.
 
@@ -156,14 +157,13 @@ def hold_out_of_clients(
     Raises:
       ConfigError: If the share is not in (0, 1), or leaves a client without a training example.
     """
-    _check_share(share)
     found: list[tuple[np.ndarray, Partition]] = []
     for each in partitions:
         generator = np.random.default_rng(seed)
         kept, held = list[np.ndarray](), list[np.ndarray]()
         counts = each.counts - np.round(share * each.counts).astype(each.counts.dtype)
         if (counts < 1).any():
-            raise ConfigError("share held out", share, "such that every client keeps an example")
+            raise ConfigError("share", share, "such that every client keeps an example")
         for own, count in zip(each.rows(), counts, strict=True):
             mixed = generator.permutation(own)
             kept.append(np.sort(mixed[:count]))
@@ -172,7 +172,7 @@ def hold_out_of_clients(
         found.append((mixed, Partition(np.concatenate(kept), counts)))
     fewest = min(len(held) for held, _ in found)
     if not fewest:
-        raise ConfigError("share held out", share, "such that an example is held out")
+        raise ConfigError("share", share, "such that an example is held out")
     return [
         (
             data._replace(
@@ -183,11 +183,6 @@ def hold_out_of_clients(
         )
         for held, left in found
     ]
-
-
-def _check_share(share: float) -> None:
-    if not 0 < share < 1:
-        raise ConfigError("share held out", share, "above 0 and below 1")
 
 
 def tune(

@@ -113,21 +113,23 @@ class Named(dict[str, ValueT]):
 
 
 @contextlib.contextmanager
-def writing_to(field: str, folder: Path) -> Iterator[None]:
+def writing_to(field: str, folder: Path, *, make: bool = True) -> Iterator[None]:
     """Make a folder, unless it exists, and turn failures to write there into one sentence.
 
     Args:
       field: What error messages call it.
       folder: The folder.
+      make: Whether to make it.
 
     Raises:
       ConfigError: If the folder cannot be made, or the block is refused by the disk.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        allowed = f"a folder that can be written ({error.strerror})"
+        allowed = f"a folder that can be created and written ({error.strerror or error})"
         raise ConfigError(field, str(folder), allowed) from None
 
 
