@@ -212,7 +212,7 @@ def test_a_setting_without_effect_is_refused(name: str) -> None:
         (
             "fedavg",
             {"optimizer_state": "kept"},
-            "training.optimizer_state is 'kept', but must be left at 'fresh' with "
+            "training.optimizer_state is 'kept', but must be left at fresh with "
             "training.optimizer = sgd, where it has no effect.",
         ),
         (

@@ -17,7 +17,7 @@ from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, tables
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import stream
-from fedjax_sim.core.types import EMPTY, Time, Timeline
+from fedjax_sim.core.types import EMPTY, Settings, Time, Timeline
 from fedjax_sim.engine.machine import compiling
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
@@ -68,10 +68,6 @@ def run(arguments: argparse.Namespace) -> None:
         given = {"num_clients": [str(table.size)], "client_table": [table.as_csv()]}
         given |= {"runtime_law": [fitted.law], "time_of": ["update"]}
         asked = comparison.read_asked(arguments, length, **given)
-    for contender in asked.contenders:
-        if getattr(contender.hyper, "needs_message_bits", False):
-            allowed = "set, with bits_down, as nothing else tells how long messages take"
-            raise ConfigError("delays.bits_up", contender.hyper.delays.bits_up, allowed)
     folder = texts.find_folder(arguments, "results-timeline")
     compiling.keep_compiled()
     compiling.use_cores()
@@ -90,8 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
         label: plots.ClientShares(each.update_share.values[0], each.influence.values[0])
         for label, each in arrays.items()
     }
-    drawn_rows = [rows[0] for rows in schedules.values()]
-    folder.write_figure("timeline.png", plots.timeline_figure(drawn_rows))
+    folder.write_figure("timeline.png", plots.timeline_figure([r[0] for r in schedules.values()]))
     folder.write_figure("influence.png", plots.influence_figure(shares))
     if fitted is not None:
         of_clients = dict(zip(fitted.log.clients, fitted.plots, strict=True))
@@ -186,6 +181,9 @@ def draw_schedules(
     if system.live is not None:
         allowed = f"without {system.name}, whose schedule follows from what is learnt: run it"
         raise ConfigError("systems", system.name, allowed)
+    if getattr(contender.hyper, "needs_message_bits", False):
+        allowed = "set, with bits_down, as nothing else tells how long messages take"
+        raise ConfigError("delays.bits_up", contender.hyper.delays.bits_up, allowed)
     hypers = [system.fit.complete(hyper, None) for _, hyper in points]
     lanes = [
         Lane(i, hyper, None, seed)  # type: ignore[arg-type]
@@ -208,7 +206,7 @@ def draw_schedules(
     return found
 
 
-def _fast_clients(hyper: Any, seeds: Sequence[int]) -> Sequence[np.ndarray | None]:
+def _fast_clients(hyper: Settings, seeds: Sequence[int]) -> Sequence[np.ndarray | None]:
     """Find which clients are fast, `bool[N]` per seed; None unless clients have two speeds."""
     law = hyper.delays if isinstance(hyper, Clients) and not isinstance(hyper, Groups) else None
     if law is None or law.trace is not None or law.client_table is not None or law.rate_spread > 0:
@@ -224,7 +222,7 @@ def _rates(hyper: Clients, seed: int) -> np.ndarray:
 
 
 def _idle_shares(
-    hyper: Any, seeds: Sequence[int], rows: Sequence[Row], devices: Sequence[str]
+    hyper: Settings, seeds: Sequence[int], rows: Sequence[Row], devices: Sequence[str]
 ) -> dict[str, float]:
     """Find the share of time in which clients do not do work that the server receives.
 

@@ -12,7 +12,7 @@ from fedjax_sim.cli import comparison, plotting, tables
 from fedjax_sim.cli.comparison import Asked, Contender
 from fedjax_sim.cli.data import Data, load_data, read_options
 from fedjax_sim.core.settings import Above0, ConfigError, Count, Share, Whole
-from fedjax_sim.core.types import LatentProblem, Time
+from fedjax_sim.core.types import AnyProblem, LatentProblem, Time
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.engine import request
 from fedjax_sim.engine.machine import compiling
@@ -54,7 +54,6 @@ class Study(NamedTuple):
 
     def config(self) -> dict[str, object]:
         """Return all that decides the results, for config.json and to compare resumed runs."""
-        halving = self.how["halving"]
         return {
             **self.data.described(self.asked, self.options),
             "tuning_seeds": self.tuning_seeds,
@@ -62,10 +61,10 @@ class Study(NamedTuple):
             "held_out": self.held_out,
             "criterion": dataclasses.asdict(self.how["criterion"]),
             "widenings": self.how["widenings"],
-            "halving": None if halving is None else halving._asdict(),
+            "halving": self.how["halving"],
         }
 
-    def trials(self, num_clients: int) -> list[Any]:
+    def trials(self, num_clients: int) -> list[AnyProblem]:
         """Make the problem of each tuning seed, with the validation part as test set."""
         partitions = self.data.partitions[num_clients]
         if self.validation == "pool":
@@ -74,11 +73,11 @@ class Study(NamedTuple):
         held = studies.hold_out_of_clients(dataset, partitions, self.held_out)
         return [self.data.build(own, [left])[0] for own, left in held]
 
-    def tests(self, num_clients: int) -> Callable[[int], Any]:
+    def tests(self, num_clients: int) -> Callable[[int], AnyProblem]:
         """Return a function of a reported seed, which reads the test set when first called."""
 
         @cache
-        def made() -> dict[int, Any]:
+        def made() -> dict[int, AnyProblem]:
             data = load_data(self.arguments, self.asked)
             seeds = self.asked.seeds
             return dict(zip(seeds, data.make(data.partitions[num_clients]), strict=True))
@@ -130,7 +129,10 @@ def tune(arguments: argparse.Namespace) -> None:
         folder.withdraw()
         raise
     curves = {name: run.curves for name, run in runs.items()}
-    chosen = {name: _described(each) for name, each in tuned.items()}
+    chosen = {
+        name: each._replace(scores=each.scores.reset_coords(drop=True).to_dict())
+        for name, each in tuned.items()
+    }
     figures = plots.metric_figures(curves)
     figures["sensitivity.png"] = pictures.sensitivity_figure(
         {name: each for name, each in tuned.items() if each.scores.ndim > 1},
@@ -177,7 +179,6 @@ def _read(arguments: argparse.Namespace) -> Study:
         "halving": None if factor is None else tuning.Halving(factor),
     }
     asked = comparison.read_asked(arguments)
-    tuning.check_seeds(tuning_seeds, asked.seeds)
     for contender in asked.contenders:
         _check_grid(contender, widenings)
 
@@ -215,15 +216,8 @@ def read_criterion(arguments: argparse.Namespace) -> studies.Criterion:
     """
     level = texts.read_value("level", arguments.level, None, criteria.Finite)
     kind: Any = texts.check_name("criterion", arguments.criterion or "final", CRITERIA)
-    against = texts.check_name("against", arguments.against or "time", reports.ALL_AXES)
     default = "client_accuracy" if kind == "worst_client" else "accuracy"
-    return studies.Criterion(arguments.metric or default, kind, level, against)
-
-
-def _described(tuned: studies.Tuned) -> dict[str, Any]:
-    """The choices, for a JSON file."""
-    scores = tuned.scores.reset_coords(drop=True)
-    return {**tuned._asdict(), "scores": scores.to_dict()}
+    return studies.Criterion(arguments.metric or default, kind, level, arguments.against or "time")
 
 
 def _choices(tuned: Mapping[str, studies.Tuned]) -> studies.Table:
@@ -269,7 +263,8 @@ def compare(arguments: argparse.Namespace) -> None:
         folder.write_text(f"{name}.tex", table.latex())
     names = plotting.write_pictures(folder, figures, kinds, width)
     _say_how(folder, arguments)
-    content = _compared(found)
+    content = {"systems": found.entries, "pairs": found.pairs, "horizon": found.horizon}
+    content["criterion"] = str(criterion)
     about = {"folders": arguments.folders, "command": plotting.command_of(arguments)}
     folder.finish({**about, **environment()}, content)
     if arguments.json:
@@ -281,17 +276,6 @@ def compare(arguments: argparse.Namespace) -> None:
             print()
     files = [f"{name}.{kind}" for name in both for kind in ("md", "csv", "tex")]
     tables.print_sentence(f"Written to {folder.path}: {', '.join([*files, *names])}")
-
-
-def _compared(found: studies.Comparison) -> dict[str, Any]:
-    """Return a comparison as JSON has it."""
-    systems = {name: each._asdict() for name, each in found.entries.items()}
-    for each in systems.values():
-        each["sample"] = each["sample"]._asdict()
-        each["reached"] = each["reached"] and each["reached"]._asdict()
-    pairs = [{**pair._asdict(), "lead": pair.lead._asdict()} for pair in found.pairs]
-    about = {"criterion": str(found.criterion), "horizon": found.horizon}
-    return {**about, "systems": systems, "pairs": pairs}
 
 
 def _say_how(folder: reports.Folder, arguments: argparse.Namespace) -> None:

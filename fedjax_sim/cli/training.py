@@ -17,6 +17,7 @@ from fedjax_sim import clients, launch
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, tables
 from fedjax_sim.cli.data import Data, load_data, read_options
+from fedjax_sim.core import settings
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import Above0, ConfigError, Count, Named, Whole
 from fedjax_sim.core.types import Keep, Plan, Time
@@ -139,7 +140,8 @@ def run(arguments: argparse.Namespace) -> None:
     if launcher is not None and folder is not None:
         within = (folder.checkpoints / parts.FOLDER).absolute()
         number = texts.read_value("parts", arguments.parts, None, Count)
-        num_lanes, resume = study.asked.num_lanes, arguments.resume
+        points = sum(len(each.points()) for each in study.asked.contenders)
+        num_lanes, resume = len(study.asked.seeds) * points, arguments.resume
         number = launcher.count_parts(number, within, num_lanes, resume=resume)
         started = jobs.jobs_of(number, within, partial(_command, arguments))
     # Versions and programs are compared for every system.
@@ -238,7 +240,7 @@ def _read(arguments: argparse.Namespace) -> Study:
             raise ConfigError("tracker", arguments.tracker, allowed)
         named = [*dict.fromkeys(texts.read_names("tracker", arguments.tracker, trackers.TRACKERS))]
     for name in named:
-        trackers.check_tracker(name)
+        settings.load_extra("tracker", name, trackers.TRACKERS[name])
     asked = comparison.read_asked(arguments)
     # Other processes must not see that the first one has made it.
     folder = processes.on_first(

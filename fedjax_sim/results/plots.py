@@ -309,7 +309,6 @@ def curves_figure(
     *,
     against: str = "time",
     title: str = "",
-    label: str | None = None,
 ) -> Figure:
     """Draw a metric of all systems: the median over seeds, and each seed or a band of quantiles.
 
@@ -342,7 +341,7 @@ def curves_figure(
         elif len(line.held) > 1:
             axes.plot(line.grid, line.held.T, alpha=0.4, **of_seed)
         axes.plot(line.grid, line.median, drawstyle="steps-post", label=line.label, **line.look)
-    name = label or label_of_axis(metric)
+    name = label_of_axis(metric)
     axes.set(xlabel=label_of_axis(against), ylabel=name)
     if against.endswith("_bits"):  # Written as 20 Mbit.
         axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
@@ -588,7 +587,12 @@ def timeline_figure(rows: Sequence[Row]) -> Figure:
     Args:
       rows: The schedules, drawn one below the other.
     """
-    end = _stretch(rows)
+    # Two ticks of the slowest clock and twelve of the fastest.
+    slow, fast, last = (
+        [float(row.timeline.time[min(place, len(row.timeline.time) - 1)]) for row in rows]
+        for place in (1, 11, np.iinfo(int).max)
+    )
+    end = min(max(max(slow), min(fast)), max(last))
     shown = min(MOST_CLIENTS_DRAWN, max(row.num_clients for row in rows))
     figure = Figure(figsize=(13, 0.9 + len(rows) * (1.3 + 0.075 * shown)))
     grid = figure.subplots(len(rows), 2, squeeze=False, gridspec_kw={"width_ratios": [3.4, 1]})
@@ -604,16 +608,13 @@ def timeline_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _stretch(rows: Sequence[Row]) -> float:
-    """Choose where drawing ends: after two ticks of the slowest clock and twelve of the fastest."""
-    slow = max(float(row.timeline.time[min(1, len(row.timeline.time) - 1)]) for row in rows)
-    fast = min(float(row.timeline.time[min(11, len(row.timeline.time) - 1)]) for row in rows)
-    return min(max(slow, fast), max(float(row.timeline.time[-1]) for row in rows))
-
-
 def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     """Draw a bar for each piece of work that starts before the end."""
-    drawn = _drawn_clients(row)
+    # Slow clients are below fast ones; of many, evenly spaced ones are drawn.
+    speed = np.zeros(row.num_clients) if row.is_fast is None else row.is_fast
+    num = min(row.num_clients, MOST_CLIENTS_DRAWN)
+    places = np.linspace(0, row.num_clients - 1, num).round().astype(int)
+    drawn = np.argsort(speed, kind="stable")[places]
     place = np.full(row.num_clients, -1)
     place[drawn] = np.arange(len(drawn))
     time, updates = np.asarray(row.timeline.time), received(row.timeline)
@@ -648,14 +649,6 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     bar.ax.tick_params(labelsize=8)
     bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     bar.outline.set_visible(False)
-
-
-def _drawn_clients(row: Row) -> np.ndarray:
-    """Choose the clients to draw, slow ones below fast ones; evenly spaced if there are many."""
-    speed = np.zeros(row.num_clients) if row.is_fast is None else row.is_fast.astype(float)
-    order = np.argsort(speed, kind="stable")
-    num = min(row.num_clients, MOST_CLIENTS_DRAWN)
-    return order[np.linspace(0, row.num_clients - 1, num).round().astype(int)]
 
 
 def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:

@@ -40,7 +40,6 @@ from fedjax_sim.results import kept_settings
 from fedjax_sim.results.curves import join_lanes, label_of_value, lengthen
 from fedjax_sim.results.diagnostics import named_leaves
 from fedjax_sim.results.records import environment, to_json
-from fedjax_sim.results.store import storable
 from fedjax_sim.results.summaries import is_part, summary
 
 if TYPE_CHECKING:
@@ -527,7 +526,7 @@ def _labelled(run: Run, tree: Params, more_dims: tuple[str, ...]) -> "xr.Dataset
     dims, data = (*run.lane_dims, *more_dims), {}
     pairs = map(jax.tree.leaves, (_names_of(run), tree))
     for name, leaf in zip(*pairs, strict=True):
-        values, dtype = storable(np.asarray(leaf))
+        values, dtype = lifecycle.storable(np.asarray(leaf))
         values = values.reshape(*sizes, *values.shape[1:]) if sizes else values
         own = tuple(f"{name}.axis{i}" for i in range(values.ndim - len(dims)))
         data[name] = ((*dims, *own), values, {TYPE: dtype} if dtype else {})
@@ -638,14 +637,11 @@ def warn_of_lanes(curves: "xr.Dataset") -> None:
 
 
 def sentences_of(curves: "xr.Dataset", system: str) -> Iterator[tuple[str, str]]:
-    """Say which lanes diverged, which collapsed, and which were stopped.
+    """Yield a name in `WORDS` and a sentence about lanes that failed, of which some are named.
 
     Args:
       curves: The curves of a sweep.
       system: Name of the system.
-
-    Yields:
-      The name in `WORDS`, and a sentence that names at most `NAMED` lanes.
     """
     for name in (name for name in WORDS if name in curves):
         at = curves[name].values.ravel()

@@ -23,7 +23,7 @@ import xarray as xr
 from fedjax_sim.core import settings
 from fedjax_sim.core.lifecycle import say
 from fedjax_sim.core.settings import ConfigError, Fraction
-from fedjax_sim.core.types import AnyProblem, Layout, System
+from fedjax_sim.core.types import AnyProblem, Layout, Settings, System
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine import sweeps
 from fedjax_sim.engine.watching import Progress, Watch
@@ -33,6 +33,10 @@ from fedjax_sim.studies import criteria
 from fedjax_sim.studies.criteria import Criterion
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
+Grid = Mapping[str, Sequence[Any]]
+"""Values of settings, by name."""
+Options = Mapping[str, Any]
+"""Further arguments of a sweep."""
 WIDENINGS = 3
 """Times that a grid is widened by one value."""
 
@@ -47,8 +51,8 @@ class Contestant(NamedTuple):
     """
 
     system: System
-    hyper: Any
-    grid: Mapping[str, Sequence[Any]]
+    hyper: Settings
+    grid: Grid
 
 
 class Halving(NamedTuple):
@@ -194,7 +198,7 @@ def tune(
     widenings: int = WIDENINGS,
     halving: Halving | None = None,
     known: xr.DataArray | None = None,
-    kept: Callable[[str], Mapping[str, Any]] = lambda name: {},
+    kept: Callable[[str], Options] = lambda name: {},
     **options: Any,
 ) -> Tuned:
     """Choose a system's settings by their mean score on validation data.
@@ -223,11 +227,14 @@ def tune(
       ConfigError: If a grid may be widened and has a number that is not positive, as grids go on by
         ratios.
     """
-    grid = {name: _ordered(values) for name, values in contestant.grid.items()}
+    grid = {
+        name: sorted(values) if _is_numeric(values) else list(values)
+        for name, values in contestant.grid.items()
+    }
     check_grid(grid, widenings)
     lanes, time = 0, 0.0
 
-    def score(name: str, values: Mapping[str, Sequence[Any]], early: Halving | None) -> Any:
+    def score(name: str, values: Grid, early: Halving | None) -> xr.DataArray:
         nonlocal lanes, time
         how = {**options, **kept(name)}
         if early is not None:
@@ -269,8 +276,8 @@ def tune_and_run(
     *,
     tuning_seeds: Sequence[int],
     seeds: Sequence[int],
-    kept: Callable[[str], Mapping[str, Any]] = lambda name: {},
-    options: Mapping[str, Any],
+    kept: Callable[[str], Options] = lambda name: {},
+    options: Options,
     **how: Any,
 ) -> tuple[Tuned, Run]:
     """Tune a system, and run the choice with other seeds on the test problems.
@@ -291,7 +298,9 @@ def tune_and_run(
     Raises:
       ConfigError: If a seed is among both, as the best of many settings is partly luck.
     """
-    check_seeds(tuning_seeds, seeds)
+    if shared := {*tuning_seeds} & {*seeds}:
+        allowed = "apart from the seeds that are reported, as the best on a seed is partly luck"
+        raise ConfigError("tuning seeds", sorted(shared), allowed)
     tuned = tune(contestant, validation, seeds=tuning_seeds, kept=kept, **options, **how)
     hyper = contestant.hyper.replace(**tuned.choice)
     return tuned, sweeps.sweep(
@@ -299,7 +308,7 @@ def tune_and_run(
     )
 
 
-def check_grid(grid: Mapping[str, Sequence[Any]], widenings: int) -> None:
+def check_grid(grid: Grid, widenings: int) -> None:
     """Check that a grid can be widened, which goes on by ratios.
 
     Raises:
@@ -310,18 +319,7 @@ def check_grid(grid: Mapping[str, Sequence[Any]], widenings: int) -> None:
             raise ConfigError(f"grid of {name}", list(values), "positive, or not widened")
 
 
-def check_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
-    """Check that seeds of tuning are not among those that are reported.
-
-    Raises:
-      ConfigError: If one is.
-    """
-    if shared := {*tuning} & {*seeds}:
-        allowed = "apart from the seeds that are reported, as the best on a seed is partly luck"
-        raise ConfigError("tuning seeds", sorted(shared), allowed)
-
-
-def choose(scores: xr.DataArray, grid: Mapping[str, Sequence[Any]] | None = None) -> Tuned:
+def choose(scores: xr.DataArray, grid: Grid | None = None) -> Tuned:
     """Return the point with the best mean over seeds; see `Tuned`.
 
     Args:
@@ -356,13 +354,8 @@ def _dim_of(name: str, scores: xr.DataArray) -> str:
     return name if name in scores.dims else f"{name}_setting"
 
 
-def _is_numeric(values: Sequence[Any]) -> bool:
+def _is_numeric(values: Sequence[object]) -> bool:
     return all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
-
-
-def _ordered(values: Sequence[Any]) -> list[Any]:
-    """Sort numbers; leave other values in their order."""
-    return sorted(values) if _is_numeric(values) else list(values)
 
 
 def _beyond(contestant: Contestant, tuned: Tuned) -> tuple[str, Any] | None:
@@ -392,10 +385,10 @@ def _ending_early(
     halving: Halving,
     criterion: Criterion,
     system: System,
-    problem: Any,
-    grid: Mapping[str, Sequence[Any]],
+    problem: list[ProblemT] | Callable[[int], ProblemT],
+    grid: Grid,
     seeds: Sequence[int],
-    options: Mapping[str, Any],
+    options: Options,
 ) -> dict[str, Any]:
     """Return the options of a sweep that ends losing points early.
 

@@ -52,14 +52,7 @@ def test_sequences_predict_every_character_but_the_first_once() -> None:
     assert data.train_clients is data.train_speakers
 
 
-def test_characters_may_be_given_and_are_the_most_frequent_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    data = datasets.from_text(
-        PLAY, sequence_length=4, min_characters=8, characters="ba!", name="play"
-    )
-    assert data.characters == "ba!" and data.num_classes == 5
-    assert decoded(data, data.train_sequences[0]) == "abab?"
+def test_the_most_frequent_characters_have_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "MOST_CHARACTERS", 2)
     few = datasets.from_text(
         "X:\n" + "zzyxyzyy" * 5, sequence_length=4, min_characters=8, name="few"

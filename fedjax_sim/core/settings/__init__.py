@@ -53,6 +53,7 @@ from fedjax_sim.core.settings.errors import ConfigError as ConfigError
 from fedjax_sim.core.settings.errors import Named as Named
 from fedjax_sim.core.settings.errors import UnknownAttributeError as UnknownAttributeError
 from fedjax_sim.core.settings.errors import check_file as check_file
+from fedjax_sim.core.settings.errors import load_extra as load_extra
 from fedjax_sim.core.settings.errors import writing_to as writing_to
 from fedjax_sim.core.settings.names import ASSUMED as ASSUMED
 from fedjax_sim.core.settings.names import Checked as Checked

@@ -1,10 +1,12 @@
 """Bad input as one sentence, and values as such sentences show them."""
 
 import contextlib
+import importlib
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from fedjax_sim.core.lifecycle import InputError, nearest
@@ -149,6 +151,24 @@ def check_file(field: str, path: str | Path) -> None:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise ConfigError(field, str(path), "a file on disk, not a pipe or a device")
+
+
+def load_extra(field: str, name: str, module: str) -> ModuleType:
+    """Import a package that only one of the package's extras has.
+
+    Args:
+      field: What error messages call it, such as "tracker".
+      name: Name of the extra, and of the choice that needs it.
+      module: The package.
+
+    Raises:
+      ConfigError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        allowed = f'one that is installed: pip install "fedjax-sim[{name}]" installs it'
+        raise ConfigError(field, name, allowed) from None
 
 
 def _shown(value: Any) -> str:
