@@ -16,7 +16,6 @@ from fedjax_sim import datasets, launch
 from fedjax_sim.cli.commands import main
 from fedjax_sim.core.lifecycle import BAD_INPUT, STORAGE, exit_code_of
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results import reports
 from fedjax_sim.systems import fedavg
 
