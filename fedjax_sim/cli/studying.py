@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedjax_sim import studies
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, plotting, tables
-from fedjax_sim.cli.comparison import Asked, Contender
+from fedjax_sim.cli.comparison import Asked
 from fedjax_sim.cli.data import Data, load_data, read_options
 from fedjax_sim.core.settings import Above0, ConfigError, Count, Share, Whole
 from fedjax_sim.core.types import AnyProblem, LatentProblem, Time
@@ -179,8 +179,13 @@ def _read(arguments: argparse.Namespace) -> Study:
         "halving": None if factor is None else tuning.Halving(factor),
     }
     asked = comparison.read_asked(arguments)
-    for contender in asked.contenders:
-        _check_grid(contender, widenings)
+    for system, _, swept in asked.contenders:
+        if system.fit.learns is LatentProblem:
+            raise ConfigError("systems", system.name, "those of gradients, which have a test set")
+        if not swept:
+            allowed = "several of one setting at least, as in --set lr=0.1,0.3,1"
+            raise ConfigError(f"values to choose from for {system.name}", "none", allowed)
+        tuning.check_grid(swept, widenings)
 
     def change(dataset: Any) -> Dataset:
         if isinstance(dataset, Text):
@@ -195,17 +200,6 @@ def _read(arguments: argparse.Namespace) -> Study:
     data = load_data(arguments, asked._replace(seeds=tuning_seeds), change)
     options["budget"] = Time(asked.time_budget)
     return Study(arguments, asked, tuning_seeds, data, validation, held_out, how, options)
-
-
-def _check_grid(contender: Contender, widenings: int) -> None:
-    """Check that a system has something to choose, and that its grid can be widened."""
-    system, _, swept = contender
-    if system.fit.learns is LatentProblem:
-        raise ConfigError("systems", system.name, "those of gradients, which have a test set")
-    if not swept:
-        allowed = "several of one setting at least, as in --set lr=0.1,0.3,1"
-        raise ConfigError(f"values to choose from for {system.name}", "none", allowed)
-    tuning.check_grid(swept, widenings)
 
 
 def read_criterion(arguments: argparse.Namespace) -> studies.Criterion:

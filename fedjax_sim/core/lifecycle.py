@@ -218,8 +218,11 @@ def exit_code_of(program: str, work: Callable[[], object], *, resumes: bool = Tr
                 work()
                 sys.stdout.flush()
         except BrokenPipeError:
-            if not _is_output_closed():
+            poll = select.poll()
+            poll.register(sys.stdout.fileno(), 0)
+            if not any(event & select.POLLERR for _, event in poll.poll(0)):
                 raise
+            _let_go_of_output()  # Nobody reads it any more, as after `| head`.
         except InputError as error:
             sentence, code = str(error), BAD_INPUT
         except PartError as error:
@@ -299,16 +302,6 @@ def _set_errors(stream: TextIOWrapper, errors: str) -> None:
     # Flushing fails if nobody reads the stream. `exit_code_of` reports that.
     with contextlib.suppress(OSError, ValueError):
         stream.reconfigure(errors=errors)
-
-
-def _is_output_closed() -> bool:
-    """Tell whether nobody reads the output any more, as after `| head`, and then let go of it."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
-    if is_closed:
-        _let_go_of_output()
-    return is_closed
 
 
 def _let_go_of_output() -> None:

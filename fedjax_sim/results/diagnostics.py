@@ -68,6 +68,10 @@ Values = Annotated[np.ndarray, shape("N")]
 """`f64[N]`, one of each client."""
 
 
+Mean = Annotated[npt.ArrayLike, shape("... P")]
+Covariance = Annotated[npt.ArrayLike, shape("... P P")]
+
+
 class Reliability(NamedTuple):
     """How often predictions are right, by their confidence. Empty bins have zeros.
 
@@ -571,12 +575,7 @@ def fit_gaussian(samples: Annotated[npt.ArrayLike, shape("... R P"), Limit()]) -
     return Gaussian(mean, np.swapaxes(centred, -1, -2) @ centred / (samples.shape[-2] - 1))
 
 
-def wasserstein2(
-    mean1: Annotated[npt.ArrayLike, shape("... P")],
-    cov1: Annotated[npt.ArrayLike, shape("... P P")],
-    mean2: Annotated[npt.ArrayLike, shape("... P")],
-    cov2: Annotated[npt.ArrayLike, shape("... P P")],
-) -> Numbers:
+def wasserstein2(mean1: Mean, cov1: Covariance, mean2: Mean, cov2: Covariance) -> Numbers:
     """Compute the 2-Wasserstein distance W2 (not its square) between two normal laws.
 
     The distance is symmetric, and 0 for equal laws up to the square root of rounding. Between laws

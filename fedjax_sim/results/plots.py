@@ -32,7 +32,7 @@ from fedjax_sim.core.types import Timeline
 from fedjax_sim.results import diagnostics
 from fedjax_sim.results.diagnostics import received, summarise_clients
 from fedjax_sim.results.reports import ALL_AXES
-from fedjax_sim.results.summaries import label_of, metrics_of, settings_of
+from fedjax_sim.results.summaries import metrics_of, points_of
 
 GRID_POINTS = 1001
 LOG_SPAN = 100
@@ -374,11 +374,7 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
     Lines are in the order of their ends, the highest first, as are the names next to them.
     """
     lines: list[_Line] = []
-    all_lanes = [
-        (label_of(name, point), lanes)
-        for name, data in curves.items()
-        for point, lanes in (settings_of(data) if metric in data else ())
-    ]
+    all_lanes = (point for point in points_of(curves) if metric in point[1])
     for number, (label, lanes) in enumerate(all_lanes):
         failed = lanes["failed"]
         values, x = (  # What `simulate` returns has coordinates without seeds.
@@ -495,12 +491,11 @@ def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accur
       The figure.
     """
     groups = []
-    for name, data in curves.items():
-        for point, lanes in settings_of(data) if metric in data else ():
-            good = lanes[metric].isel(eval=-1, seed=~lanes["failed"].values)
-            if good.sizes["seed"]:
-                is_less = bool(lanes[metric].attrs.get("less_is_better", 0))
-                groups.append((label_of(name, point), good.values.astype(float), is_less))
+    for label, lanes in (point for point in points_of(curves) if metric in point[1]):
+        good = lanes[metric].isel(eval=-1, seed=~lanes["failed"].values)
+        if good.sizes["seed"]:
+            is_less = bool(lanes[metric].attrs.get("less_is_better", 0))
+            groups.append((label, good.values.astype(float), is_less))
     figure = Figure(figsize=(7, 4.8))
     axes = figure.subplots()
     pooled = [values[np.isfinite(values)] for _, values, _ in groups]

@@ -103,7 +103,8 @@ class Criterion:
         metric, along = self._arrays(curves)
         if self.by == "time":
             seen = self.first(metric, along, failed.values.ravel(), is_less=is_less)
-            ends = seen.ends[~failed.values.ravel() & ~_stopped(curves)]
+            is_whole = curves["stopped_at"].values.ravel() < 0 if "stopped_at" in curves else True
+            ends = seen.ends[~failed.values.ravel() & is_whole]
             worst = ends.min() if len(ends) else seen.ends.min()
             found = np.where(seen.reached, np.minimum(seen.times, worst), worst)
         else:
@@ -197,10 +198,3 @@ def less_is_better(curves: xr.Dataset) -> set[str]:
 
 LESS = "less_is_better"
 """Attribute of a metric of which less is better."""
-
-
-def _stopped(curves: xr.Dataset) -> np.ndarray:
-    """Mark the lanes that were stopped early: `bool[L]`."""
-    failed = curves["failed"]
-    at = curves["stopped_at"] if "stopped_at" in curves else xr.full_like(failed, -1, int)
-    return at.values.ravel() >= 0

@@ -286,7 +286,7 @@ def why_idle(hyper: object, reason: Reason) -> str:
         return f"with {reason}, where it has no effect"
     where, values = reason
     if callable(values):
-        return f"with {where} = {written(value_of(hyper, where))}, where it has no effect"
+        return f"with {where} = {_shown(value_of(hyper, where))}, where it has no effect"
     return f"unless {where} is {' or '.join(map(repr, values))}"
 
 
@@ -389,7 +389,12 @@ def default_text(field: Field) -> str:
     Returns:
       The text.
     """
-    return written(field.default) or repr(field.default)
+    return _shown(field.default)
+
+
+def _shown(value: object) -> str:
+    """Write a value for people, who should see whether a number is whole."""
+    return repr(value) if isinstance(value, float | tuple) else written(value) or repr(value)
 
 
 def written(value: Any) -> str:
