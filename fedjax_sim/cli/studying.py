@@ -61,7 +61,7 @@ class Study(NamedTuple):
             "held_out": self.held_out,
             "criterion": dataclasses.asdict(self.how["criterion"]),
             "widenings": self.how["widenings"],
-            "halving": self.how["halving"],
+            "halving": _as_objects(self.how["halving"]),
         }
 
     def trials(self, num_clients: int) -> list[AnyProblem]:
@@ -130,7 +130,7 @@ def tune(arguments: argparse.Namespace) -> None:
         raise
     curves = {name: run.curves for name, run in runs.items()}
     chosen = {
-        name: each._replace(scores=each.scores.reset_coords(drop=True).to_dict())
+        name: {**each._asdict(), "scores": each.scores.reset_coords(drop=True).to_dict()}
         for name, each in tuned.items()
     }
     figures = plots.metric_figures(curves)
@@ -257,8 +257,8 @@ def compare(arguments: argparse.Namespace) -> None:
         folder.write_text(f"{name}.tex", table.latex())
     names = plotting.write_pictures(folder, figures, kinds, width)
     _say_how(folder, arguments)
-    content = {"systems": found.entries, "pairs": found.pairs, "horizon": found.horizon}
-    content["criterion"] = str(criterion)
+    content: dict[str, Any] = {"criterion": str(criterion), "horizon": found.horizon}
+    content |= _as_objects({"systems": found.entries, "pairs": found.pairs})
     about = {"folders": arguments.folders, "command": plotting.command_of(arguments)}
     folder.finish({**about, **environment()}, content)
     if arguments.json:
@@ -270,6 +270,14 @@ def compare(arguments: argparse.Namespace) -> None:
             print()
     files = [f"{name}.{kind}" for name in both for kind in ("md", "csv", "tex")]
     tables.print_sentence(f"Written to {folder.path}: {', '.join([*files, *names])}")
+
+
+def _as_objects(value: Any) -> Any:
+    """Turn named tuples, in whatever holds them, into what JSON writes as objects."""
+    held = value._asdict() if hasattr(value, "_asdict") else value
+    if isinstance(held, dict):
+        return {key: _as_objects(each) for key, each in held.items()}
+    return [_as_objects(each) for each in held] if isinstance(held, list) else held
 
 
 def _say_how(folder: reports.Folder, arguments: argparse.Namespace) -> None:

@@ -116,15 +116,11 @@ def _commit() -> str | None:
 
 
 def to_json(content: object) -> str:
-    """Write a value as JSON: arrays become lists, functions their names, nan and inf null.
-
-    Named tuples become objects.
-    """
+    """Write a value as JSON: arrays become lists, functions their names, nan and inf null."""
 
     def plain(value: object) -> object:
-        if isinstance(value, Mapping) or hasattr(value, "_asdict"):
-            held = value if isinstance(value, Mapping) else value._asdict()
-            return {str(key): plain(x) for key, x in held.items()}
+        if isinstance(value, Mapping):
+            return {str(key): plain(x) for key, x in value.items()}
         if isinstance(value, list | tuple):
             return [plain(x) for x in value]
         if isinstance(value, np.generic | np.ndarray):
