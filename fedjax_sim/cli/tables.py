@@ -98,8 +98,9 @@ def print_results(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]) 
     """
     print_table(final_rows(curves, summary))
     for system, data in curves.items():
-        for _, sentence in runs.sentences_of(data, system):
-            print_sentence(sentence)
+        for name in runs.WORDS:
+            if name in data and (data[name] >= 0).any():
+                print_sentence(runs.sentence_of(data, name, system))
 
 
 def show_results(

@@ -631,32 +631,30 @@ def warn_of_lanes(curves: "xr.Dataset") -> None:
     Args:
       curves: The curves of a sweep.
     """
-    for name, sentence in sentences_of(curves, curves.attrs["system"]):
-        if name in KINDS:
-            warnings.warn(sentence, KINDS[name], stacklevel=_frames_inside())
+    for name, kind in KINDS.items():
+        if (curves[name] >= 0).any():
+            sentence = sentence_of(curves, name, curves.attrs["system"])
+            warnings.warn(sentence, kind, stacklevel=_frames_inside())
 
 
-def sentences_of(curves: "xr.Dataset", system: str) -> Iterator[tuple[str, str]]:
-    """Yield a name in `WORDS` and a sentence about lanes that failed, of which some are named.
+def sentence_of(curves: "xr.Dataset", name: str, system: str) -> str:
+    """Say which lanes failed in one way; at most `NAMED` of them are named.
 
     Args:
       curves: The curves of a sweep.
+      name: The way: one of `WORDS`.
       system: Name of the system.
     """
-    for name in (name for name in WORDS if name in curves):
-        at = curves[name].values.ravel()
-        found = np.flatnonzero(at >= 0)
-        if not found.size:
-            continue
-        labels = lane_labels(curves)
-        lanes = [
-            ", ".join(f"{label}={value}" for label, value in labels[i].items())
-            + f" from evaluation {at[i]} on"
-            for i in found[:NAMED]
-        ]
-        more = f" and {found.size - NAMED} more" if found.size > NAMED else ""
-        about = f"{found.size} of {at.size} lanes of {system} {WORDS[name]}"
-        yield name, f"{about}: {'; '.join(lanes)}{more}."
+    at, labels = curves[name].values.ravel(), lane_labels(curves)
+    found = np.flatnonzero(at >= 0)
+    lanes = [
+        ", ".join(f"{label}={value}" for label, value in labels[i].items())
+        + f" from evaluation {at[i]} on"
+        for i in found[:NAMED]
+    ]
+    more = f" and {found.size - NAMED} more" if found.size > NAMED else ""
+    about = f"{found.size} of {at.size} lanes of {system} {WORDS[name]}"
+    return f"{about}: {'; '.join(lanes)}{more}."
 
 
 def warn_of_late(hypers: Sequence[Any], ticks: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Timeline
 from fedjax_sim.results import plots, reports
 from fedjax_sim.results.reports import Folder
-from fedjax_sim.results.runs import sentences_of
+from fedjax_sim.results.runs import WORDS, sentence_of
 
 
 def curves(accuracy, *, failed=None, swept=None, time=None):
@@ -112,7 +112,7 @@ def test_summary_names_failed_collapsed_and_stopped_lanes():
         entry | {"seed": 2, "what": "stopped", "evaluation": 1, "tick": 1, "virtual_time": 10.0},
     ]
     assert summary["systems"]["x"]["final"]["accuracy"]["mean"] == pytest.approx(0.45)
-    assert dict(sentences_of(data, "x")) == {
+    assert {name: sentence_of(data, name, "x") for name in WORDS} == {
         "failed_at": "1 of 3 lanes of x diverged (a number was not finite): "
         "seed=0 from evaluation 1 on.",
         "collapsed_at": "1 of 3 lanes of x ended at chance: seed=1 from evaluation 2 on.",
