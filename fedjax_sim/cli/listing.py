@@ -10,7 +10,8 @@ from rich.table import Table
 
 from fedjax_sim import datasets, models, partition, systems, timelines
 from fedjax_sim.cli.tables import make_console, print_json
-from fedjax_sim.core.settings import default_text, fields, groups, idle_of
+from fedjax_sim.core.settings import fields, groups, idle_of
+from fedjax_sim.core.settings.names import written
 from fedjax_sim.problems import latent
 from fedjax_sim.server import attacks, compression, privacy, rules
 
@@ -95,7 +96,7 @@ def _settings(names: Sequence[str]) -> dict[str, Any]:
         idle = idle_of(system.Hyper())
         settings = {
             full: {
-                "default": default_text(field),
+                "default": written(field.default) or repr(field.default),
                 "meaning": field.metadata["meaning"],
                 "allowed": field.metadata["allowed"],
                 "has_effect": full not in idle,

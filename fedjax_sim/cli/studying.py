@@ -11,7 +11,7 @@ from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, plotting, tables
 from fedjax_sim.cli.comparison import Asked
 from fedjax_sim.cli.data import Data, load_data, read_options
-from fedjax_sim.core.settings import Above0, ConfigError, Count, Share, Whole
+from fedjax_sim.core.settings import Above0, ConfigError, Count, Fraction, Share, Whole
 from fedjax_sim.core.types import AnyProblem, LatentProblem, Time
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.engine import request
@@ -168,7 +168,7 @@ def _read(arguments: argparse.Namespace) -> Study:
     if arguments.tuning_seeds is not None and {*arguments.tuning_seeds} <= {*"0123456789"}:
         tuning_seeds = [1000 + seed for seed in tuning_seeds]  # A number of them.
     validation = texts.check_name("validation", arguments.validation or "pool", VALIDATION)
-    held_out = texts.read_value("held_out", arguments.held_out, HELD_OUT, Share)
+    held_out = texts.read_value("held_out", arguments.held_out, HELD_OUT, Fraction)
     widenings = texts.read_value("widenings", arguments.widenings, tuning.WIDENINGS, Whole)
     factor = texts.read_value("halving", arguments.halving, None, Count)
     if factor == 1:
