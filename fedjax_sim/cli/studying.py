@@ -273,7 +273,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def _as_objects(value: Any) -> Any:
-    """Turn named tuples, in whatever holds them, into what JSON writes as objects."""
+    """Turn named tuples into dictionaries, also those inside lists and dictionaries."""
     held = value._asdict() if hasattr(value, "_asdict") else value
     if isinstance(held, dict):
         return {key: _as_objects(each) for key, each in held.items()}
