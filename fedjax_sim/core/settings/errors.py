@@ -161,6 +161,9 @@ def load_extra(field: str, name: str, module: str) -> ModuleType:
       name: Name of the extra, and of the choice that needs it.
       module: The package.
 
+    Returns:
+      The module.
+
     Raises:
       ConfigError: If it is not installed.
     """
