@@ -437,16 +437,18 @@ def finish_jobs(
     """Make the jobs' folders, start the jobs, and wait until all have ended.
 
     Args:
-      launcher: What starts them, checked.
+      launcher: What starts them.
       jobs: The jobs.
       folder: A folder for the launcher's files.
       show: Whether to show their progress: lines that are kept up to date on a terminal, and a
         line on the error stream when a job ends.
 
     Raises:
+      ConfigError: If the launcher's package is not installed.
       PartError: If a job failed, or if a signal asked this process to end (SIGTERM, ...): then the
         jobs were asked to save and end first.
     """
+    launcher.check()
     for job in jobs:
         job.folder.mkdir(parents=True, exist_ok=True)
     is_quiet, shows = not show or sys.stderr is None, lifecycle.is_terminal(sys.stderr)
