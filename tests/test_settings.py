@@ -30,7 +30,6 @@ from fedjax_sim.core.settings import (
     check,
     check_all,
     default_text,
-    describe,
     fields,
     fixed,
     full_name,
@@ -44,10 +43,10 @@ from fedjax_sim.core.settings import (
     redefault,
     setting,
     struct,
-    usual_values,
     value_of,
 )
 from fedjax_sim.core.settings.declared import Above0, Count
+from fedjax_sim.core.settings.names import describe, usual_values
 from fedjax_sim.problems import latent
 from fedjax_sim.server.attacks import ATTACKS, SignFlip
 from fedjax_sim.server.compression import COMPRESSORS
@@ -212,7 +211,7 @@ def test_a_setting_without_effect_is_refused(name: str) -> None:
         (
             "fedavg",
             {"optimizer_state": "kept"},
-            "training.optimizer_state is 'kept', but must be left at 'fresh' with "
+            "training.optimizer_state is 'kept', but must be left at fresh with "
             "training.optimizer = sgd, where it has no effect.",
         ),
         (

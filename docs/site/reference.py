@@ -21,7 +21,7 @@ class Reference(griffe.Extension):
         is_struct = any(str(decorator.value) == "struct" for decorator in cls.decorators)
         if not is_struct or cls.docstring is None:
             return
-        from fedjax_sim.core.settings import describe
+        from fedjax_sim.core.settings.names import describe
 
         owner = getattr(importlib.import_module(cls.module.path), cls.name)
         lines = ["", "", "Settings:", ""]

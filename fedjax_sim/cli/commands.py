@@ -264,7 +264,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> None:
     """Import the command's module and run it."""
     if not words or words[0] in HELP:
-        _print_help()
+        print(f"fedjax-sim {__version__}: federated-learning simulation in JAX\n")
+        for name, (_, summary) in COMMANDS.items():
+            print(f"  fedjax-sim {name:9} {summary}")
+        print(
+            "\nfedjax-sim COMMAND --help lists the flags of a command; with the name of a SYSTEM,"
+            "\nalso the settings of that system.\n\nExit codes:\n"
+        )
+        for code, meaning in lifecycle.EXIT_CODES.items():
+            print(f"  {code:3}  {meaning}")
     elif words[0] == "--version":
         print(__version__)
     elif words[0] not in COMMANDS:
@@ -289,15 +297,3 @@ def _print_help_of(command: str, words: list[str]) -> None:
     for table in tables:
         print()
         listing.make_console().print(table)
-
-
-def _print_help() -> None:
-    print(f"fedjax-sim {__version__}: federated-learning simulation in JAX\n")
-    for name, (_, summary) in COMMANDS.items():
-        print(f"  fedjax-sim {name:9} {summary}")
-    print(
-        "\nfedjax-sim COMMAND --help lists the flags of a command; with the name of a SYSTEM,"
-        "\nalso the settings of that system.\n\nExit codes:\n"
-    )
-    for code, meaning in lifecycle.EXIT_CODES.items():
-        print(f"  {code:3}  {meaning}")

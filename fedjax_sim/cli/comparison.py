@@ -9,7 +9,7 @@ from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.settings import Above0, ConfigError
-from fedjax_sim.core.types import LatentProblem, System
+from fedjax_sim.core.types import LatentProblem, Settings, System
 from fedjax_sim.results import kept_settings, runs
 from fedjax_sim.results.summaries import label_of
 from fedjax_sim.systems import SYSTEMS
@@ -34,10 +34,10 @@ class Contender(NamedTuple):
     """
 
     system: System
-    hyper: Any
+    hyper: Settings
     swept: dict[str, list[Any]]
 
-    def points(self) -> list[tuple[str, Any]]:
+    def points(self) -> list[tuple[str, Settings]]:
         """List every combination of the swept values: a label, and the complete settings."""
         combinations = [
             dict(zip(self.swept, values, strict=True))
@@ -72,12 +72,7 @@ class Asked(NamedTuple):
     seeds: list[int]
     time_budget: float
 
-    @property
-    def num_lanes(self) -> int:
-        """Number of lanes of all systems."""
-        return len(self.seeds) * sum(len(each.points()) for each in self.contenders)
-
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """Return config.json's entries for systems with settings, seeds and time.
 
         Raises:

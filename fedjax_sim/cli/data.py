@@ -3,9 +3,10 @@
 import argparse
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_sim import datasets, models, partition, problems
@@ -14,8 +15,9 @@ from fedjax_sim.cli.comparison import Asked, Contender
 from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.core import settings
 from fedjax_sim.core.settings import ConfigError, Count
-from fedjax_sim.core.types import AnyProblem, LatentProblem
+from fedjax_sim.core.types import AnyProblem, LatentProblem, Layout
 from fedjax_sim.datasets import Dataset, Text
+from fedjax_sim.engine.planning import placement
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.partition import Partition, parts
 from fedjax_sim.problems import latent
@@ -61,13 +63,28 @@ class Data(NamedTuple):
         """Make problems, one for each of several partitions."""
         return self.build(self.dataset, partitions)
 
-    def digest(self) -> str:
-        """Hash the shapes, types and bytes of the examples; returns SHA-256 in hex."""
+    def described(self, asked: Asked, options: Mapping[str, Any]) -> dict[str, object]:
+        """Return all that decides the results, for config.json and to compare resumed runs.
+
+        Args:
+          asked: Systems with their settings, seeds and time budget.
+          options: Those of `read_options`.
+        """
         digest = hashlib.sha256()
         for array in self.dataset[:4]:
             digest.update(repr((array.shape, str(array.dtype))).encode())
             digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+        return {
+            **asked.described(),
+            "dataset": {"name": self.dataset.name, "sha256": digest.hexdigest()},
+            "partition": self.partition,
+            "model": self.model,
+            **self.facts,
+            "evals": options["num_evals"],
+            "layout": options["layout"].deciding(),
+            "precision": options["precision"],
+            "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
+        }
 
     def with_names(self, contender: Contender) -> Contender:
         """Match the names in tables of clients, and in traces, with those of the data's clients.
@@ -96,6 +113,24 @@ class Data(NamedTuple):
             matched = (point.with_client_names(names[0]) for point in points)
             swept[name] = [settings.value_of(each, known[name]) for each in matched]
         return contender._replace(hyper=hyper.with_client_names(names[0]), swept=swept)
+
+
+def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Read the arguments of sweeps that `run` and `tune` have in common.
+
+    Raises:
+      ConfigError: For a value that is not allowed.
+    """
+    precision = arguments.precision or "float32"
+    placement.check_precision(precision)
+    # --max-lanes has the other field.
+    layout = texts.read_fields("--layout", Layout, [*Layout().deciding()], arguments.layout)
+    max_lanes = texts.read_value("max_lanes", arguments.max_lanes, None, Count)
+    return {
+        "num_evals": texts.read_value("evals", arguments.evals, 25, Count),
+        "layout": layout._replace(max_lanes=max_lanes),
+        "precision": precision,
+    }
 
 
 def load_data(

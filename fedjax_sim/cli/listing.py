@@ -3,7 +3,6 @@
 import argparse
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ from rich.table import Table
 
 from fedjax_sim import datasets, models, partition, systems, timelines
 from fedjax_sim.cli.tables import make_console, print_json
-from fedjax_sim.core.settings import default_text, fields, groups, idle_of
+from fedjax_sim.core.settings import fields, groups, idle_of
+from fedjax_sim.core.settings.names import written
 from fedjax_sim.problems import latent
 from fedjax_sim.server import attacks, compression, privacy, rules
 
@@ -96,7 +96,7 @@ def _settings(names: Sequence[str]) -> dict[str, Any]:
         idle = idle_of(system.Hyper())
         settings = {
             full: {
-                "default": _default(field),
+                "default": written(field.default) or repr(field.default),
                 "meaning": field.metadata["meaning"],
                 "allowed": field.metadata["allowed"],
                 "has_effect": full not in idle,
@@ -106,16 +106,6 @@ def _settings(names: Sequence[str]) -> dict[str, Any]:
         about = {field.name: field.metadata["group"] for field in groups(system.Hyper)}
         found[name] = {"summary": system.summary, "settings": settings, "groups": about}
     return found
-
-
-def _default(field: Field) -> str:
-    """Write a default as a user would type it after `--set`."""
-    default = field.default
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, float):
-        return f"{default:g}"
-    return default if isinstance(default, str) else default_text(field)
 
 
 def _everything() -> dict[str, dict[str, str]]:

@@ -12,25 +12,20 @@ import jax
 import numpy as np
 import xarray as xr
 
-from fedjax_sim import datasets
+from fedjax_sim import datasets, timelines
 from fedjax_sim.cli import arguments as texts
-from fedjax_sim.cli import calibrated, comparison, tables
+from fedjax_sim.cli import comparison, tables
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import stream
-from fedjax_sim.core.types import EMPTY, Time, Timeline
+from fedjax_sim.core.types import EMPTY, Settings, Time, Timeline
 from fedjax_sim.engine.machine import compiling
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.results import diagnostics
-from fedjax_sim.results.plots import (
-    ClientShares,
-    Row,
-    influence_figure,
-    probability_figure,
-    timeline_figure,
-)
+from fedjax_sim.results import diagnostics, plots
+from fedjax_sim.results.plots import Row
 from fedjax_sim.results.records import environment
-from fedjax_sim.timelines import Clients, Groups, calibrate, draw_client_rates
+from fedjax_sim.timelines import Clients, Groups
+from fedjax_sim.timelines.calibration import Numbers, kaplan_meier
 
 COLUMNS = {
     "ticks": "server steps",
@@ -68,13 +63,11 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.log is None:
         asked = comparison.read_asked(arguments)
     else:
-        fitted = calibrate(arguments.log)
-        length = float(np.max(fitted.log.start + fitted.log.time))
-        asked = comparison.read_asked(arguments, length, **calibrated.settings_of(fitted))
-    for contender in asked.contenders:
-        if getattr(contender.hyper, "needs_message_bits", False):
-            allowed = "set, with bits_down, as nothing else tells how long messages take"
-            raise ConfigError("delays.bits_up", contender.hyper.delays.bits_up, allowed)
+        fitted = timelines.calibrate(arguments.log)
+        length, table = float(np.max(fitted.log.start + fitted.log.time)), fitted.table
+        given = {"num_clients": [str(table.size)], "client_table": [table.as_csv()]}
+        given |= {"runtime_law": [fitted.law], "time_of": ["update"]}
+        asked = comparison.read_asked(arguments, length, **given)
     folder = texts.find_folder(arguments, "results-timeline")
     compiling.keep_compiled()
     compiling.use_cores()
@@ -89,13 +82,15 @@ def run(arguments: argparse.Namespace) -> None:
     folder.open()
     arrays = {label: _arrays(rows, asked.seeds) for label, rows in schedules.items()}
     folder.write_arrays("results.nc", {name.replace("/", "_"): arrays[name] for name in arrays})
-    firsts = {label: each.isel(seed=0) for label, each in arrays.items()}
-    shares = {k: ClientShares(x.update_share.values, x.influence.values) for k, x in firsts.items()}
-    folder.write_figure("timeline.png", timeline_figure([rows[0] for rows in schedules.values()]))
-    folder.write_figure("influence.png", influence_figure(shares))
+    shares = {
+        label: plots.ClientShares(each.update_share.values[0], each.influence.values[0])
+        for label, each in arrays.items()
+    }
+    folder.write_figure("timeline.png", plots.timeline_figure([r[0] for r in schedules.values()]))
+    folder.write_figure("influence.png", plots.influence_figure(shares))
     if fitted is not None:
-        plots = dict(zip(fitted.log.clients, fitted.plots, strict=True))
-        figure = probability_figure(plots, calibrated.compare(fitted))
+        of_clients = dict(zip(fitted.log.clients, fitted.plots, strict=True))
+        figure = plots.probability_figure(of_clients, _against_simulated(fitted))
         folder.write_figure("calibration.png", figure)
         folder.write_text("clients.csv", fitted.table.as_csv())
     facts: dict[str, dict[str, Any]] = {
@@ -130,6 +125,39 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.0%}" if name.startswith("fast_") else f"{value:.4g}"
 
 
+def _against_simulated(
+    fitted: timelines.Calibration, num: int = 40, points: int = 100
+) -> dict[str, Numbers]:
+    """Compare a log's times with simulated ones, drawn as by a clock.
+
+    Args:
+      fitted: Clients and a law that were fitted to the log.
+      num: Number of simulated logs, each with its own draw of rates and spreads.
+      points: Number of times.
+
+    Returns:
+      `time`; the share of work that took at most that time, `measured`, a mean of the clients'
+      Kaplan-Meier estimates, which take account of unfinished work; and of simulated work, `low`
+      and `high`, between which 95 % of the simulated logs are.
+    """
+    log = fitted.log
+    time = np.geomspace(log.time[log.done].min(), log.time[log.done].max(), points)
+    measured, simulated = np.zeros(points), []
+    ends = np.cumsum(np.bincount(log.client))[:-1]  # Rows are in order of clients.
+    for own, done in zip(np.split(log.time, ends), np.split(log.done, ends), strict=True):
+        seen, chance, _ = kaplan_meier(own, done)
+        share = np.concatenate([[0], chance])[np.searchsorted(seen, time, "right")]
+        measured += share * len(own) / len(log.client)
+    with jax.enable_x64(True):
+        for i in range(num):
+            speeds = timelines.Speeds(*map(jax.numpy.asarray, fitted.draws[:, log.client, i]))
+            drawn = timelines.draw_runtimes(jax.random.key(i), speeds, 1, fitted.law)
+            place = np.searchsorted(np.sort(np.asarray(drawn)[:, 0]), time, "right")
+            simulated.append(place / len(log.client))
+    low, high = np.quantile(simulated, [0.025, 0.975], axis=0)
+    return {"time": time, "measured": measured, "low": low, "high": high}
+
+
 def draw_schedules(
     contender: comparison.Contender, seeds: Sequence[int], time_budget: float
 ) -> dict[str, list[Row]]:
@@ -153,41 +181,48 @@ def draw_schedules(
     if system.live is not None:
         allowed = f"without {system.name}, whose schedule follows from what is learnt: run it"
         raise ConfigError("systems", system.name, allowed)
+    if getattr(contender.hyper, "needs_message_bits", False):
+        allowed = "set, with bits_down, as nothing else tells how long messages take"
+        raise ConfigError("delays.bits_up", contender.hyper.delays.bits_up, allowed)
     hypers = [system.fit.complete(hyper, None) for _, hyper in points]
     lanes = [
         Lane(i, hyper, None, seed)  # type: ignore[arg-type]
         for i, (hyper, seed) in enumerate(itertools.product(hypers, seeds))
     ]
-    timelines: dict[int, Timeline] = {}
+    of_lane: dict[int, Timeline] = {}
     for group in groups_of(lanes):
         schedules = drawing.Schedules.of(system, group, Time(time_budget))
         drawn, ticks = schedules.request()
         for lane, row in zip(group, schedules.row, strict=True):
-            timelines[lane.place] = Timeline(*(leaf[row, : ticks[row]] for leaf in drawn))
+            of_lane[lane.place] = Timeline(*(leaf[row, : ticks[row]] for leaf in drawn))
     found = {}
     for p, (label, hyper) in enumerate(points):
         num_senders = system.messages.num_senders(hyper) or hyper.num_clients
         senders = "groups" if isinstance(hyper, Groups) else "clients"
         found[label] = [
-            Row(label, timelines[p * len(seeds) + s], num_senders, is_fast, senders)
+            Row(label, of_lane[p * len(seeds) + s], num_senders, is_fast, senders)
             for s, is_fast in enumerate(_fast_clients(hyper, seeds))
         ]
     return found
 
 
-def _fast_clients(hyper: Any, seeds: Sequence[int]) -> Sequence[np.ndarray | None]:
+def _fast_clients(hyper: Settings, seeds: Sequence[int]) -> Sequence[np.ndarray | None]:
     """Find which clients are fast, `bool[N]` per seed; None unless clients have two speeds."""
     law = hyper.delays if isinstance(hyper, Clients) and not isinstance(hyper, Groups) else None
     if law is None or law.trace is not None or law.client_table is not None or law.rate_spread > 0:
         return [None] * len(seeds)
-    keys = [stream(jax.random.key(seed), "timeline") for seed in seeds]
+    return [_rates(hyper, seed) > min(law.rate_fast, law.rate_slow) for seed in seeds]
+
+
+def _rates(hyper: Clients, seed: int) -> np.ndarray:
+    """Draw the clients' rates as the schedule of a seed does: `f64[N]`."""
     with jax.enable_x64(True):
-        rates = [np.asarray(draw_client_rates(key, hyper)) for key in keys]
-    return [each > min(law.rate_fast, law.rate_slow) for each in rates]
+        key = stream(jax.random.key(seed), "timeline")
+        return np.asarray(timelines.draw_client_rates(key, hyper))
 
 
 def _idle_shares(
-    hyper: Any, seeds: Sequence[int], rows: Sequence[Row], devices: Sequence[str]
+    hyper: Settings, seeds: Sequence[int], rows: Sequence[Row], devices: Sequence[str]
 ) -> dict[str, float]:
     """Find the share of time in which clients do not do work that the server receives.
 
@@ -207,9 +242,7 @@ def _idle_shares(
         return {}
     found: dict[str, list[float]] = {}
     for seed, row in zip(seeds, rows, strict=True):
-        with jax.enable_x64(True):
-            key = stream(jax.random.key(seed), "timeline")
-            mean_time = 1 / np.asarray(draw_client_rates(key, hyper))
+        mean_time = 1 / _rates(hyper, seed)
         updates = diagnostics.received(row.timeline)
         times = updates.steps if hyper.delays.time_of == "step" else np.ones(len(updates.steps))
         busy = np.bincount(updates.client, times, len(mean_time)) * mean_time

@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-import jax
-
 from fedjax_sim import studies
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, plotting, tables
-from fedjax_sim.cli.comparison import Asked, Contender
-from fedjax_sim.cli.data import Data, load_data
-from fedjax_sim.core.settings import Above0, ConfigError, Count, Share, Whole
-from fedjax_sim.core.types import LatentProblem, Layout, Time
+from fedjax_sim.cli.comparison import Asked
+from fedjax_sim.cli.data import Data, load_data, read_options
+from fedjax_sim.core.settings import Above0, ConfigError, Count, Fraction, Share, Whole
+from fedjax_sim.core.types import AnyProblem, LatentProblem, Time
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.engine import request
 from fedjax_sim.engine.machine import compiling
@@ -56,25 +54,17 @@ class Study(NamedTuple):
 
     def config(self) -> dict[str, object]:
         """Return all that decides the results, for config.json and to compare resumed runs."""
-        halving = self.how["halving"]
-        return self.asked.described() | {
-            "dataset": {"name": self.data.dataset.name, "sha256": self.data.digest()},
-            "partition": self.data.partition,
-            "model": self.data.model,
-            **self.data.facts,
-            "evals": self.options["num_evals"],
-            "layout": self.options["layout"].deciding(),
-            "precision": self.options["precision"],
-            "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
+        return {
+            **self.data.described(self.asked, self.options),
             "tuning_seeds": self.tuning_seeds,
             "validation": self.validation,
             "held_out": self.held_out,
             "criterion": dataclasses.asdict(self.how["criterion"]),
             "widenings": self.how["widenings"],
-            "halving": None if halving is None else halving._asdict(),
+            "halving": _as_objects(self.how["halving"]),
         }
 
-    def trials(self, num_clients: int) -> list[Any]:
+    def trials(self, num_clients: int) -> list[AnyProblem]:
         """Make the problem of each tuning seed, with the validation part as test set."""
         partitions = self.data.partitions[num_clients]
         if self.validation == "pool":
@@ -83,11 +73,11 @@ class Study(NamedTuple):
         held = studies.hold_out_of_clients(dataset, partitions, self.held_out)
         return [self.data.build(own, [left])[0] for own, left in held]
 
-    def tests(self, num_clients: int) -> Callable[[int], Any]:
+    def tests(self, num_clients: int) -> Callable[[int], AnyProblem]:
         """Return a function of a reported seed, which reads the test set when first called."""
 
         @cache
-        def made() -> dict[int, Any]:
+        def made() -> dict[int, AnyProblem]:
             data = load_data(self.arguments, self.asked)
             seeds = self.asked.seeds
             return dict(zip(seeds, data.make(data.partitions[num_clients]), strict=True))
@@ -139,7 +129,10 @@ def tune(arguments: argparse.Namespace) -> None:
         folder.withdraw()
         raise
     curves = {name: run.curves for name, run in runs.items()}
-    chosen = {name: _described(each) for name, each in tuned.items()}
+    chosen = {
+        name: {**each._asdict(), "scores": each.scores.reset_coords(drop=True).to_dict()}
+        for name, each in tuned.items()
+    }
     figures = plots.metric_figures(curves)
     figures["sensitivity.png"] = pictures.sensitivity_figure(
         {name: each for name, each in tuned.items() if each.scores.ndim > 1},
@@ -170,15 +163,12 @@ def _read(arguments: argparse.Namespace) -> Study:
     Raises:
       ConfigError: For input that is not allowed.
     """
-    precision = arguments.precision or "float32"
-    placement.check_precision(precision)
-    max_lanes = texts.read_value("max_lanes", arguments.max_lanes, None, Count)
-    layout = texts.read_fields("--layout", Layout, [*Layout().deciding()], arguments.layout)
+    options = read_options(arguments) | {"watch": Watch(progress=arguments.progress)}
     tuning_seeds = texts.read_seeds(arguments.tuning_seeds or TUNING_SEEDS)
     if arguments.tuning_seeds is not None and {*arguments.tuning_seeds} <= {*"0123456789"}:
         tuning_seeds = [1000 + seed for seed in tuning_seeds]  # A number of them.
     validation = texts.check_name("validation", arguments.validation or "pool", VALIDATION)
-    held_out = texts.read_value("held_out", arguments.held_out, HELD_OUT, Share)
+    held_out = texts.read_value("held_out", arguments.held_out, HELD_OUT, Fraction)
     widenings = texts.read_value("widenings", arguments.widenings, tuning.WIDENINGS, Whole)
     factor = texts.read_value("halving", arguments.halving, None, Count)
     if factor == 1:
@@ -189,9 +179,13 @@ def _read(arguments: argparse.Namespace) -> Study:
         "halving": None if factor is None else tuning.Halving(factor),
     }
     asked = comparison.read_asked(arguments)
-    tuning.check_seeds(tuning_seeds, asked.seeds)
-    for contender in asked.contenders:
-        _check_grid(contender, widenings)
+    for system, _, swept in asked.contenders:
+        if system.fit.learns is LatentProblem:
+            raise ConfigError("systems", system.name, "those of gradients, which have a test set")
+        if not swept:
+            allowed = "several of one setting at least, as in --set lr=0.1,0.3,1"
+            raise ConfigError(f"values to choose from for {system.name}", "none", allowed)
+        tuning.check_grid(swept, widenings)
 
     def change(dataset: Any) -> Dataset:
         if isinstance(dataset, Text):
@@ -204,25 +198,8 @@ def _read(arguments: argparse.Namespace) -> Study:
         return dataset._replace(test_images=whole.test_images, test_labels=whole.test_labels)
 
     data = load_data(arguments, asked._replace(seeds=tuning_seeds), change)
-    options = {
-        "budget": Time(asked.time_budget),
-        "num_evals": texts.read_value("evals", arguments.evals, 25, Count),
-        "layout": layout._replace(max_lanes=max_lanes),
-        "precision": precision,
-        "watch": Watch(progress=arguments.progress),
-    }
+    options["budget"] = Time(asked.time_budget)
     return Study(arguments, asked, tuning_seeds, data, validation, held_out, how, options)
-
-
-def _check_grid(contender: Contender, widenings: int) -> None:
-    """Check that a system has something to choose, and that its grid can be widened."""
-    system, _, swept = contender
-    if system.fit.learns is LatentProblem:
-        raise ConfigError("systems", system.name, "those of gradients, which have a test set")
-    if not swept:
-        allowed = "several of one setting at least, as in --set lr=0.1,0.3,1"
-        raise ConfigError(f"values to choose from for {system.name}", "none", allowed)
-    tuning.check_grid(swept, widenings)
 
 
 def read_criterion(arguments: argparse.Namespace) -> studies.Criterion:
@@ -233,15 +210,8 @@ def read_criterion(arguments: argparse.Namespace) -> studies.Criterion:
     """
     level = texts.read_value("level", arguments.level, None, criteria.Finite)
     kind: Any = texts.check_name("criterion", arguments.criterion or "final", CRITERIA)
-    against = texts.check_name("against", arguments.against or "time", reports.ALL_AXES)
     default = "client_accuracy" if kind == "worst_client" else "accuracy"
-    return studies.Criterion(arguments.metric or default, kind, level, against)
-
-
-def _described(tuned: studies.Tuned) -> dict[str, Any]:
-    """The choices, for a JSON file."""
-    scores = tuned.scores.reset_coords(drop=True)
-    return {**tuned._asdict(), "scores": scores.to_dict()}
+    return studies.Criterion(arguments.metric or default, kind, level, arguments.against or "time")
 
 
 def _choices(tuned: Mapping[str, studies.Tuned]) -> studies.Table:
@@ -287,7 +257,8 @@ def compare(arguments: argparse.Namespace) -> None:
         folder.write_text(f"{name}.tex", table.latex())
     names = plotting.write_pictures(folder, figures, kinds, width)
     _say_how(folder, arguments)
-    content = _compared(found)
+    content: dict[str, Any] = {"criterion": str(criterion), "horizon": found.horizon}
+    content |= _as_objects({"systems": found.entries, "pairs": found.pairs})
     about = {"folders": arguments.folders, "command": plotting.command_of(arguments)}
     folder.finish({**about, **environment()}, content)
     if arguments.json:
@@ -301,15 +272,12 @@ def compare(arguments: argparse.Namespace) -> None:
     tables.print_sentence(f"Written to {folder.path}: {', '.join([*files, *names])}")
 
 
-def _compared(found: studies.Comparison) -> dict[str, Any]:
-    """Return a comparison as JSON has it."""
-    systems = {name: each._asdict() for name, each in found.entries.items()}
-    for each in systems.values():
-        each["sample"] = each["sample"]._asdict()
-        each["reached"] = each["reached"] and each["reached"]._asdict()
-    pairs = [{**pair._asdict(), "lead": pair.lead._asdict()} for pair in found.pairs]
-    about = {"criterion": str(found.criterion), "horizon": found.horizon}
-    return {**about, "systems": systems, "pairs": pairs}
+def _as_objects(value: Any) -> Any:
+    """Turn named tuples into dictionaries, also those inside lists and dictionaries."""
+    held = value._asdict() if hasattr(value, "_asdict") else value
+    if isinstance(held, dict):
+        return {key: _as_objects(each) for key, each in held.items()}
+    return [_as_objects(each) for each in held] if isinstance(held, list) else held
 
 
 def _say_how(folder: reports.Folder, arguments: argparse.Namespace) -> None:

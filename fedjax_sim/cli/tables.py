@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_sim.core.lifecycle import is_terminal
+from fedjax_sim.results import runs
 from fedjax_sim.results.records import to_json
-from fedjax_sim.results.summaries import first_reach, flagged, label_of, median_reach, settings_of
+from fedjax_sim.results.summaries import first_reach, label_of, median_reach, settings_of
 
 SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
 """Metrics in the table, for classification and for expectation maximisation."""
@@ -96,8 +97,10 @@ def print_results(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]) 
       summary: The content of summary.json for these curves.
     """
     print_table(final_rows(curves, summary))
-    for sentence in failures(curves):
-        print_sentence(sentence)
+    for system, data in curves.items():
+        for name in runs.WORDS:
+            if name in data and (data[name] >= 0).any():
+                print_sentence(runs.sentence_of(data, name, system))
 
 
 def show_results(
@@ -184,25 +187,6 @@ def _accuracy_cells(lanes: xr.Dataset, final: Mapping[str, float | None] | None)
         "collapsed": str(int((collapsed & ~failed).sum())),
         **{title: "-" if value is None else f"{value:.0f}" for title, value in reached.items()},
     }
-
-
-def failures(curves: Mapping[str, xr.Dataset]) -> list[str]:
-    """Say in a sentence for each system and setting which of its lanes diverged or collapsed."""
-    ends = {
-        "failed": "diverged (seeds {seeds}) and are left out of its means.",
-        "collapsed": "ended at chance, without being better than a constant guess (seeds {seeds}).",
-        "stopped": "were stopped early, and count with their last values (seeds {seeds}).",
-    }
-    named: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for lane in flagged(curves):
-        key = (lane["system"], label_of(lane["system"], lane["set"]), lane["what"])
-        named.setdefault(key, []).append(lane)
-    return [
-        f"{label}: {len(lanes)} of {curves[system].sizes.get('seed', 1)} lanes "
-        f"{ends[how].format(seeds=', '.join(str(lane['seed']) for lane in lanes))} "
-        f"It showed first at evaluation {min(lane['evaluation'] for lane in lanes)}."
-        for (system, label, how), lanes in named.items()
-    ]
 
 
 def _mean_and_std(value: Mapping[str, float | None] | None, unknown: str) -> str:

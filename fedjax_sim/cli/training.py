@@ -16,10 +16,11 @@ import jax
 from fedjax_sim import clients, launch
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, tables
-from fedjax_sim.cli.data import Data, load_data
+from fedjax_sim.cli.data import Data, load_data, read_options
+from fedjax_sim.core import settings
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import Above0, ConfigError, Count, Named, Whole
-from fedjax_sim.core.types import Keep, Layout, Plan, Time
+from fedjax_sim.core.types import Keep, Plan, Time
 from fedjax_sim.engine import request, shares
 from fedjax_sim.engine.machine import compiling, processes
 from fedjax_sim.engine.planning import placement
@@ -66,19 +67,12 @@ class Study(NamedTuple):
     def config(self) -> dict[str, object]:
         """Return all that decides the results, for config.json and to compare resumed runs."""
         keep = self.options["keep"]
-        return self.asked.described() | {
-            "dataset": {"name": self.data.dataset.name, "sha256": self.data.digest()},
-            "partition": self.data.partition,
-            "model": self.data.model,
-            **self.data.facts,
-            "evals": self.options["num_evals"],
-            "layout": self.options["layout"].deciding(),
+        return {
+            **self.data.described(self.asked, self.options),
             "client_variance": keep.client_variance,
             **({"output": keep.output} if keep.output != "server" else {}),
             **({"measures": keep.measures} if keep.measures else {}),
             "keep_samples": keep.models,
-            "precision": self.options["precision"],
-            "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
         }
 
     def grids(self) -> dict[str, dict[str, Any]]:
@@ -146,7 +140,8 @@ def run(arguments: argparse.Namespace) -> None:
     if launcher is not None and folder is not None:
         within = (folder.checkpoints / parts.FOLDER).absolute()
         number = texts.read_value("parts", arguments.parts, None, Count)
-        num_lanes, resume = study.asked.num_lanes, arguments.resume
+        points = sum(len(each.points()) for each in study.asked.contenders)
+        num_lanes, resume = len(study.asked.seeds) * points, arguments.resume
         number = launcher.count_parts(number, within, num_lanes, resume=resume)
         started = jobs.jobs_of(number, within, partial(_command, arguments))
     # Versions and programs are compared for every system.
@@ -223,27 +218,18 @@ def _command(arguments: argparse.Namespace, part: str, folder: Path) -> Sequence
 
 def _read(arguments: argparse.Namespace) -> Study:
     """Read and check the words, and load the data."""
-    part, precision = parts.read_part(arguments.part), arguments.precision or "float32"
-    max_lanes = texts.read_value("max_lanes", arguments.max_lanes, None, Count)
-    placement.check_precision(precision)
+    part, options = parts.read_part(arguments.part), read_options(arguments)
     if arguments.any_jax and not arguments.resume and part is None:
         raise ConfigError("any_jax", True, "given together with --resume")
-    # --max-lanes has the other field.
-    layout = texts.read_fields("--layout", Layout, [*Layout().deciding()], arguments.layout)
     measures, named, is_kept = list[str](), list[str](), arguments.keep_samples
     if arguments.measures is not None:
         measures = texts.read_names("measure", arguments.measures, clients.MEASURES)
-    options = {
-        "num_evals": texts.read_value("evals", arguments.evals, 25, Count),
-        "layout": layout._replace(max_lanes=max_lanes),
-        "precision": precision,
-        "keep": Keep(
-            models=is_kept,
-            client_variance=arguments.client_variance,
-            measures=measures,
-            output="mean" if arguments.mean_model else "server",
-        ),
-    }
+    options["keep"] = Keep(
+        models=is_kept,
+        client_variance=arguments.client_variance,
+        measures=measures,
+        output="mean" if arguments.mean_model else "server",
+    )
     saved = {
         "every": texts.read_value("checkpoint_every", arguments.checkpoint_every, 20.0, Above0),
         "resume": request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume,
@@ -254,7 +240,7 @@ def _read(arguments: argparse.Namespace) -> Study:
             raise ConfigError("tracker", arguments.tracker, allowed)
         named = [*dict.fromkeys(texts.read_names("tracker", arguments.tracker, trackers.TRACKERS))]
     for name in named:
-        trackers.check_tracker(name)
+        settings.load_extra("tracker", name, trackers.TRACKERS[name])
     asked = comparison.read_asked(arguments)
     # Other processes must not see that the first one has made it.
     folder = processes.on_first(

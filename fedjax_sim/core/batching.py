@@ -10,7 +10,7 @@ Systems do not know which is used; `fedjax_sim.engine.planning.placement` decide
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import chex
 import jax
@@ -95,13 +95,13 @@ def map_families(
 
 
 def map_slots(
-    work: Callable[..., Any],
+    work: Callable[..., Params],
     plan: Plan,
     steps: Array,
     *slots: object,
     trips: int | None = None,
     weights: Array | None = None,
-) -> tuple[Any, Array]:
+) -> tuple[Params, Array]:
     """Apply a function to every slot of a tick.
 
     Args:
@@ -123,7 +123,7 @@ def map_slots(
     if plan.client_devices > 1:
         alone = plan._replace(client_devices=1)
 
-        def share(weights: Array | None, steps: Array, *slots: object) -> tuple[Any, Array]:
+        def share(weights: Array | None, steps: Array, *slots: object) -> tuple[Params, Array]:
             return map_slots(work, alone, steps, *slots, trips=trips, weights=weights)
 
         return split_over_devices(share, plan, steps, *slots, weights=weights)
@@ -138,16 +138,16 @@ def map_slots(
 
 
 def _map_blocks(
-    work: Callable[..., Any],
+    work: Callable[..., Params],
     plan: Plan,
     inputs: tuple[Array, Array | None, tuple],
     trips: int | None,
-) -> tuple[Any, Array]:
+) -> tuple[Params, Array]:
     """Apply a function to one slot after another, or block by block; see `map_slots`."""
     (steps, weights, slots), size = inputs, plan.slots_at_once
     num = steps.shape[0]
 
-    def run(inputs: Any) -> tuple[Any, Array]:
+    def run(inputs: Params) -> tuple[Params, Array]:
         steps, weights, slots = inputs
         if size > 1:
             return map_slots(work, plan, steps, *slots, trips=trips, weights=weights)
@@ -179,8 +179,8 @@ def _map_blocks(
 
 
 def _in_turn(
-    run: Callable[[Any], tuple[Any, Array]], inputs: tuple[Array, Array | None, Any]
-) -> tuple[Any, Array]:
+    run: Callable[[Params], tuple[Params, Array]], inputs: tuple[Array, Array | None, Params]
+) -> tuple[Params, Array]:
     """Run a function for one slot or block after another.
 
     Args:
@@ -193,7 +193,7 @@ def _in_turn(
     if inputs[1] is None:
         return jax.lax.map(run, inputs)
 
-    def add(total: Params, element: Any) -> tuple[Params, tuple[Params, Array]]:
+    def add(total: Params, element: Params) -> tuple[Params, tuple[Params, Array]]:
         (first, second), taken = run(element)
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, first), (second, taken)
 
@@ -239,12 +239,12 @@ def look_ahead(draw: Callable[[Array], TreeT], most_steps: int | None) -> Callab
 
 
 def split_over_devices(
-    run: Callable[..., tuple[Any, Array]],
+    run: Callable[..., tuple[Params, Array]],
     plan: Plan,
     steps: Array,
     *slots: object,
     weights: Array | None = None,
-) -> tuple[Any, Array]:
+) -> tuple[Params, Array]:
     """Give each device of the mesh axis "clients" a share of the slots, and gather the results.
 
     Args:

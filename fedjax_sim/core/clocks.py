@@ -191,10 +191,6 @@ class Received(NamedTuple):
     begins: Instant | None = None
 
 
-def _unmoved(key: object, time: TimeT, event: Event, state: object, seen: object) -> TimeT:
-    return time
-
-
 class Clock(NamedTuple, Generic[TimeT]):
     """A live clock, bound to a problem and settings. All functions are pure and traced.
 
@@ -225,7 +221,7 @@ class Clock(NamedTuple, Generic[TimeT]):
 
     init: Callable[[jax.Array], TimeT]
     next: Callable[..., tuple[TimeT, Received]]
-    after: Callable[[jax.Array, TimeT, Event, Any, Any], TimeT] = _unmoved
+    after: Callable[[jax.Array, TimeT, Event, Any, Any], TimeT] = lambda key, time, *seen: time
     in_use: Callable[[TimeT], jax.Array] | None = None
     ahead: Callable[[jax.Array, jax.Array], Any] | None = None
 

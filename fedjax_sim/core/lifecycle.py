@@ -218,8 +218,11 @@ def exit_code_of(program: str, work: Callable[[], object], *, resumes: bool = Tr
                 work()
                 sys.stdout.flush()
         except BrokenPipeError:
-            if not _is_output_closed():
+            poll = select.poll()
+            poll.register(sys.stdout.fileno(), 0)
+            if not any(event & select.POLLERR for _, event in poll.poll(0)):
                 raise
+            _let_go_of_output()  # Nobody reads it any more, as after `| head`.
         except InputError as error:
             sentence, code = str(error), BAD_INPUT
         except PartError as error:
@@ -299,16 +302,6 @@ def _set_errors(stream: TextIOWrapper, errors: str) -> None:
     # Flushing fails if nobody reads the stream. `exit_code_of` reports that.
     with contextlib.suppress(OSError, ValueError):
         stream.reconfigure(errors=errors)
-
-
-def _is_output_closed() -> bool:
-    """Tell whether nobody reads the output any more, as after `| head`, and then let go of it."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
-    if is_closed:
-        _let_go_of_output()
-    return is_closed
 
 
 def _let_go_of_output() -> None:
@@ -596,48 +589,74 @@ def write_sealed(path: Path, write: Callable[[Path], object]) -> str:
     return digest.hexdigest()
 
 
+def storable(values: Any) -> tuple[Any, str]:
+    """Turn an array into one of a type that files know.
+
+    Args:
+      values: A NumPy array, such as of bfloat16.
+
+    Returns:
+      The array, or its bits as whole numbers; and its type's name, "" if files know it.
+    """
+    if values.dtype.isbuiltin != 2:
+        return values, ""
+    return values.view(f"u{values.dtype.itemsize}"), values.dtype.name
+
+
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> str:
     """Write arrays into a sealed .npz file.
 
     Args:
-      arrays: The arrays by name.
+      path: The file.
+      arrays: The arrays by name. Of a type that such files lack, the bits are written, and the name
+        of the type after an "@".
 
     Returns:
-      The SHA-256 of the whole file.
+      The SHA-256 of the file, in hexadecimal digits.
 
     Raises:
-      StorageError: If the disk or the folder refuses. An older file is then kept.
+      StorageError: If the disk refuses. An older file is then kept.
     """
     import numpy as np
 
+    entries = {}
+    for name, values in arrays.items():
+        bits, dtype = storable(np.asarray(values))
+        entries[f"{name}@{dtype}" if dtype or "@" in name else name] = bits
+
     def write(scratch: Path) -> None:
         with scratch.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            np.savez(file, allow_pickle=False, **entries)
 
     return write_sealed(path, write)
 
 
 def read_arrays(path: Path, *, trust: bool = False) -> dict[str, Any]:
-    """Read arrays from a sealed .npz file.
+    """Read the arrays that `write_arrays` wrote.
 
     Args:
-      trust: Whether a file that carries no SHA-256 is taken as it is.
+      path: The file.
+      trust: Whether a file without a digest is read too.
 
     Returns:
       The arrays by name.
 
     Raises:
-      InputError: If it is damaged, or holds anything else.
-      OSError: If it cannot be read.
+      OSError: If the file cannot be read.
+      InputError: If it is damaged or was changed, or is no archive of plain arrays.
     """
     import numpy as np
 
     check_seal(path, trust=trust)
+    arrays = {}
     try:
         with np.load(path, allow_pickle=False) as file:
-            return dict(file)
+            for entry, values in file.items():
+                name, at, dtype = entry.rpartition("@")
+                arrays[name if at else entry] = values.view(dtype) if at and dtype else values
     except Exception as error:  # Forged archives raise errors of many kinds.
         raise InputError(f"{path} is damaged, or no archive of arrays ({error}).") from None
+    return arrays
 
 
 def seal_json(content: Mapping[str, object], write: Callable[[object], str] = json.dumps) -> bytes:

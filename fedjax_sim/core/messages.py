@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 
 from fedjax_sim.core.events import Leaf, Timeline
-from fedjax_sim.core.problem import Params
+from fedjax_sim.core.problem import Params, Settings
 
 
 def full_precision_bits(params: Params) -> int:
@@ -44,7 +44,7 @@ class Messages:
         """Whether a system replaces one of some methods. names: Their names."""
         return any(getattr(type(self), name) is not getattr(Messages, name) for name in names)
 
-    def bits(self, params: Params, hyper: Any) -> tuple[int, int]:
+    def bits(self, params: Params, hyper: Settings) -> tuple[int, int]:
         """Count the bits of a client's message to the server, and of the server's to a client.
 
         They are sent for every filled slot.
@@ -55,7 +55,9 @@ class Messages:
         """
         return (full_precision_bits(params),) * 2
 
-    def per_tick(self, problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
+    def per_tick(
+        self, problem: Any, hyper: Settings, timeline: Timeline
+    ) -> tuple[Leaf, Leaf] | None:
         """Count the bits sent up and down at each tick, where they are not those of `bits`.
 
         Args:
@@ -68,7 +70,7 @@ class Messages:
         """
         return None
 
-    def by_client(self, problem: Any, hyper: Any, timeline: Timeline) -> Leaf | None:
+    def by_client(self, problem: Any, hyper: Settings, timeline: Timeline) -> Leaf | None:
         """Count the bits that each client sends and receives at each tick.
 
         It is for systems that also send to clients which do not report. The energy of messages
@@ -79,7 +81,7 @@ class Messages:
         """
         return None
 
-    def further(self, problem: Any, hyper: Any, timeline: Timeline) -> Mapping[str, Leaf]:
+    def further(self, problem: Any, hyper: Settings, timeline: Timeline) -> Mapping[str, Leaf]:
         """Count traffic that does not reach the server. The arguments are those of `per_tick`.
 
         Returns:
@@ -87,7 +89,7 @@ class Messages:
         """
         return {}
 
-    def facts(self, hyper: Any, ticks: Leaf) -> Mapping[str, Leaf]:
+    def facts(self, hyper: Settings, ticks: Leaf) -> Mapping[str, Leaf]:
         """Compute further coordinates of a lane's curves, such as the epsilon spent.
 
         Args:
@@ -99,7 +101,9 @@ class Messages:
         """
         return {}
 
-    def facts_of_schedule(self, hyper: Any, timeline: Timeline, ticks: Leaf) -> Mapping[str, Leaf]:
+    def facts_of_schedule(
+        self, hyper: Settings, timeline: Timeline, ticks: Leaf
+    ) -> Mapping[str, Leaf]:
         """Compute coordinates that follow from who takes part when.
 
         The arguments are those of `per_tick` and `facts`.
@@ -109,11 +113,11 @@ class Messages:
         """
         return {}
 
-    def num_senders(self, hyper: Any) -> int | None:
+    def num_senders(self, hyper: Settings) -> int | None:
         """Count the senders that slots of a timeline can name; None for the problem's clients."""
         return None
 
-    def check(self, hyper: Any, timeline: Timeline) -> None:
+    def check(self, hyper: Settings, timeline: Timeline) -> None:
         """Check before compiling that the server can do with the messages of every tick.
 
         It looks at each tick alone.

@@ -15,6 +15,8 @@ Keys = Annotated[jax.Array, "random keys"]
 Array = jax.Array
 Params = Annotated[Any, "a pytree of arrays"]
 """A pytree of arrays: one model."""
+Settings = Annotated[Any, "settings"]
+"""A system's settings, whatever their class."""
 
 
 class Batch(NamedTuple):

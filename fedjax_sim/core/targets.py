@@ -213,7 +213,8 @@ def pack(
     parts: dict[np.dtype, list[jax.Array]] = {}
     kinds = []
     for leaf, is_bits in zip(leaves, are_bits, strict=True):
-        kind = jnp.dtype("int32") if is_bits else _kind_of(leaf.dtype)
+        is_whole = jnp.issubdtype(leaf.dtype, jnp.signedinteger) and leaf.dtype.itemsize <= 4
+        kind = jnp.dtype("int32") if is_bits or is_whole or leaf.dtype == bool else leaf.dtype
         parts.setdefault(kind, []).append(_cast(leaf.ravel(), kind, is_bits=is_bits))
         kinds.append(kind)
 
@@ -230,12 +231,6 @@ def pack(
         return jax.tree.unflatten(structure, found)
 
     return [jnp.concatenate(each) for each in parts.values()], unpack
-
-
-def _kind_of(kind: np.dtype) -> np.dtype:
-    """Return the type of the vector in which numbers of a type stand."""
-    is_whole = jnp.issubdtype(kind, jnp.signedinteger) and kind.itemsize <= 4
-    return jnp.dtype("int32") if is_whole or jnp.issubdtype(kind, bool) else kind
 
 
 def _cast(leaf: jax.Array, kind: np.dtype, *, is_bits: bool) -> jax.Array:

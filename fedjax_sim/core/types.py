@@ -14,7 +14,7 @@ statistic.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fedjax_sim.core.clocks import Clock as Clock
 from fedjax_sim.core.clocks import Instant as Instant
@@ -48,9 +48,7 @@ from fedjax_sim.core.problem import LocalLoss as LocalLoss
 from fedjax_sim.core.problem import Losses as Losses
 from fedjax_sim.core.problem import Params as Params
 from fedjax_sim.core.problem import Problem as Problem
-
-Settings = Annotated[Any, "settings"]
-"""A system's settings, whatever their class."""
+from fedjax_sim.core.problem import Settings as Settings
 
 HyperT = TypeVar("HyperT")
 """A system's settings: a struct made by `fedjax_sim.core.settings.struct`."""
@@ -210,8 +208,8 @@ class Hints(NamedTuple):
         The layout on the machine is chosen by it.
     """
 
-    ticks_within: Callable[[Any, float], Any] = lambda hyper, time: 128
-    step_examples: Callable[[Any], int] = lambda hyper: getattr(hyper, "batch_size", 1)
+    ticks_within: Callable[[Settings, float], Any] = lambda hyper, time: 128
+    step_examples: Callable[[Settings], int] = lambda hyper: getattr(hyper, "batch_size", 1)
 
 
 class Fit(NamedTuple):
@@ -226,7 +224,7 @@ class Fit(NamedTuple):
     """
 
     learns: type = Problem
-    complete: Callable[[Any, Any], Any] = lambda hyper, problem: hyper
+    complete: Callable[[Settings, Any], Settings] = lambda hyper, problem: hyper
 
 
 class System(NamedTuple, Generic[HyperT, StateT, InfoT]):

@@ -253,8 +253,19 @@ def _find_or_prepare(asked: _Asked, prepare: Callable[[_Asked], dict[str, np.nda
 
 
 def _prepare_images(asked: _Asked) -> dict[str, np.ndarray]:
-    """Prepare a set of images and return the decoded arrays."""
-    builder = _run_builder(asked)
+    """Let tensorflow-datasets prepare a set of images, and return the decoded arrays."""
+    import tensorflow_datasets as tfds
+
+    builder = _make_builder(asked)
+    if not builder.data_path.exists():
+        config = tfds.download.DownloadConfig(try_download_gcs=False)
+        with _report_failure(asked):
+            try:
+                builder.download_and_prepare(download_config=config, file_format="array_record")
+            except (tfds.download.DownloadError, OSError):
+                if not builder.data_path.exists():
+                    raise
+                builder = _make_builder(asked)  # Another process has prepared the set meanwhile.
     features = builder.info.features
     arrays = {"class_names": np.asarray(features["label"].names)}
     for split, examples in builder.as_data_source().items():
@@ -338,25 +349,6 @@ def _make_builder(asked: _Asked) -> Any:
         data_dir=asked.cache / "tensorflow_datasets",
         description=asked.source.summary,
     )
-
-
-def _run_builder(asked: _Asked) -> Any:
-    """Let tensorflow-datasets prepare a set, and return its builder."""
-    import tensorflow_datasets as tfds
-
-    builder = _make_builder(asked)
-    if builder.data_path.exists():
-        return builder
-    config = tfds.download.DownloadConfig(try_download_gcs=False)
-    with _report_failure(asked):
-        try:
-            builder.download_and_prepare(download_config=config, file_format="array_record")
-        except (tfds.download.DownloadError, OSError):
-            if not builder.data_path.exists():
-                raise
-            # Another process has prepared the set in the meantime.
-            return _make_builder(asked)
-    return builder
 
 
 @contextlib.contextmanager

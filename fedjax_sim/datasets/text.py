@@ -78,7 +78,6 @@ def from_text(
     sequence_length: Count = 80,
     held_out: Fraction = 0.2,
     min_characters: Count | None = None,
-    characters: str | None = None,
     name: str,
 ) -> Text:
     """Make a data set from the text of a play.
@@ -102,8 +101,6 @@ def from_text(
         and 1, exclusive.
       min_characters: Speakers with fewer characters are left out. By default two sequences' worth,
         2 L.
-      characters: The characters that get a code, all different; others become UNKNOWN. By default
-        the characters of the training text, or its `MOST_CHARACTERS` most frequent ones.
       name: Name of the text.
 
     Returns:
@@ -113,11 +110,6 @@ def from_text(
       ConfigError: If an option is out of its range, if the text has no speech, or if no speaker has
         `min_characters`.
     """
-    if (
-        characters is not None
-        and not 0 < len(set(characters)) == len(characters) <= MOST_CHARACTERS
-    ):
-        raise ConfigError("characters", characters, f"from 1 to {MOST_CHARACTERS} different ones")
     least = 2 * sequence_length if min_characters is None else min_characters
     words_of = speeches(text)
     if not words_of:
@@ -135,11 +127,8 @@ def from_text(
             least,
             f"at most {max(map(len, words_of.values()))}, the most that a speaker of {name} has",
         )
-    if characters is None:
-        frequency = Counter("".join(train for train, _ in parts.values()))
-        characters = "".join(
-            sorted(character for character, _ in frequency.most_common(MOST_CHARACTERS))
-        )
+    frequency = Counter("".join(train for train, _ in parts.values()))
+    characters = "".join(sorted(each for each, _ in frequency.most_common(MOST_CHARACTERS)))
     code = {character: FIRST_CHARACTER + i for i, character in enumerate(characters)}
 
     def sequences(side: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,6 @@ the progress of all, and names those that failed.
 
 import contextlib
 import dataclasses
-import importlib
 import itertools
 import os
 import shlex
@@ -24,9 +23,9 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from fedjax_sim.core import lifecycle
+from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.lifecycle import PartError
-from fedjax_sim.core.settings import Above0, AtLeast0, Count, Whole, checked
+from fedjax_sim.core.settings import Above0, AtLeast0, Count, Whole
 from fedjax_sim.engine.shares import check_num_parts
 
 PATIENCE = 600
@@ -141,7 +140,8 @@ class Launcher:
         """Check that jobs can be started here, before anything is written.
 
         Raises:
-          PartError: If they cannot, such as without the package that starts them.
+          ConfigError: If the package that starts them is not installed.
+          PartError: If they cannot for another reason.
         """
 
     def count(self) -> int:
@@ -183,7 +183,7 @@ class Launcher:
         raise NotImplementedError
 
 
-@checked
+@settings.checked
 @dataclasses.dataclass(frozen=True)
 class Local(Launcher):
     """Processes on this machine.
@@ -257,7 +257,7 @@ def _cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-@checked
+@settings.checked
 @dataclasses.dataclass(frozen=True)
 class Slurm(Launcher):
     """An array job of Slurm with one task for each part.
@@ -300,9 +300,10 @@ class Slurm(Launcher):
         """Check that submitit and Slurm are there.
 
         Raises:
-          PartError: If submitit is not installed, or there is no Slurm on this machine.
+          ConfigError: If submitit is not installed.
+          PartError: If there is no Slurm on this machine.
         """
-        submitit = _imported("submitit", "slurm")
+        submitit = settings.load_extra("launcher", "slurm", "submitit")
         if self.cluster == "slurm" and submitit.SlurmExecutor.affinity() <= 0:
             raise PartError('launcher is "slurm", but there is no Slurm on this machine (srun).', 2)
 
@@ -377,7 +378,7 @@ class SlurmTask(Runner):
         return DelayedSubmission(SlurmTask(self.restarts), job)
 
 
-@checked
+@settings.checked
 @dataclasses.dataclass(frozen=True)
 class Ray(Launcher):
     """Tasks of a Ray cluster, one for each part.
@@ -401,9 +402,10 @@ class Ray(Launcher):
         """Start Ray, or connect with its cluster.
 
         Raises:
-          PartError: If Ray is not installed, or the cluster cannot be reached.
+          ConfigError: If Ray is not installed.
+          PartError: If the cluster cannot be reached.
         """
-        ray = _imported("ray", "ray")
+        ray = settings.load_extra("launcher", "ray", "ray")
         try:
             if not ray.is_initialized():
                 ray.init(address=self.address, include_dashboard=False, log_to_driver=False)
@@ -429,15 +431,6 @@ class Ray(Launcher):
         return codes, stop
 
 
-def _imported(package: str, launcher: str) -> Any:
-    """Import the package of a launcher."""
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        sentence = f'launcher is "{launcher}", which needs {package}: '
-        raise PartError(f'{sentence}pip install "fedjax-sim[{launcher}]".', 2) from None
-
-
 def finish_jobs(
     launcher: Launcher, jobs: Sequence[Job], folder: Path, *, show: bool = True
 ) -> None:
@@ -451,6 +444,7 @@ def finish_jobs(
         line on the error stream when a job ends.
 
     Raises:
+      ConfigError: If the launcher's package is not installed.
       PartError: If a job failed, or if a signal asked this process to end (SIGTERM, ...): then the
         jobs were asked to save and end first.
     """

@@ -126,7 +126,7 @@ class _Adapted(abc.ABC):
     @abc.abstractmethod
     def call(
         self, params: Params, state: Params, x: Array, key: Key | None, *, train: bool
-    ) -> tuple[Any, Params]:
+    ) -> tuple[Params, Params]:
         """Compute the outputs of `[B, ...]` and the next state; the key is that of local steps."""
 
     def init(self, key: Key, x: Array) -> Params:
@@ -144,9 +144,10 @@ class _Adapted(abc.ABC):
         train: bool = False,
         rngs: Mapping[str, Key] | None = None,
         mutable: Sequence[str] = (),
-    ) -> Any:
+    ) -> Params:
         """Compute the outputs of `[B, ...]`; with `mutable` also the collection of the state."""
-        state: Params = self.like(x) if _has_state(params) else {}
+        has_state = isinstance(params, Mapping) and {*params} == {PARAMETERS, STATE}
+        state: Params = self.like(x) if has_state else {}
         if leaves := jax.tree.leaves(state):
             kept = map(_as_typed, jax.tree.leaves(params[STATE]), leaves)
             state = jax.tree.unflatten(jax.tree.structure(state), kept)
@@ -154,10 +155,6 @@ class _Adapted(abc.ABC):
         key = (rngs or {})["dropout"] if train else None
         outputs, state = self.call(params, state, x, key, train=train)
         return (outputs, {STATE: jax.tree.map(_as_float, state)}) if mutable else outputs
-
-
-def _has_state(params: Params) -> bool:
-    return isinstance(params, Mapping) and {*params} == {PARAMETERS, STATE}
 
 
 def _as_float(leaf: Array) -> Array:
@@ -187,7 +184,7 @@ class _Nnx(_Adapted):
 
     def call(
         self, params: Params, state: Params, x: Array, key: Key | None, *, train: bool
-    ) -> tuple[Any, Params]:
+    ) -> tuple[Params, Params]:
         from flax import nnx
 
         graph, own, streams, _ = self.parts
@@ -214,7 +211,7 @@ class _Equinox(_Adapted):
     """See `from_equinox`."""
 
     fixed: Any = dataclasses.field(compare=False)
-    state: Any = dataclasses.field(compare=False)
+    state: Params = dataclasses.field(compare=False)
 
     def draw(self, key: Key, x: Array) -> tuple[Params, Params]:
         import equinox as eqx
@@ -227,7 +224,7 @@ class _Equinox(_Adapted):
 
     def call(
         self, params: Params, state: Params, x: Array, key: Key | None, *, train: bool
-    ) -> tuple[Any, Params]:
+    ) -> tuple[Params, Params]:
         import equinox as eqx
 
         module = eqx.nn.inference_mode(eqx.combine(params, self.fixed), value=not train)
@@ -236,7 +233,7 @@ class _Equinox(_Adapted):
         if key is not None and "key" in inspect.signature(module).parameters:
             keys = jax.random.split(key, jax.tree.leaves(x)[0].shape[0])
 
-        def of_one(x: Array, key: Key | None) -> Any:
+        def of_one(x: Array, key: Key | None) -> Params:
             given = options if key is None else {"key": key, **options}
             return module(x, state, **given) if has_state else (module(x, **given), ())
 
@@ -266,7 +263,7 @@ class _Haiku(_Adapted):
 
     def call(
         self, params: Params, state: Params, x: Array, key: Key | None, *, train: bool
-    ) -> tuple[Any, Params]:
+    ) -> tuple[Params, Params]:
         import haiku as hk
 
         options = switches_of(self.make, train=train)

@@ -26,7 +26,7 @@ class Model(Protocol):
     such an attribute instead.
     """
 
-    def init(self, key: Key, x: Array, /) -> Any:
+    def init(self, key: Key, x: Array, /) -> Params:
         """Draw parameters for inputs of the shape of `x`.
 
         Args:
@@ -37,7 +37,7 @@ class Model(Protocol):
           Parameters.
         """
 
-    def apply(self, params: Params, x: Array, /) -> Any:
+    def apply(self, params: Params, x: Array, /) -> Params:
         """Compute the logits of inputs.
 
         Args:
@@ -106,7 +106,7 @@ def state_of(model: Model, params: Params) -> tuple[str, ...]:
     return tuple(sorted(k for k in params if k != PARAMETERS and jax.tree.leaves(params[k])))
 
 
-def draw_params(model: Model, key: Key, x: Any) -> Params:
+def draw_params(model: Model, key: Key, x: Params) -> Params:
     """Draw a network's parameters.
 
     Args:
@@ -121,12 +121,12 @@ def draw_params(model: Model, key: Key, x: Any) -> Params:
 def outputs_of(
     model: Model,
     params: Params,
-    x: Any,
+    x: Params,
     *,
     train: bool = False,
     rngs: Mapping[str, Key] | None = None,
     mutable: Sequence[str] = (),
-) -> Any:
+) -> Params:
     """Compute a network's outputs.
 
     Args:

@@ -316,17 +316,10 @@ class ResNet(nn.Module):
         return nn.relu(x + y)
 
     def _conv_and_norm(
-        self,
-        train: bool,
-        x: Array,
-        features: int,
-        window: int,
-        *,
-        strides: int = 1,
-        padding: int = 1,
+        self, train: bool, x: Array, features: int, window: int, **sizes: int
     ) -> Array:
         """Apply a convolution without bias, then the normalisation."""
-        sizes = {"strides": strides, "padding": padding}
+        sizes = {"padding": 1} | sizes
         x = conv(x, features, window, self.convolution, self.dtype, bias=False, **sizes)
         if self.norm == "batch":
             return BatchNorm(self.dtype)(x, train=train)

@@ -177,7 +177,7 @@ def dirichlet_groups(
     _check_groups(group_sizes, num_clients)
     parts.check_most("min_examples", min_examples, len(labels) // num_clients)
     sizes, least = np.unique(labels, return_counts=True)[1], min_examples * np.asarray(group_sizes)
-    per_class = parts.cut_classes_until_enough(rng, len(group_sizes), alpha, sizes, least=least)
+    per_class = parts.cut_classes(rng, len(group_sizes), alpha, sizes, least=least)
     by_class = parts.sort_by_label(labels, rng.permutation(len(labels)))
     group_of = np.concatenate([np.repeat(np.arange(len(group_sizes)), row) for row in per_class])
     examples, owner = [], []

@@ -16,6 +16,8 @@ ROUNDING = 1e-9
 """Rounding error that is forgiven before a product is rounded down: 0.29 * 100 is below 29."""
 DIRICHLET_TRIES = 1000
 """Draws of Dirichlet proportions before it is an error that an owner has too few examples."""
+TRIES = 100
+"""Draws of `dirichlet` with `top_up` before examples are moved to the clients that lack them."""
 
 
 @checked
@@ -108,37 +110,14 @@ def check_most(field: str, value: int, most: int) -> None:
         raise ConfigError(field, value, f"a whole number of at least 1 and at most {most}")
 
 
-def cut_classes_until_enough(
-    rng: np.random.Generator, num_owners: int, alpha: float, sizes: np.ndarray, *, least: Any
-) -> np.ndarray:
-    """Call `cut_classes` until every owner has enough examples.
-
-    Args:
-      rng: Source of random numbers.
-      num_owners: Number of owners: clients, or groups of clients.
-      alpha: Concentration of the Dirichlet distribution.
-      sizes: `i[C]`, number of examples of each class.
-      least: Least number of examples of an owner, one number or one for each owner.
-
-    Returns:
-      `i[C, owners]`, numbers of examples.
-
-    Raises:
-      ConfigError: If none of `DIRICHLET_TRIES` draws gives every owner enough.
-    """
-    for _ in range(DIRICHLET_TRIES):
-        per_class = cut_classes(rng, num_owners, float(alpha), sizes)
-        if np.all(per_class.sum(axis=0) >= least):
-            return per_class
-    allowed = (
-        f"larger, or min_examples smaller: each of {DIRICHLET_TRIES} draws left a client with "
-        "too few examples"
-    )
-    raise ConfigError("alpha", alpha, allowed)
-
-
 def cut_classes(
-    rng: np.random.Generator, num_owners: int, alpha: float, sizes: np.ndarray
+    rng: np.random.Generator,
+    num_owners: int,
+    alpha: float,
+    sizes: np.ndarray,
+    *,
+    least: Any,
+    top_up: bool = False,
 ) -> np.ndarray:
     """Cut each class into whole numbers of examples, in Dirichlet proportions over owners.
 
@@ -147,15 +126,46 @@ def cut_classes(
       num_owners: Number of owners: clients, or groups of clients.
       alpha: Concentration of the Dirichlet distribution.
       sizes: `i[C]`, number of examples of each class.
+      least: Least number of examples of an owner, one number or one for each owner.
+      top_up: Whether to stop after `TRIES` draws and move examples to owners with too few.
 
     Returns:
       `i[C, owners]`, numbers of examples. Each row sums to the size of its class.
+
+    Raises:
+      ConfigError: If none of `DIRICHLET_TRIES` draws gives every owner enough.
     """
-    shares = np.stack([draw_shares(rng, num_owners, alpha) for _ in sizes])
-    cuts = np.cumsum(shares, axis=1) * sizes[:, None]
-    cuts = np.minimum(cuts.astype(int), sizes[:, None])
-    cuts[:, -1] = sizes
-    return np.diff(cuts, axis=1, prepend=0)
+    for _ in range(TRIES if top_up else DIRICHLET_TRIES):
+        shares = np.stack([draw_shares(rng, num_owners, float(alpha)) for _ in sizes])
+        cuts = np.cumsum(shares, axis=1) * sizes[:, None]
+        cuts = np.minimum(cuts.astype(int), sizes[:, None])
+        cuts[:, -1] = sizes
+        per_class = np.diff(cuts, axis=1, prepend=0)
+        if np.all(per_class.sum(axis=0) >= least):
+            return per_class
+    if top_up:
+        return _top_up(per_class, least)
+    allowed = (
+        f"larger, or min_examples smaller: each of {DIRICHLET_TRIES} draws left a client with "
+        "too few examples"
+    )
+    raise ConfigError("alpha", alpha, allowed)
+
+
+def _top_up(per_class: np.ndarray, least: int) -> np.ndarray:
+    """Move examples to the smallest clients until all have enough.
+
+    They come from the largest client's largest class. per_class: `i[C, N]` numbers of examples.
+    """
+    held = per_class.copy()
+    total = held.sum(axis=0)
+    while total.min() < least:
+        poor, rich = int(np.argmin(total)), int(np.argmax(total))
+        label = int(np.argmax(held[:, rich]))
+        given = min(least - total[poor], held[label, rich], total[rich] - least)
+        held[label, [poor, rich]] += given, -given
+        total[[poor, rich]] += given, -given
+    return held
 
 
 def draw_shares(rng: np.random.Generator, num: int, alpha: float) -> np.ndarray:

@@ -13,9 +13,6 @@ from fedjax_sim.core.settings import Above0, ConfigError, Count, Named, Seed, ch
 from fedjax_sim.partition import by_label, parts
 from fedjax_sim.partition.parts import Partition
 
-TRIES = 100
-"""Draws of `dirichlet` with `top_up` before examples are moved to the clients that lack them."""
-
 
 def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> Partition:
     """Split the examples at random into equal parts.
@@ -82,16 +79,7 @@ def dirichlet(
     parts.check_most("num_clients", num_clients, len(labels))
     parts.check_most("min_examples", min_examples, len(labels) // num_clients)
     sizes = np.unique(labels, return_counts=True)[1]
-    if top_up:
-        for _ in range(TRIES):
-            per_class = parts.cut_classes(rng, num_clients, float(alpha), sizes)
-            if per_class.sum(axis=0).min() >= min_examples:
-                break
-        per_class = _top_up(per_class, min_examples)
-    else:
-        per_class = parts.cut_classes_until_enough(
-            rng, num_clients, alpha, sizes, least=min_examples
-        )
+    per_class = parts.cut_classes(rng, num_clients, alpha, sizes, least=min_examples, top_up=top_up)
     by_class = parts.sort_by_label(labels, rng.permutation(len(labels)))
     owner = np.concatenate([np.repeat(np.arange(num_clients), row) for row in per_class])
     return parts.gather_by_owner(by_class, owner, num_clients)
@@ -170,22 +158,6 @@ def natural(
     row_of[chosen] = np.arange(num_clients)
     examples = np.flatnonzero(row_of[client_of] >= 0)
     return parts.gather_by_owner(examples, row_of[client_of[examples]], num_clients)
-
-
-def _top_up(per_class: np.ndarray, least: int) -> np.ndarray:
-    """Move examples to the smallest clients until all have enough.
-
-    They come from the largest client's largest class. per_class: `i[C, N]` numbers of examples.
-    """
-    held = per_class.copy()
-    total = held.sum(axis=0)
-    while total.min() < least:
-        poor, rich = int(np.argmin(total)), int(np.argmax(total))
-        label = int(np.argmax(held[:, rich]))
-        given = min(least - total[poor], held[label, rich], total[rich] - least)
-        held[label, [poor, rich]] += given, -given
-        total[[poor, rich]] += given, -given
-    return held
 
 
 def _options(name: str) -> dict[str, inspect.Parameter]:

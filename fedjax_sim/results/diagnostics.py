@@ -42,17 +42,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.settings import (
-    ConfigError,
-    Count,
-    Limit,
-    Seed,
-    Share,
-    Whole,
-    checked,
-    checked_all,
-    shape,
-)
+from fedjax_sim.core import settings
+from fedjax_sim.core.settings import ConfigError, Count, Limit, Seed, Share, Whole, shape
 from fedjax_sim.core.types import EMPTY, Array, Params, Timeline
 
 if TYPE_CHECKING:
@@ -75,6 +66,10 @@ Groups = Annotated[np.ndarray, shape("N"), Limit(least=0, is_whole=True)]
 """`i32[N]`, label of each client's group, from 0."""
 Values = Annotated[np.ndarray, shape("N")]
 """`f64[N]`, one of each client."""
+
+
+Mean = Annotated[npt.ArrayLike, shape("... P")]
+Covariance = Annotated[npt.ArrayLike, shape("... P P")]
 
 
 class Reliability(NamedTuple):
@@ -239,10 +234,8 @@ def average_predictions(
     Raises:
       ConfigError: If `burn_in` or `thin` is out of range.
     """
-    curves, probabilities = _predictive(problem, thin_samples(samples, burn_in=burn_in, thin=thin))
-    return Predictive(
-        {name: np.asarray(values) for name, values in curves.items()}, np.asarray(probabilities)
-    )
+    kept = thin_samples(samples, burn_in=burn_in, thin=thin)
+    return Predictive(*jax.tree.map(np.asarray, _predictive(problem, kept)))
 
 
 @jax.jit
@@ -303,14 +296,14 @@ def to_arviz(
         raise ConfigError("run", "a part of a sweep", "a whole one, see engine.sweeps.join_runs")
     if "seed" not in curves.dims:  # of simulate
         curves, samples = curves.expand_dims("seed"), jax.tree.map(lambda leaf: leaf[None], samples)
-    settings = [str(name) for name in curves["failed"].dims if name != "seed"]
-    lanes = [curves.sizes[name] for name in (*settings, "seed")]
+    swept = [str(name) for name in curves["failed"].dims if name != "seed"]
+    lanes = [curves.sizes[name] for name in (*swept, "seed")]
     num = curves.sizes["eval"]
     _check_kept(num, burn_in, thin)
     metrics = {str(name): curves[name] for name in curves if "eval" in curves[name].dims}
     stats = xr.Dataset(metrics).reset_coords(drop=True).assign(ticks=curves["ticks"].variable)
     stats = stats.rename({"log_density": "lp"} if "log_density" in stats else {})
-    stats = stats.rename(seed="chain", eval="draw").transpose(*settings, *SAMPLE, ...)
+    stats = stats.rename(seed="chain", eval="draw").transpose(*swept, *SAMPLE, ...)
     stats = stats.broadcast_like(stats["ticks"]).assign_coords(draw=np.arange(num))
     is_over = (stats["ticks"].diff("draw", label="upper") == 0).reindex(
         draw=stats["draw"], fill_value=False
@@ -319,7 +312,7 @@ def to_arviz(
     for name, leaf in named_leaves(samples, list(stats.coords)).items():
         value = np.asarray(leaf).reshape(*lanes, *leaf.shape[1:])
         further = [f"{name}_dim_{i}" for i in range(leaf.ndim - 2)]
-        leaves[name] = xr.DataArray(value, dims=(*settings, *SAMPLE, *further))
+        leaves[name] = xr.DataArray(value, dims=(*swept, *SAMPLE, *further))
     posterior = xr.Dataset(leaves, stats.coords)
     if is_over.any():
         posterior = posterior.where(~is_over)
@@ -538,15 +531,15 @@ def averaged_predictions(predicted: "xr.DataTree") -> tuple[Array, Array]:
     if "probability" not in predicted["posterior_predictive"] or "observed_data" not in predicted:
         raise ConfigError("predictions", "without classes or targets", "of classes, with targets")
     found = predicted["posterior_predictive"]["probability"].mean(SAMPLE)
-    settings = [str(dim) for dim in found.dims if dim not in ("example", "class")]
-    if settings:
-        allowed = f"of one setting, such as predicted.sel({settings[0]}=...)"
-        raise ConfigError("predictions", "of several of " + ", ".join(settings), allowed)
+    swept = [str(dim) for dim in found.dims if dim not in ("example", "class")]
+    if swept:
+        allowed = f"of one setting, such as predicted.sel({swept[0]}=...)"
+        raise ConfigError("predictions", "of several of " + ", ".join(swept), allowed)
     labels: Any = predicted["observed_data"]["y"].values
     return jnp.asarray(found.values), jnp.asarray(labels, "int32")
 
 
-@checked
+@settings.checked
 class Gaussian(NamedTuple):
     """A normal law in P dimensions, or the first two moments of another law.
 
@@ -582,12 +575,7 @@ def fit_gaussian(samples: Annotated[npt.ArrayLike, shape("... R P"), Limit()]) -
     return Gaussian(mean, np.swapaxes(centred, -1, -2) @ centred / (samples.shape[-2] - 1))
 
 
-def wasserstein2(
-    mean1: Annotated[npt.ArrayLike, shape("... P")],
-    cov1: Annotated[npt.ArrayLike, shape("... P P")],
-    mean2: Annotated[npt.ArrayLike, shape("... P")],
-    cov2: Annotated[npt.ArrayLike, shape("... P P")],
-) -> Numbers:
+def wasserstein2(mean1: Mean, cov1: Covariance, mean2: Mean, cov2: Covariance) -> Numbers:
     """Compute the 2-Wasserstein distance W2 (not its square) between two normal laws.
 
     The distance is symmetric, and 0 for equal laws up to the square root of rounding. Between laws
@@ -919,4 +907,4 @@ def received(timeline: Timeline, skip: Share = 0.0, num_clients: int | None = No
     return Received(tick, client, steps, weight, staleness, num_ticks)
 
 
-checked_all(__name__)
+settings.checked_all(__name__)

@@ -32,7 +32,7 @@ from fedjax_sim.core.types import Timeline
 from fedjax_sim.results import diagnostics
 from fedjax_sim.results.diagnostics import received, summarise_clients
 from fedjax_sim.results.reports import ALL_AXES
-from fedjax_sim.results.summaries import label_of, metrics_of, settings_of
+from fedjax_sim.results.summaries import metrics_of, points_of
 
 GRID_POINTS = 1001
 LOG_SPAN = 100
@@ -309,7 +309,6 @@ def curves_figure(
     *,
     against: str = "time",
     title: str = "",
-    label: str | None = None,
 ) -> Figure:
     """Draw a metric of all systems: the median over seeds, and each seed or a band of quantiles.
 
@@ -342,7 +341,7 @@ def curves_figure(
         elif len(line.held) > 1:
             axes.plot(line.grid, line.held.T, alpha=0.4, **of_seed)
         axes.plot(line.grid, line.median, drawstyle="steps-post", label=line.label, **line.look)
-    name = label or label_of_axis(metric)
+    name = label_of_axis(metric)
     axes.set(xlabel=label_of_axis(against), ylabel=name)
     if against.endswith("_bits"):  # Written as 20 Mbit.
         axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
@@ -375,11 +374,7 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
     Lines are in the order of their ends, the highest first, as are the names next to them.
     """
     lines: list[_Line] = []
-    all_lanes = [
-        (label_of(name, point), lanes)
-        for name, data in curves.items()
-        for point, lanes in (settings_of(data) if metric in data else ())
-    ]
+    all_lanes = (point for point in points_of(curves) if metric in point[1])
     for number, (label, lanes) in enumerate(all_lanes):
         failed = lanes["failed"]
         values, x = (  # What `simulate` returns has coordinates without seeds.
@@ -496,12 +491,11 @@ def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accur
       The figure.
     """
     groups = []
-    for name, data in curves.items():
-        for point, lanes in settings_of(data) if metric in data else ():
-            good = lanes[metric].isel(eval=-1, seed=~lanes["failed"].values)
-            if good.sizes["seed"]:
-                is_less = bool(lanes[metric].attrs.get("less_is_better", 0))
-                groups.append((label_of(name, point), good.values.astype(float), is_less))
+    for label, lanes in (point for point in points_of(curves) if metric in point[1]):
+        good = lanes[metric].isel(eval=-1, seed=~lanes["failed"].values)
+        if good.sizes["seed"]:
+            is_less = bool(lanes[metric].attrs.get("less_is_better", 0))
+            groups.append((label, good.values.astype(float), is_less))
     figure = Figure(figsize=(7, 4.8))
     axes = figure.subplots()
     pooled = [values[np.isfinite(values)] for _, values, _ in groups]
@@ -588,7 +582,12 @@ def timeline_figure(rows: Sequence[Row]) -> Figure:
     Args:
       rows: The schedules, drawn one below the other.
     """
-    end = _stretch(rows)
+    # Two ticks of the slowest clock and twelve of the fastest.
+    slow, fast, last = (
+        [float(row.timeline.time[min(place, len(row.timeline.time) - 1)]) for row in rows]
+        for place in (1, 11, np.iinfo(int).max)
+    )
+    end = min(max(max(slow), min(fast)), max(last))
     shown = min(MOST_CLIENTS_DRAWN, max(row.num_clients for row in rows))
     figure = Figure(figsize=(13, 0.9 + len(rows) * (1.3 + 0.075 * shown)))
     grid = figure.subplots(len(rows), 2, squeeze=False, gridspec_kw={"width_ratios": [3.4, 1]})
@@ -604,16 +603,13 @@ def timeline_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _stretch(rows: Sequence[Row]) -> float:
-    """Choose where drawing ends: after two ticks of the slowest clock and twelve of the fastest."""
-    slow = max(float(row.timeline.time[min(1, len(row.timeline.time) - 1)]) for row in rows)
-    fast = min(float(row.timeline.time[min(11, len(row.timeline.time) - 1)]) for row in rows)
-    return min(max(slow, fast), max(float(row.timeline.time[-1]) for row in rows))
-
-
 def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     """Draw a bar for each piece of work that starts before the end."""
-    drawn = _drawn_clients(row)
+    # Slow clients are below fast ones; of many, evenly spaced ones are drawn.
+    speed = np.zeros(row.num_clients) if row.is_fast is None else row.is_fast
+    num = min(row.num_clients, MOST_CLIENTS_DRAWN)
+    places = np.linspace(0, row.num_clients - 1, num).round().astype(int)
+    drawn = np.argsort(speed, kind="stable")[places]
     place = np.full(row.num_clients, -1)
     place[drawn] = np.arange(len(drawn))
     time, updates = np.asarray(row.timeline.time), received(row.timeline)
@@ -648,14 +644,6 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     bar.ax.tick_params(labelsize=8)
     bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     bar.outline.set_visible(False)
-
-
-def _drawn_clients(row: Row) -> np.ndarray:
-    """Choose the clients to draw, slow ones below fast ones; evenly spaced if there are many."""
-    speed = np.zeros(row.num_clients) if row.is_fast is None else row.is_fast.astype(float)
-    order = np.argsort(speed, kind="stable")
-    num = min(row.num_clients, MOST_CLIENTS_DRAWN)
-    return order[np.linspace(0, row.num_clients - 1, num).round().astype(int)]
 
 
 def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:

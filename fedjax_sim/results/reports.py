@@ -19,7 +19,7 @@ end with their SHA-256 and are checked when they are read, see `fedjax_sim.core.
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,7 +112,7 @@ class Folder:
         if resume and overwrite:
             allowed = "false: a run is either continued or replaced"
             raise ConfigError("resume together with overwrite", True, allowed)
-        with _writing_to(self.path):
+        with settings.writing_to(FIELD, self.path, make=False):
             found = [*self.path.iterdir()] if self.path.is_dir() else []
             in_use = any(each.name != lifecycle.LOCK for each in found)
             self._resumes = resume and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
@@ -186,8 +186,7 @@ class Folder:
         path = self.path.absolute()
         missing = next((p for p in [*reversed(path.parents), path] if not p.exists()), None)
         try:
-            with _writing_to(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
+            with settings.writing_to(FIELD, self.path):
                 self._lock = FolderLock(self.path)
                 if (free := shutil.disk_usage(self.path).free) < LEAST_FREE_BYTES:
                     allowed = f"on a disk with at least {LEAST_FREE_BYTES} bytes free"
@@ -266,7 +265,7 @@ class Folder:
           StorageError: If the disk refuses. An older file is then kept. This holds for all files.
         """
         text = to_json(content).encode()
-        if isinstance(content, Mapping) and Path(name).name == name:
+        if isinstance(content, Mapping):
             text = lifecycle.seal_json(content, to_json)
         self._put(name, lambda path: path.write_bytes(text))
 
@@ -421,13 +420,3 @@ def first_difference(
         found = (first_difference(theirs.get(k), ours.get(k), at) for k, at in places.items())
         return next((each for each in found if each is not None), None)
     return None if theirs == ours else (name, theirs, ours)
-
-
-@contextlib.contextmanager
-def _writing_to(path: Path) -> Iterator[None]:
-    """Name the folder where the disk refuses."""
-    try:
-        yield
-    except OSError as error:
-        allowed = f"a folder that can be created and written ({error.strerror or error})"
-        raise ConfigError(FIELD, str(path), allowed) from None

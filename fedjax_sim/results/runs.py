@@ -40,7 +40,6 @@ from fedjax_sim.results import kept_settings
 from fedjax_sim.results.curves import join_lanes, label_of_value, lengthen
 from fedjax_sim.results.diagnostics import named_leaves
 from fedjax_sim.results.records import environment, to_json
-from fedjax_sim.results.store import storable
 from fedjax_sim.results.summaries import is_part, summary
 
 if TYPE_CHECKING:
@@ -527,7 +526,7 @@ def _labelled(run: Run, tree: Params, more_dims: tuple[str, ...]) -> "xr.Dataset
     dims, data = (*run.lane_dims, *more_dims), {}
     pairs = map(jax.tree.leaves, (_names_of(run), tree))
     for name, leaf in zip(*pairs, strict=True):
-        values, dtype = storable(np.asarray(leaf))
+        values, dtype = lifecycle.storable(np.asarray(leaf))
         values = values.reshape(*sizes, *values.shape[1:]) if sizes else values
         own = tuple(f"{name}.axis{i}" for i in range(values.ndim - len(dims)))
         data[name] = ((*dims, *own), values, {TYPE: dtype} if dtype else {})
@@ -615,9 +614,12 @@ class CollapsedWarning(LaneWarning):
     """Some lanes ended at chance: they are no better than the best constant guess."""
 
 
-KINDS = {
-    "failed_at": (DivergedWarning, "diverged (a number was not finite)"),
-    "collapsed_at": (CollapsedWarning, "ended at chance"),
+KINDS = {"failed_at": DivergedWarning, "collapsed_at": CollapsedWarning}
+"""Kinds of warnings by the name of the variable with the evaluation."""
+WORDS = {
+    "failed_at": "diverged (a number was not finite)",
+    "collapsed_at": "ended at chance",
+    "stopped_at": "were stopped early, and count with their last values",
 }
 
 
@@ -629,21 +631,30 @@ def warn_of_lanes(curves: "xr.Dataset") -> None:
     Args:
       curves: The curves of a sweep.
     """
-    for name, (kind, words) in KINDS.items():
-        at = curves[name].values.ravel()
-        found = np.flatnonzero(at >= 0)
-        if not found.size:
-            continue
-        labels = lane_labels(curves)
-        lanes = [
-            ", ".join(f"{label}={value}" for label, value in labels[i].items())
-            + f" from evaluation {at[i]} on"
-            for i in found[:NAMED]
-        ]
-        more = f" and {found.size - NAMED} more" if found.size > NAMED else ""
-        system = curves.attrs["system"]
-        sentence = f"{found.size} of {at.size} lanes of {system} {words}: {'; '.join(lanes)}{more}."
-        warnings.warn(sentence, kind, stacklevel=_frames_inside())
+    for name, kind in KINDS.items():
+        if (curves[name] >= 0).any():
+            sentence = sentence_of(curves, name, curves.attrs["system"])
+            warnings.warn(sentence, kind, stacklevel=_frames_inside())
+
+
+def sentence_of(curves: "xr.Dataset", name: str, system: str) -> str:
+    """Say which lanes failed in one way; at most `NAMED` of them are named.
+
+    Args:
+      curves: The curves of a sweep.
+      name: The way: one of `WORDS`.
+      system: Name of the system.
+    """
+    at, labels = curves[name].values.ravel(), lane_labels(curves)
+    found = np.flatnonzero(at >= 0)
+    lanes = [
+        ", ".join(f"{label}={value}" for label, value in labels[i].items())
+        + f" from evaluation {at[i]} on"
+        for i in found[:NAMED]
+    ]
+    more = f" and {found.size - NAMED} more" if found.size > NAMED else ""
+    about = f"{found.size} of {at.size} lanes of {system} {WORDS[name]}"
+    return f"{about}: {'; '.join(lanes)}{more}."
 
 
 def warn_of_late(hypers: Sequence[Any], ticks: Sequence[int]) -> None:

@@ -1,13 +1,11 @@
 """The arrays of a tree in one file with their digest, and back: the files of checkpoints."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TypeAlias
 
 import jax
 import numpy as np
 
-from fedjax_sim.core import lifecycle
 from fedjax_sim.core.types import Params
 
 Arrays: TypeAlias = dict[str, np.ndarray]
@@ -60,49 +58,3 @@ def unpack(arrays: Mapping[str, np.ndarray], like: Params) -> Params:
       The tree.
     """
     return jax.tree.unflatten(jax.tree.structure(like), arrays.values())
-
-
-def storable(values: np.ndarray) -> tuple[np.ndarray, str]:
-    """Turn an array into one of a type that files know.
-
-    Types that JAX adds to NumPy's, such as bfloat16, are kept as their bits.
-
-    Returns:
-      The array, and the name of its type if it is such a one, with which `view` undoes this.
-    """
-    if values.dtype.isbuiltin != 2:
-        return values, ""
-    return values.view(f"u{values.dtype.itemsize}"), values.dtype.name
-
-
-def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays into a file that ends with its SHA-256.
-
-    Args:
-      arrays: The arrays by name.
-
-    Raises:
-      StorageError: If the disk refuses. An older file is then kept.
-    """
-    entries = {}
-    for name, values in arrays.items():
-        bits, dtype = storable(values)
-        entries[f"{name}@{dtype}"] = bits
-    lifecycle.write_arrays(path, entries)
-
-
-def read(path: Path) -> Arrays:
-    """Read the arrays that `write` wrote.
-
-    Raises:
-      InputError: If the file is damaged.
-      OSError: If it cannot be read.
-    """
-    arrays = {}
-    for entry, values in lifecycle.read_arrays(path).items():
-        name, at, dtype = entry.rpartition("@")
-        try:
-            arrays[name] = values.view(dtype) if at and dtype else values
-        except (TypeError, ValueError):
-            raise lifecycle.InputError(f"{path} holds an array of type {dtype}.") from None
-    return arrays

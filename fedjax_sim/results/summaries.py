@@ -136,6 +136,13 @@ def label_of(system: str, point: Mapping[str, object]) -> str:
     return " ".join([system, *(f"{name}={value}" for name, value in shown.items())])
 
 
+def points_of(curves: Mapping[str, "xr.Dataset"]) -> Iterator[tuple[str, "xr.Dataset"]]:
+    """Go through the points of the sweeps of several systems: their labels, and their lanes."""
+    for name, data in curves.items():
+        for point, lanes in settings_of(data):
+            yield label_of(name, point), lanes
+
+
 def metrics_of(data: "xr.Dataset", *dims: str) -> list[str]:
     """List the metrics of a system's curves: the variables along eval.
 

@@ -11,17 +11,15 @@ The packages behind TensorBoard, Weights & Biases and MLflow are extras, such as
 """
 
 import csv
-import importlib
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 
-from fedjax_sim.core import lifecycle
-from fedjax_sim.core.settings import ConfigError, OneOf, checked
+from fedjax_sim.core import lifecycle, settings
+from fedjax_sim.core.settings import OneOf, checked
 
 LaneT = TypeVar("LaneT")
 TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
@@ -54,23 +52,6 @@ def title_of(lane: Mapping[str, object]) -> str:
     values = {name: getattr(value, "__name__", value) for name, value in lane.items()}
     system = values.pop("system")
     return " ".join([str(system), *(f"{name}={value}" for name, value in values.items())])
-
-
-def load_extra(tracker: str, module: str) -> ModuleType:
-    """Import a package that only one tracker needs.
-
-    Args:
-      tracker: Name of the tracker, which is that of its extra.
-      module: The package.
-
-    Raises:
-      ConfigError: If it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        allowed = f'one that is installed: pip install "fedjax-sim[{tracker}]" installs it'
-        raise ConfigError("tracker", tracker, allowed) from None
 
 
 COLUMNS = (
@@ -107,8 +88,8 @@ class CSV:
         """Add the lines of one evaluation; see `Tracker`."""
         own = ("system", "seed")
         swept = {name: value for name, value in lane.items() if name not in own}
-        settings = json.dumps(swept, default=lambda value: getattr(value, "__name__", str(value)))
-        begins = (title_of(lane), lane["system"], settings, lane["seed"], ticks)
+        as_json = json.dumps(swept, default=lambda value: getattr(value, "__name__", str(value)))
+        begins = (title_of(lane), lane["system"], as_json, lane["seed"], ticks)
         at, time = int(values["evaluation"]), values["virtual_time"]
         self._writer.writerows(
             (*begins, at, time, name, value)
@@ -161,7 +142,7 @@ class TensorBoard(_PerLane[Any]):
         Raises:
           ConfigError: If it is not installed.
         """
-        make = load_extra("tensorboard", "tensorboardX").SummaryWriter
+        make = settings.load_extra("tracker", "tensorboard", "tensorboardX").SummaryWriter
 
         def write(writer: Any, ticks: int, values: Mapping[str, float]) -> None:
             for name, value in values.items():
@@ -194,7 +175,7 @@ class WandB(_PerLane[Any]):
           ConfigError: If it is not installed.
         """
         options = {"project": project, "dir": str(folder), "reinit": "create_new"}
-        init = load_extra("wandb", "wandb").init
+        init = settings.load_extra("tracker", "wandb", "wandb").init
         Path(folder).mkdir(parents=True, exist_ok=True)
         super().__init__(
             lambda title, lane: init(name=title, config=dict(lane), **options),
@@ -218,9 +199,9 @@ class MLflow(_PerLane[str]):
         Raises:
           ConfigError: If it is not installed.
         """
-        load_extra("mlflow", "mlflow")
-        client = load_extra("mlflow", "mlflow.tracking").MlflowClient(uri)
-        metric = load_extra("mlflow", "mlflow.entities").Metric
+        settings.load_extra("tracker", "mlflow", "mlflow")
+        client = settings.load_extra("tracker", "mlflow", "mlflow.tracking").MlflowClient(uri)
+        metric = settings.load_extra("tracker", "mlflow", "mlflow.entities").Metric
         known = client.get_experiment_by_name(experiment)
         place = client.create_experiment(experiment) if known is None else known.experiment_id
 
@@ -236,18 +217,6 @@ class MLflow(_PerLane[str]):
             client.log_batch(number, metrics=metrics)
 
         super().__init__(begin, write, client.set_terminated)
-
-
-def check_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))]) -> None:
-    """Check that the package behind a tracker is installed.
-
-    Args:
-      name: One of `TRACKERS`.
-
-    Raises:
-      ConfigError: If it is not.
-    """
-    load_extra(name, TRACKERS[name])
 
 
 def make_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))], folder: str | Path) -> Tracker:

@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_sim.core.settings import ConfigError, checked
-from fedjax_sim.results.summaries import label_of, settings_of
+from fedjax_sim.results.summaries import points_of
 from fedjax_sim.studies import criteria, statistics
 from fedjax_sim.studies.criteria import Criterion, Reached
 from fedjax_sim.studies.statistics import Interval, Sample
@@ -146,11 +146,7 @@ def compare(
     Raises:
       ConfigError: If curves lack the metric, or do not agree on whether less of it is better.
     """
-    points = {
-        label_of(name, point): lanes
-        for name, data in curves.items()
-        for point, lanes in settings_of(data)
-    }
+    points = dict(points_of(curves))
     if not points:
         raise ConfigError("curves", {}, "those of one system at least")
     is_less = {criterion.prefers_less(criteria.less_is_better(each)) for each in points.values()}

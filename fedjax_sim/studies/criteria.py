@@ -104,7 +104,8 @@ class Criterion:
         bad = (failed | self.collapsed(curves) if is_strict else failed).values.ravel()
         if self.by == "time":
             seen = self.first(metric, along, failed.values.ravel(), is_less=is_less)
-            ends = seen.ends[~failed.values.ravel() & ~_stopped(curves)]
+            is_whole = curves["stopped_at"].values.ravel() < 0 if "stopped_at" in curves else True
+            ends = seen.ends[~failed.values.ravel() & is_whole]
             worst = ends.min() if len(ends) else seen.ends.min()
             found = np.where(seen.reached, np.minimum(seen.times, worst), worst)
         else:
@@ -209,10 +210,3 @@ def less_is_better(curves: xr.Dataset) -> set[str]:
 
 LESS, CHANCE = "less_is_better", "has_chance"
 """Attributes of a metric of which less is better, and of one of which chance is known."""
-
-
-def _stopped(curves: xr.Dataset) -> np.ndarray:
-    """Mark the lanes that were stopped early: `bool[L]`."""
-    failed = curves["failed"]
-    at = curves["stopped_at"] if "stopped_at" in curves else xr.full_like(failed, -1, int)
-    return at.values.ravel() >= 0

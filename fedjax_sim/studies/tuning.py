@@ -22,8 +22,8 @@ import xarray as xr
 
 from fedjax_sim.core import settings
 from fedjax_sim.core.lifecycle import say
-from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.types import AnyProblem, Layout, System
+from fedjax_sim.core.settings import ConfigError, Fraction
+from fedjax_sim.core.types import AnyProblem, Layout, Settings, System
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine import sweeps
 from fedjax_sim.engine.watching import Progress, Watch
@@ -33,6 +33,10 @@ from fedjax_sim.studies import criteria
 from fedjax_sim.studies.criteria import Criterion
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
+Grid = Mapping[str, Sequence[Any]]
+"""Values of settings, by name."""
+Options = Mapping[str, Any]
+"""Further arguments of a sweep."""
 WIDENINGS = 3
 """Times that a grid is widened by one value."""
 
@@ -47,8 +51,8 @@ class Contestant(NamedTuple):
     """
 
     system: System
-    hyper: Any
-    grid: Mapping[str, Sequence[Any]]
+    hyper: Settings
+    grid: Grid
 
 
 class Halving(NamedTuple):
@@ -107,7 +111,8 @@ class Tuned(NamedTuple):
     time: float = 0.0
 
 
-def hold_out(data: Dataset, share: float, *, seed: int = 0) -> Dataset:
+@settings.checked
+def hold_out(data: Dataset, share: Fraction, *, seed: int = 0) -> Dataset:
     """Replace the test set by a part of the training set that is held out.
 
     Args:
@@ -122,7 +127,6 @@ def hold_out(data: Dataset, share: float, *, seed: int = 0) -> Dataset:
     Raises:
       ConfigError: If the share is not in (0, 1).
     """
-    _check_share(share)
     generator = np.random.default_rng(seed)
     is_held_out = np.zeros(len(data.train_labels), bool)
     for label in range(data.num_classes):
@@ -138,8 +142,9 @@ def hold_out(data: Dataset, share: float, *, seed: int = 0) -> Dataset:
     )
 
 
+@settings.checked
 def hold_out_of_clients(
-    data: Dataset, partitions: Sequence[Partition], share: float, *, seed: int = 0
+    data: Dataset, partitions: Sequence[Partition], share: Fraction, *, seed: int = 0
 ) -> list[tuple[Dataset, Partition]]:
     """Hold out a part of each client's training examples, for each of several partitions.
 
@@ -156,14 +161,13 @@ def hold_out_of_clients(
     Raises:
       ConfigError: If the share is not in (0, 1), or leaves a client without a training example.
     """
-    _check_share(share)
     found: list[tuple[np.ndarray, Partition]] = []
     for each in partitions:
         generator = np.random.default_rng(seed)
         kept, held = list[np.ndarray](), list[np.ndarray]()
         counts = each.counts - np.round(share * each.counts).astype(each.counts.dtype)
         if (counts < 1).any():
-            raise ConfigError("share held out", share, "such that every client keeps an example")
+            raise ConfigError("share", share, "such that every client keeps an example")
         for own, count in zip(each.rows(), counts, strict=True):
             mixed = generator.permutation(own)
             kept.append(np.sort(mixed[:count]))
@@ -172,7 +176,7 @@ def hold_out_of_clients(
         found.append((mixed, Partition(np.concatenate(kept), counts)))
     fewest = min(len(held) for held, _ in found)
     if not fewest:
-        raise ConfigError("share held out", share, "such that an example is held out")
+        raise ConfigError("share", share, "such that an example is held out")
     return [
         (
             data._replace(
@@ -185,11 +189,6 @@ def hold_out_of_clients(
     ]
 
 
-def _check_share(share: float) -> None:
-    if not 0 < share < 1:
-        raise ConfigError("share held out", share, "above 0 and below 1")
-
-
 def tune(
     contestant: Contestant,
     problem: list[ProblemT] | Callable[[int], ProblemT],
@@ -199,7 +198,7 @@ def tune(
     widenings: int = WIDENINGS,
     halving: Halving | None = None,
     known: xr.DataArray | None = None,
-    kept: Callable[[str], Mapping[str, Any]] = lambda name: {},
+    kept: Callable[[str], Options] = lambda name: {},
     **options: Any,
 ) -> Tuned:
     """Choose a system's settings by their mean score on validation data.
@@ -228,11 +227,14 @@ def tune(
       ConfigError: If a grid may be widened and has a number that is not positive, as grids go on by
         ratios.
     """
-    grid = {name: _ordered(values) for name, values in contestant.grid.items()}
+    grid = {
+        name: sorted(values) if _is_numeric(values) else list(values)
+        for name, values in contestant.grid.items()
+    }
     check_grid(grid, widenings)
     lanes, time = 0, 0.0
 
-    def score(name: str, values: Mapping[str, Sequence[Any]], early: Halving | None) -> Any:
+    def score(name: str, values: Grid, early: Halving | None) -> xr.DataArray:
         nonlocal lanes, time
         how = {**options, **kept(name)}
         if early is not None:
@@ -274,8 +276,8 @@ def tune_and_run(
     *,
     tuning_seeds: Sequence[int],
     seeds: Sequence[int],
-    kept: Callable[[str], Mapping[str, Any]] = lambda name: {},
-    options: Mapping[str, Any],
+    kept: Callable[[str], Options] = lambda name: {},
+    options: Options,
     **how: Any,
 ) -> tuple[Tuned, Run]:
     """Tune a system, and run the choice with other seeds on the test problems.
@@ -296,7 +298,9 @@ def tune_and_run(
     Raises:
       ConfigError: If a seed is among both, as the best of many settings is partly luck.
     """
-    check_seeds(tuning_seeds, seeds)
+    if shared := {*tuning_seeds} & {*seeds}:
+        allowed = "apart from the seeds that are reported, as the best on a seed is partly luck"
+        raise ConfigError("tuning seeds", sorted(shared), allowed)
     tuned = tune(contestant, validation, seeds=tuning_seeds, kept=kept, **options, **how)
     hyper = contestant.hyper.replace(**tuned.choice)
     return tuned, sweeps.sweep(
@@ -304,7 +308,7 @@ def tune_and_run(
     )
 
 
-def check_grid(grid: Mapping[str, Sequence[Any]], widenings: int) -> None:
+def check_grid(grid: Grid, widenings: int) -> None:
     """Check that a grid can be widened, which goes on by ratios.
 
     Raises:
@@ -315,18 +319,7 @@ def check_grid(grid: Mapping[str, Sequence[Any]], widenings: int) -> None:
             raise ConfigError(f"grid of {name}", list(values), "positive, or not widened")
 
 
-def check_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
-    """Check that seeds of tuning are not among those that are reported.
-
-    Raises:
-      ConfigError: If one is.
-    """
-    if shared := {*tuning} & {*seeds}:
-        allowed = "apart from the seeds that are reported, as the best on a seed is partly luck"
-        raise ConfigError("tuning seeds", sorted(shared), allowed)
-
-
-def choose(scores: xr.DataArray, grid: Mapping[str, Sequence[Any]] | None = None) -> Tuned:
+def choose(scores: xr.DataArray, grid: Grid | None = None) -> Tuned:
     """Return the point with the best mean over seeds; see `Tuned`.
 
     Args:
@@ -361,13 +354,8 @@ def _dim_of(name: str, scores: xr.DataArray) -> str:
     return name if name in scores.dims else f"{name}_setting"
 
 
-def _is_numeric(values: Sequence[Any]) -> bool:
+def _is_numeric(values: Sequence[object]) -> bool:
     return all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
-
-
-def _ordered(values: Sequence[Any]) -> list[Any]:
-    """Sort numbers; leave other values in their order."""
-    return sorted(values) if _is_numeric(values) else list(values)
 
 
 def _beyond(contestant: Contestant, tuned: Tuned) -> tuple[str, Any] | None:
@@ -397,10 +385,10 @@ def _ending_early(
     halving: Halving,
     criterion: Criterion,
     system: System,
-    problem: Any,
-    grid: Mapping[str, Sequence[Any]],
+    problem: list[ProblemT] | Callable[[int], ProblemT],
+    grid: Grid,
     seeds: Sequence[int],
-    options: Mapping[str, Any],
+    options: Options,
 ) -> dict[str, Any]:
     """Return the options of a sweep that ends losing points early.
 

@@ -54,6 +54,7 @@ from scipy import stats
 from fedjax_sim.core import settings
 from fedjax_sim.core.schedules import Constant
 from fedjax_sim.core.settings import ConfigError, fields, value_of
+from fedjax_sim.core.types import Settings
 from fedjax_sim.server.accounting import NoisySteps, epsilon_after
 
 SCHEMES = ("full", "with_replacement", "without_replacement")
@@ -530,7 +531,7 @@ def _paper(setup: PrivacySetup, delta: float) -> float:
     return found.epsilon
 
 
-def _check_equal(lanes: Sequence[Any]) -> None:
+def _check_equal(lanes: Sequence[Settings]) -> None:
     """Check that lanes are of FA-LD, and that the settings that matter are equal."""
     for name in _ACCOUNTED:
         if not all(is_dataclass(each) and name in fields(type(each)) for each in lanes):
@@ -542,7 +543,7 @@ def _check_equal(lanes: Sequence[Any]) -> None:
             raise ConfigError(name, ", ".join(map(str, sorted(values))), _ONE_VALUE)
 
 
-def _equal_shares(lanes: Sequence[Any], counts: np.ndarray) -> np.ndarray:
+def _equal_shares(lanes: Sequence[Settings], counts: np.ndarray) -> np.ndarray:
     """Compute the clients' weights, `f[N]` of sum 1, which must be the same in all lanes."""
     shares = []
     for each in lanes:
@@ -564,7 +565,7 @@ _ACCOUNTED = (
 _ONE_VALUE = "one value; give the settings of one lane, run.hypers[i], and the rounds"
 
 
-def _check_accounted(hyper: Any, sensitivity: float) -> None:
+def _check_accounted(hyper: Settings, sensitivity: float) -> None:
     """Refuse runs that are not accounted for."""
     if not 0 < sensitivity < np.inf:
         clip = "or else the setting example_clip, which bounds it without control variates"

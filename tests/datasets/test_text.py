@@ -52,14 +52,7 @@ def test_sequences_predict_every_character_but_the_first_once() -> None:
     assert data.train_clients is data.train_speakers
 
 
-def test_characters_may_be_given_and_are_the_most_frequent_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    data = datasets.from_text(
-        PLAY, sequence_length=4, min_characters=8, characters="ba!", name="play"
-    )
-    assert data.characters == "ba!" and data.num_classes == 5
-    assert decoded(data, data.train_sequences[0]) == "abab?"
+def test_the_most_frequent_characters_have_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "MOST_CHARACTERS", 2)
     few = datasets.from_text(
         "X:\n" + "zzyxyzyy" * 5, sequence_length=4, min_characters=8, name="few"
@@ -68,17 +61,16 @@ def test_characters_may_be_given_and_are_the_most_frequent_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "words"),
+    ("text", "words"),
     [
-        ("To be, or not to be", {}, "number of speeches in play is 0"),
-        ("", {}, "number of speeches in play is 0"),
-        (PLAY, {}, "min_characters is 160, but must be at most 25, the most that a speaker"),
-        (PLAY, {"characters": "aa"}, "characters is 'aa', but must be from 1 to 254 different"),
+        ("To be, or not to be", "number of speeches in play is 0"),
+        ("", "number of speeches in play is 0"),
+        (PLAY, "min_characters is 160, but must be at most 25, the most that a speaker"),
     ],
 )
-def test_bad_texts_are_refused(text: str, options: dict, words: str) -> None:
+def test_bad_texts_are_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        datasets.from_text(text, name="play", **options)
+        datasets.from_text(text, name="play")
 
 
 def test_own_file(tmp_path) -> None:

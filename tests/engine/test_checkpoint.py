@@ -669,7 +669,7 @@ def test_a_folder_that_cannot_be_written(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(ConfigError, match="a folder that can be written"):
+    with pytest.raises(ConfigError, match="a folder that can be created and written"):
         fedjax_sim.sweep(
             QUAFL,
             regression(),

@@ -14,10 +14,10 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Algorithm, Event, Plan, System, datasets, partition, problems
 from fedjax_sim.core.batching import map_slots, weighted_sum
+from fedjax_sim.core.lifecycle import storable
 from fedjax_sim.core.types import Work
 from fedjax_sim.engine.program.replay import client_variance
 from fedjax_sim.problems.losses import is_right
-from fedjax_sim.results.store import storable
 from fedjax_sim.server.aggregation import mean_with_server
 from tests.conftest import slow_but
 from tests.systems.test_minimal_system import Hyper, timeline

@@ -14,7 +14,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import datasets, launch
 from fedjax_sim.cli.commands import main
-from fedjax_sim.core.lifecycle import BAD_INPUT, STORAGE, PartError, exit_code_of
+from fedjax_sim.core.lifecycle import BAD_INPUT, STORAGE, exit_code_of
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results import reports
 from fedjax_sim.systems import fedavg
@@ -179,7 +179,7 @@ def test_a_launcher_that_is_not_there_leaves_nothing(
     said = capsys.readouterr().err
     assert f'pip install "fedjax-sim[{launcher}]"' in said and said.count("\n") == 1
     made = {"ray": launch.Ray, "slurm": launch.Slurm}[launcher]()
-    with pytest.raises(PartError, match="pip install"):
+    with pytest.raises(ConfigError, match="pip install"):
         launch.sweep(
             fedavg.system,
             len,

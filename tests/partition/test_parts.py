@@ -18,7 +18,7 @@ def test_dirichlet_shares_have_their_mean_and_variance():
     for seed in range(draws):
         rng = partition_parts.make_generator(seed)
         shares[seed] = partition_parts.cut_classes(
-            rng, num_clients, alpha, np.array([len(labels)])
+            rng, num_clients, alpha, np.array([len(labels)]), least=0
         )[0] / len(labels)
     variance = (1 / num_clients) * (1 - 1 / num_clients) / (num_clients * alpha + 1)
     assert np.abs(shares.mean(axis=0) - 1 / num_clients).max() < 5 * np.sqrt(variance / draws)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_sim.cli.tables import failures
 from fedjax_sim.core.lifecycle import InputError, StorageError, read_json, seal_json
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Timeline
 from fedjax_sim.results import plots, reports
 from fedjax_sim.results.reports import Folder
+from fedjax_sim.results.runs import WORDS, sentence_of
 
 
 def curves(accuracy, *, failed=None, swept=None, time=None):
@@ -112,14 +112,13 @@ def test_summary_names_failed_collapsed_and_stopped_lanes():
         entry | {"seed": 2, "what": "stopped", "evaluation": 1, "tick": 1, "virtual_time": 10.0},
     ]
     assert summary["systems"]["x"]["final"]["accuracy"]["mean"] == pytest.approx(0.45)
-    assert failures({"x": data}) == [
-        "x: 1 of 3 lanes diverged (seeds 0) and are left out of its means. "
-        "It showed first at evaluation 1.",
-        "x: 1 of 3 lanes ended at chance, without being better than a constant guess (seeds 1). "
-        "It showed first at evaluation 2.",
-        "x: 1 of 3 lanes were stopped early, and count with their last values (seeds 2). "
-        "It showed first at evaluation 1.",
-    ]
+    assert {name: sentence_of(data, name, "x") for name in WORDS} == {
+        "failed_at": "1 of 3 lanes of x diverged (a number was not finite): "
+        "seed=0 from evaluation 1 on.",
+        "collapsed_at": "1 of 3 lanes of x ended at chance: seed=1 from evaluation 2 on.",
+        "stopped_at": "1 of 3 lanes of x were stopped early, and count with their last values: "
+        "seed=2 from evaluation 1 on.",
+    }
 
 
 def test_save_and_load_give_back_everything(tmp_path):

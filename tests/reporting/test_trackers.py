@@ -174,7 +174,9 @@ def log_again(tracker: trackers.Tracker, run: fedjax_sim.Run) -> None:
     tracker.close()
 
 
-def test_packages_of_trackers_are_loaded_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_of_trackers_are_loaded_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither the package nor the room of trackers loads them; without one, a sentence says so."""
     names = set(trackers.TRACKERS.values()) - {"csv"}
     command = (
@@ -186,4 +188,4 @@ def test_packages_of_trackers_are_loaded_when_asked_for(monkeypatch: pytest.Monk
         if name != "csv":
             monkeypatch.setitem(sys.modules, package, None)
             with pytest.raises(ConfigError, match=rf'pip install "fedjax-sim\[{name}\]"'):
-                trackers.check_tracker(name)
+                trackers.make_tracker(name, tmp_path)

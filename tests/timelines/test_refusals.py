@@ -63,7 +63,7 @@ OF_GROUPS: list[tuple[dict[str, Any], str]] = [
         {"exchanges": "group", "exchange_mean": (1.0, 2.0, 3.0)},
         "exchange.exchange_mean is (1.0, 2.0, 3.0), but must be one number, or num_groups = 2",
     ),
-    ({"time_of": "update"}, "delays.time_of is 'update', but must be left at 'step' with clock.de"),
+    ({"time_of": "update"}, "delays.time_of is 'update', but must be left at step with clock.de"),
     ({"rate_slow": 0.1}, "delays.rate_slow is 0.1, but must be left at 0.125 with clock.delays_of"),
     ({"client_table": ClientTable(np.ones(30))}, "delays.client_table is "),
     ({"delays_of": "client", "shift": 1.0}, "iteration.shift is 1.0, but must be left at 0.85 wit"),

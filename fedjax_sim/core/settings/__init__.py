@@ -53,12 +53,12 @@ from fedjax_sim.core.settings.errors import ConfigError as ConfigError
 from fedjax_sim.core.settings.errors import Named as Named
 from fedjax_sim.core.settings.errors import UnknownAttributeError as UnknownAttributeError
 from fedjax_sim.core.settings.errors import check_file as check_file
+from fedjax_sim.core.settings.errors import load_extra as load_extra
 from fedjax_sim.core.settings.errors import writing_to as writing_to
 from fedjax_sim.core.settings.names import ASSUMED as ASSUMED
 from fedjax_sim.core.settings.names import Checked as Checked
 from fedjax_sim.core.settings.names import as_default as as_default
 from fedjax_sim.core.settings.names import default_text as default_text
-from fedjax_sim.core.settings.names import describe as describe
 from fedjax_sim.core.settings.names import fields as fields
 from fedjax_sim.core.settings.names import full_name as full_name
 from fedjax_sim.core.settings.names import groups as groups
@@ -72,7 +72,6 @@ from fedjax_sim.core.settings.names import late_of as late_of
 from fedjax_sim.core.settings.names import names_of as names_of
 from fedjax_sim.core.settings.names import plain as plain
 from fedjax_sim.core.settings.names import unknown_name as unknown_name
-from fedjax_sim.core.settings.names import usual_values as usual_values
 from fedjax_sim.core.settings.names import value_of as value_of
 from fedjax_sim.core.settings.structs import OneOfSeveral as OneOfSeveral
 from fedjax_sim.core.settings.structs import alternatives as alternatives

@@ -1,10 +1,12 @@
 """Bad input as one sentence, and values as such sentences show them."""
 
 import contextlib
+import importlib
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from fedjax_sim.core.lifecycle import InputError, nearest
@@ -113,21 +115,23 @@ class Named(dict[str, ValueT]):
 
 
 @contextlib.contextmanager
-def writing_to(field: str, folder: Path) -> Iterator[None]:
+def writing_to(field: str, folder: Path, *, make: bool = True) -> Iterator[None]:
     """Make a folder, unless it exists, and turn failures to write there into one sentence.
 
     Args:
       field: What error messages call it.
       folder: The folder.
+      make: Whether to make it.
 
     Raises:
       ConfigError: If the folder cannot be made, or the block is refused by the disk.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        allowed = f"a folder that can be written ({error.strerror})"
+        allowed = f"a folder that can be created and written ({error.strerror or error})"
         raise ConfigError(field, str(folder), allowed) from None
 
 
@@ -147,6 +151,27 @@ def check_file(field: str, path: str | Path) -> None:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise ConfigError(field, str(path), "a file on disk, not a pipe or a device")
+
+
+def load_extra(field: str, name: str, module: str) -> ModuleType:
+    """Import a package that only one of the package's extras has.
+
+    Args:
+      field: What error messages call it, such as "tracker".
+      name: Name of the extra, and of the choice that needs it.
+      module: The package.
+
+    Returns:
+      The module.
+
+    Raises:
+      ConfigError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        allowed = f'one that is installed: pip install "fedjax-sim[{name}]" installs it'
+        raise ConfigError(field, name, allowed) from None
 
 
 def _shown(value: Any) -> str:

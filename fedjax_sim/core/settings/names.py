@@ -286,7 +286,7 @@ def why_idle(hyper: object, reason: Reason) -> str:
         return f"with {reason}, where it has no effect"
     where, values = reason
     if callable(values):
-        return f"with {where} = {_text_of(value_of(hyper, where))}, where it has no effect"
+        return f"with {where} = {_shown(value_of(hyper, where))}, where it has no effect"
     return f"unless {where} is {' or '.join(map(repr, values))}"
 
 
@@ -389,11 +389,34 @@ def default_text(field: Field) -> str:
     Returns:
       The text.
     """
-    return _text_of(field.default)
+    return _shown(field.default)
 
 
-def _text_of(value: object) -> str:
-    if callable(value):
-        return getattr(value, "__qualname__", repr(value))
-    # A part, such as a compressor, is written as the command line reads it.
-    return str(value) if dataclasses.is_dataclass(value) else repr(value)
+def _shown(value: object) -> str:
+    """Write a value for people, who should see whether a number is whole."""
+    return repr(value) if isinstance(value, float | tuple) else written(value) or repr(value)
+
+
+def written(value: Any) -> str:
+    """Write a value as the command line has it, which other values may have in common."""
+    if isinstance(value, functools.partial):
+        given = [*(("", each) for each in value.args), *value.keywords.items()]
+        pairs = [
+            (k, written(x) if isinstance(x, bool | int | float) else repr(x)) for k, x in given
+        ]
+        words = [f"{name}={text}".removeprefix("=") for name, text in pairs]
+        return ":".join([written(value.func), *words])
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    if isinstance(value, float):
+        # Several are joined by +. Whole numbers are written as integers are.
+        return float.__repr__(value).replace("e+", "e").removesuffix(".0")
+    if isinstance(value, np.generic | np.ndarray | jax.Array):
+        return written(np.asarray(value).tolist())
+    if isinstance(value, tuple | list):
+        return "+".join(map(written, value))
+    if hasattr(type(value), "as_csv"):
+        return value.as_csv()
+    return value.__name__ if callable(value) and hasattr(value, "__name__") else str(value)

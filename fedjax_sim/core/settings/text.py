@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_sim.core.settings.checks import check
 from fedjax_sim.core.settings.errors import ConfigError, Named
-from fedjax_sim.core.settings.names import Checked, fields, full_name
+from fedjax_sim.core.settings.names import Checked, fields, full_name, written
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
@@ -131,7 +131,7 @@ def text_of(hyper_type: type, name: str, value: object) -> str:
     Raises:
       ConfigError: If the value has no such text, as a lambda, or a rule that is in no table.
     """
-    text = _write(value)
+    text = written(value)
     try:
         if is_same(parse(hyper_type, name, text), value):
             return text
@@ -139,32 +139,6 @@ def text_of(hyper_type: type, name: str, value: object) -> str:
         pass
     allowed = "a value that a text stands for, as on the command line"
     raise ConfigError(name, value, allowed)
-
-
-def _write(value: Any) -> str:
-    """Write a value as text, which other values may have in common."""
-    if isinstance(value, functools.partial):
-        given = [*(("", each) for each in value.args), *value.keywords.items()]
-        words = [f"{name}={_literal(each)}".removeprefix("=") for name, each in given]
-        return ":".join([_write(value.func), *words])
-    if isinstance(value, bool | np.bool_):
-        return str(value).lower()
-    if isinstance(value, int | np.integer):
-        return str(int(value))
-    if isinstance(value, float):
-        # Several are joined by +. Whole numbers are written as integers are.
-        return float.__repr__(value).replace("e+", "e").removesuffix(".0")
-    if isinstance(value, np.generic | np.ndarray | jax.Array):
-        return _write(np.asarray(value).tolist())
-    if isinstance(value, tuple | list):
-        return "+".join(map(_write, value))
-    if hasattr(type(value), "as_csv"):
-        return value.as_csv()
-    return value.__name__ if callable(value) and hasattr(value, "__name__") else str(value)
-
-
-def _literal(value: object) -> str:
-    return _write(value) if isinstance(value, bool | int | float) else repr(value)
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -178,7 +152,7 @@ def is_same(one: Any, other: Any) -> bool:
     """
     if one is other or one is None or other is None:
         return one is other
-    if isinstance(one, str) != isinstance(other, str) or _write(one) != _write(other):
+    if isinstance(one, str) != isinstance(other, str) or written(one) != written(other):
         return False
     if callable(one) or callable(other):
         return getattr(one, "func", one) is getattr(other, "func", other)
@@ -207,4 +181,4 @@ class Kind(Checked):
             if field.name in known
             and not is_same(getattr(self, field.name), known[field.name].default)
         }
-        return ":".join([self.name, *(f"{name}={_write(each)}" for name, each in given.items())])
+        return ":".join([self.name, *(f"{name}={written(each)}" for name, each in given.items())])

@@ -318,7 +318,7 @@ class Checkpoint:
     def _write(self, kind: str, done: int, identity: str, arrays: Arrays) -> Path:
         """Write an array file that says to which run it belongs."""
         path = self._folder / f"{kind}-{done:012d}.npz"
-        store.write(path, {"identity": np.array(identity), **arrays})
+        lifecycle.write_arrays(path, {"identity": np.array(identity), **arrays})
         return path
 
     def _sound(self, kind: str, identity: str) -> Iterator[tuple[int, Arrays]]:
@@ -328,7 +328,7 @@ class Checkpoint:
         """
         for path in files_in(self._folder, kind):
             try:
-                arrays = store.read(path)
+                arrays = lifecycle.read_arrays(path)
                 theirs = str(arrays.pop("identity"))
             except (lifecycle.InputError, OSError, KeyError) as error:
                 reason = getattr(error, "strerror", None) or "its digest is another"
