@@ -33,7 +33,9 @@ Dimension letters: those of `fedjax_sim.core.types`.
 
 import dataclasses
 import re
-from typing import Any, ClassVar
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ClassVar, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +58,19 @@ from fedjax_sim.timelines.cohorts import previous_visits
 
 Pair = tuple[Params, Params]
 """Models that a stage passes on, and its memory."""
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def named(method: Method) -> Method:
+    """Give the equations of a stage's method the name of the stage, as a scope of the program."""
+
+    @wraps(method)
+    def within(stage: "Stage", *args: Any, **options: Any) -> Any:
+        with jax.named_scope(stage.name):
+            return method(stage, *args, **options)
+
+    return cast(Method, within)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +105,7 @@ class LocalNoise(Stage):
     name = "messages.local_privacy"
     idle = NoLocalPrivacy()
 
-    @jax.named_scope(name)
+    @named
     def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
         """Return noisy models of honest clients, and those that attackers did reach.
 
@@ -144,7 +159,7 @@ class Forgery(Stage):
         """Return the attackers' first memory."""
         return self.kind.first_memory(sent) if self.is_on else ()
 
-    @jax.named_scope(name)
+    @named
     def client(
         self,
         key: Key,
@@ -267,7 +282,7 @@ class Coding(Stage):
         memory, reports = jax.lax.scan(exchange, memory, single)
         return jax.tree.map(lambda leaf: leaf[:, 0], reports), memory
 
-    @jax.named_scope(name)
+    @named
     def decode(
         self,
         key: Key,
@@ -323,7 +338,7 @@ class PrivateSum(Stage):
         """Return the first bound if it adapts, or the noises of ticks that there were not."""
         return self.kind.first_memory(sent)
 
-    @jax.named_scope(name)
+    @named
     def server(self, key: Key, event: Event, memory: Params, updates: Params) -> Pair:
         """Sum clipped updates with the tick's weights, and add noise.
 
@@ -372,7 +387,7 @@ class Downlink(Stage):
         """Return the initial model, which clients know."""
         return sent if self.is_on else ()
 
-    @jax.named_scope(name)
+    @named
     def server(self, key: Key, event: Event, known: Params, sent: Params) -> Params:
         """Send a new model, leaves `[...]`, and return the one that clients know then."""
         if not self.is_on:
@@ -425,7 +440,7 @@ class Aggregation(Stage):
         """Whether messages are as clients made them, and their weighted sum is wanted."""
         return self.senders.adversary.is_idle and isinstance(self.kind, Mean)
 
-    @jax.named_scope(name)
+    @named
     def sum(
         self,
         key: Key,

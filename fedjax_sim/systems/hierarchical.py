@@ -131,7 +131,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         sent = event.within(steps=jnp.broadcast_to(is_last, (num_slots,)).astype("int32"))
         reports, memo = wire.receive(key, sent, memo, known, groups)
         progress = jax.tree.map(jnp.subtract, reports, known)  # x_i^{u,t_i} - x^u
-        server = jax.tree.map(jnp.add, state.server, wire.sum(key, event, progress))  # (12)
+        moved = wire.mix(key, event, progress, partial(shares_of_slots, hyper, event))
+        server = jax.tree.map(jnp.add, state.server, moved)  # (12)
         # The server's model is sent at the end of a round.
         published = wire.publish(key, event, memo, server)
         memo = jax.tree.map(lambda new, old: jnp.where(is_last, new, old), published, memo)
@@ -148,6 +149,11 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         return state.clients, jnp.asarray(timelines.list_members(hyper).size)
 
     return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
+
+
+def shares_of_slots(hyper: Hyper, event: Event) -> Array:
+    """Find the weights w_i of groups in a tick that aggregates: `f[S]`, 0 in other ticks."""
+    return jnp.where(event.weight > 0, jnp.asarray(hyper.shares())[event.clients], 0)
 
 
 class Messages(edges.GroupMessages):
@@ -248,6 +254,15 @@ def schedule_reports(key: Key, hyper: AsyncHierarchical, num_ticks: int) -> type
     return schedule._replace(weight=total * rule)
 
 
+def discounted_shares(hyper: AsyncHierarchical, event: Event) -> Array:
+    """Compute c_i / r_i, weights of the reports without the factor of `aggregation`: `f[S]`."""
+    weight = event.weight * event.steps
+    if hyper.aggregation == "divide_by_steps":
+        return weight
+    total, work = weight.sum(), weight @ event.steps  # T = work / total
+    return weight * total / jnp.where(work > 0, work, 1)
+
+
 def one_by_one(
     problem: Problem, hyper: AsyncHierarchical, plan: Plan
 ) -> Algorithm[Versioned, Work]:
@@ -261,7 +276,7 @@ def one_by_one(
         groups, memo, work = train(key, event, state.memo, starts=start, draws=event.offset)
         reports, memo = wire.receive(key, event, memo, start, groups)
         progress = jax.tree.map(jnp.subtract, reports, start)  # D_i
-        mixed = wire.sum(key, event, progress)  # 0 if all slots are empty
+        mixed = wire.mix(key, event, progress, partial(discounted_shares, hyper, event))
         server, _ = wire.step(event, state.server, mixed)
         return wire.next_version(key, event, state, memo, server), work
 
