@@ -94,8 +94,8 @@ def algorithm(
       can_repeat: Whether a client may have several slots of a tick.
       moves: From the settings, the wire, the tick, the state, and the models that clients started
         from and that the server decodes to what the server adds up, leaves `[S, ...]`, the weights,
-        `f[S]`, and what is kept for every client then; None for the clients' progress with the tick's
-        weights. What is kept begins as the settings' `first_rows`, if they have that.
+        `f[S]`, and what is kept for every client then; None for the clients' progress with the
+        tick's weights. What is kept begins as the settings' `first_rows`, if they have that.
     """
     train = local_training(problem, hyper, plan)
     of_clients = local_training if moves is None else None
