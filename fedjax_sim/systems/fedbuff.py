@@ -53,15 +53,9 @@ from fedjax_sim.core import batching, settings, types
 from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Above0, Checked, ConfigError, fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import (
-    ReportMessages,
-    Reports,
-    ScheduledReports,
-    StalenessWeights,
-    Wire,
-    staleness,
-)
+from fedjax_sim.server import Reports, ScheduledReports, StalenessWeights, Wire, staleness
 from fedjax_sim.server.aggregation import ServerMomentum, ServerRate, where_slots
+from fedjax_sim.server.report_settings import ReportMessages
 from fedjax_sim.server.staleness import WeightedArrivals
 from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientQueues, presets

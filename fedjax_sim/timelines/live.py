@@ -33,18 +33,7 @@ from jax.typing import ArrayLike
 from fedjax_sim.core import settings, streams, types
 from fedjax_sim.core.settings import ConfigError, Count, checked, fields, struct
 from fedjax_sim.core.targets import put, repeat, repeat_while
-from fedjax_sim.core.types import (
-    EMPTY,
-    Array,
-    Clock,
-    Event,
-    Instant,
-    Key,
-    Live,
-    Received,
-    Settings,
-    Sizes,
-)
+from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Live, Received, Sizes
 from fedjax_sim.timelines import presets, rounds
 from fedjax_sim.timelines.arrivals import clocks
 from fedjax_sim.timelines.checks import check_own
@@ -82,7 +71,9 @@ def with_clock(system: types.System, live: Live, **changes: Any) -> types.System
     return changed._replace(timeline=partial(_frames, changed))
 
 
-def _frames(system: types.System, key: Key, hyper: Settings, num_ticks: int) -> types.Timeline:
+def _frames(
+    system: types.System, key: Key, hyper: types.Settings, num_ticks: int
+) -> types.Timeline:
     """Make the timeline of a live system: filled slots of most steps, and no time."""
     senders = system.messages.num_senders(hyper)
     found, num = cast(Live, system.live).sizes(hyper), senders or hyper.num_clients
@@ -363,7 +354,7 @@ class Shown(NamedTuple, Generic[RoundT, MemoryT, types.StateT, types.InfoT]):
 
 
 @checked
-def uniform_cohort(hyper: Settings) -> Callable[[Key, Array], Array]:
+def uniform_cohort(hyper: types.Settings) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, by the law of planned rounds.
 
     With one seed these are not the cohorts of a planned schedule, whose key is another.
@@ -419,7 +410,7 @@ class Selector(NamedTuple):
     """
 
     select: Callable[[Key, Choosing], Asked]
-    first: Callable[[Settings, Drawn], object] = lambda hyper, drawn: ()
+    first: Callable[[types.Settings, Drawn], object] = lambda hyper, drawn: ()
     learn: Callable[[Key, Shown], object] = lambda key, shown: shown.memory
     draw: Callable[[Key, Array], object] | None = None
     opens: Callable[[Key, Round], Round] = lambda key, begun: begun
@@ -443,9 +434,9 @@ class Selection(NamedTuple):
         `clients.seeing_losses`; None if it reads nothing of that.
     """
 
-    bind: Callable[[types.Problem, Settings], Selector]
-    num_used: Callable[[Settings], int] = lambda hyper: hyper.num_selected
-    is_full: Callable[[Settings], bool] = lambda hyper: False
+    bind: Callable[[types.Problem, types.Settings], Selector]
+    num_used: Callable[[types.Settings], int] = lambda hyper: hyper.num_selected
+    is_full: Callable[[types.Settings], bool] = lambda hyper: False
     has_steps: bool = False
     sees: Callable[[Callable[..., types.Algorithm]], Callable[..., types.Algorithm]] | None = None
 
@@ -458,12 +449,12 @@ class Selection(NamedTuple):
             and settings of the choice, and then those of the system.
         """
 
-        def clock(problem: types.Problem, hyper: Settings) -> Clock:
+        def clock(problem: types.Problem, hyper: types.Settings) -> Clock:
             num_used, selector = self.num_used(hyper), self.bind(problem, hyper)
             most = hyper.local_steps if self.has_steps else None
             return live_rounds(hyper, selector, num_used=num_used, most_steps=most)
 
-        def sizes(hyper: Settings) -> Sizes:
+        def sizes(hyper: types.Settings) -> Sizes:
             sizes = Sizes(self.num_used(hyper), hyper.local_steps)
             return sizes._replace(is_full=self.is_full(hyper), is_even=not self.has_steps)
 
@@ -484,7 +475,7 @@ def _checked_clients(asked: object) -> Array:
 
 @checked
 def live_rounds(
-    hyper: Settings, selector: Selector, *, num_used: Count, most_steps: Count | None = None
+    hyper: types.Settings, selector: Selector, *, num_used: Count, most_steps: Count | None = None
 ) -> Clock:
     """Make a clock of rounds with a choice of clients at the beginning of each.
 
@@ -676,7 +667,7 @@ class Flights(NamedTuple):
         return self._replace(version=jnp.where(is_later, tick + 1, self.version))
 
 
-def check_steps_take_time(hyper: Settings) -> None:
+def check_steps_take_time(hyper: types.Settings) -> None:
     """Check that the time of work depends on the number of local steps.
 
     Raises:
@@ -815,13 +806,13 @@ def _equally(hyper: object, clients: Array, staleness: Array) -> Array:
 
 @checked
 def live_tasks(
-    hyper: Settings,
+    hyper: types.Settings,
     *,
     num_tasks: Count,
     num_used: Count,
     choose: Callable[[Key, Replacing], Array] = uniformly,
-    weigh: Callable[[Settings, Array, Array], Array] = _equally,
-    first: Callable[[Settings, Drawn], object] = lambda hyper, drawn: (),
+    weigh: Callable[[types.Settings, Array, Array], Array] = _equally,
+    first: Callable[[types.Settings, Drawn], object] = lambda hyper, drawn: (),
     learn: Callable[[Key, Shown], object] = lambda key, shown: shown.memory,
     order: Callable[[Key, int], Array] = clocks.first_order,
     note: Callable[[Replacing], object] = lambda replacing: replacing.memory,

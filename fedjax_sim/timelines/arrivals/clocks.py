@@ -36,11 +36,7 @@ from fedjax_sim.core.settings import (
     Checked,
     ConfigError,
     Count,
-    Finite,
-    OneOf,
     checked,
-    fields,
-    redefault,
     setting,
     struct,
 )
@@ -95,7 +91,7 @@ class ArrivalClock(Checked):
         of_time=True,
         only_with={"restart": tuple(name for name in RESTARTS if name not in FREE)},
     )
-    restart: Annotated[str, OneOf(RESTARTS)] = setting(
+    restart: Annotated[str, settings.OneOf(RESTARTS)] = setting(
         "after_interaction",
         "When a client that finished an update starts the next one, and from which model; the "
         "readings are explained at `fedjax_sim.timelines.ArrivalClock`.",
@@ -162,7 +158,7 @@ class Arrivals(Clients):
 
     def decided(self) -> dict[str, str]:
         """Settings without effect by name, with words for their replacements."""
-        names = [f"clock.{name}" for name in fields(ArrivalClock)]
+        names = [f"clock.{name}" for name in settings.fields(ArrivalClock)]
         return super().decided() | self.delays.decided_by_trace(*names)
 
     @property
@@ -295,12 +291,12 @@ def lane_by_lane(
         count as read by the timeline.
     """
     known = dict(settings.known_values(hyper))
-    own = {name.partition(".")[0] for name in fields(kind)}
+    own = {name.partition(".")[0] for name in settings.fields(kind)}
     needed: Settings = kind(**{name: getattr(hyper, name) for name in own})
 
     @jax.custom_batching.sequential_vmap
     def one_lane(key: Key, needed: Settings) -> ArrivedT:
-        static = {name: known[name] for name in fields(kind) if name in known}
+        static = {name: known[name] for name in settings.fields(kind) if name in known}
         return draw(key, needed.replace(**static))
 
     return one_lane(key, needed)
@@ -617,7 +613,7 @@ class ClientQueues(Clients):
         hyper = ClientQueues(num_clients=3, num_tasks=4, routing=np.array([1.0, 1.0, 2.0]))
     """
 
-    local_steps: int = redefault(Clients, "local_steps", 1)
+    local_steps: int = settings.redefault(Clients, "local_steps", 1)
     num_tasks: Count = setting(20, "Tasks in the clients' queues at any time, C.")
     routing: Above0 | Sequence[Above0] | None = setting(
         None,
@@ -625,7 +621,7 @@ class ClientQueues(Clients):
         "None takes them from `routing_exponent`.",
         allowed="None, one finite number above 0, or one for each client",
     )
-    routing_exponent: Finite = setting(
+    routing_exponent: settings.Finite = setting(
         0.0,
         "Probabilities p_i are proportional to the clients' rates to this power: 0 makes them "
         "equal, 1 keeps all clients equally busy, and below 0 slow clients get more tasks.",
