@@ -52,6 +52,7 @@ Padding = str | Sequence[tuple[int, int]]
 """Padding as the library takes it: "SAME", "VALID", or zeros before and after along each axis."""
 Pads = tuple[tuple[int, int], ...]
 """Zeros before and after along each axis of space."""
+Saved = tuple[Array, Array, Array]
 Pair = tuple[Array, Array]
 """Images and a kernel, or their tangents or cotangents."""
 Sizes = tuple[int, ...]
@@ -437,9 +438,7 @@ def _outputs_of_blocks(x: Array, wide: Array, geometry: _Geometry) -> Array:
     return y.reshape(-1, 4, wide.shape[-1] // 4)
 
 
-def _block_maxima_forward(
-    geometry: _Geometry, saved: tuple[Array, Array, Array], tangents: Pair
-) -> Array:
+def _block_maxima_forward(geometry: _Geometry, saved: Saved, tangents: Pair) -> Array:
     """Take the tangents of a block's outputs where the maximum is."""
     x, wide, place = saved
     of_x, of_wide = tangents
@@ -449,9 +448,7 @@ def _block_maxima_forward(
     return jnp.sum(jnp.where(place[:, None] == output, y, 0), axis=1)
 
 
-def _block_maxima_backward(
-    geometry: _Geometry, saved: tuple[Array, Array, Array], slope: Array
-) -> Pair:
+def _block_maxima_backward(geometry: _Geometry, saved: Saved, slope: Array) -> Pair:
     (x, wide, place), precision = saved, geometry.precision
     features, kernel = wide.shape[-1] // 4, wide.reshape(-1, wide.shape[-1])
     # Channels go first, as the kernel's gradient needs them. The transposition is done by products

@@ -950,9 +950,7 @@ class Adversary(settings.Checked):
         return isinstance(self.attack, Honest) or self.is_nobody
 
 
-def are_malicious(
-    adversary: Adversary, key: Key, num_clients: settings.Count, clients: Array
-) -> Array:
+def are_malicious(adversary: Adversary, key: Key, num_clients: int, clients: Array) -> Array:
     """Tell which clients are malicious, at work or not.
 
         adversary = Adversary(attack=SignFlip(), malicious=0.2)

@@ -456,7 +456,7 @@ class GroupMessages(ReportMessages):
 
     def per_tick(
         self, problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
-    ) -> tuple[types.Leaf, types.Leaf]:
+    ) -> report_settings.Bits:
         """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
         model, compressor = trees.shapes_of_model(problem), hyper.messages.edge_compression
         reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)

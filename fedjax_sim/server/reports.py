@@ -76,6 +76,9 @@ class RoundState(NamedTuple):
     memo: Memo = Memo()
 
 
+Rounds = Algorithm[RoundState, types.Work]
+"""An algorithm of rounds."""
+
 State = RoundState | Versioned
 """A state with the server's model, and the memory of messages on both sides."""
 

@@ -48,6 +48,7 @@ from fedjax_sim.core.settings import ConfigError, Count, fixed, group, setting, 
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, LatentProblem, Params, Plan, Work
 from fedjax_sim.server import StalenessWeights, aggregation, memories, staleness, versions
 from fedjax_sim.server.memories import Approximation, Memories, Memory, memory_messages
+from fedjax_sim.server.report_settings import Bits
 from fedjax_sim.timelines import CoinRounds, presets
 from fedjax_sim.timelines.rounds import Cohort
 
@@ -456,9 +457,7 @@ class StatisticsMessages(types.Messages):
         """Count the bits by which a clock times messages; theta is taken for as long as S."""
         return types.full_precision_bits(params), 2 * types.full_precision_bits(params)
 
-    def per_tick(
-        self, problem: LatentProblem, hyper: EM, timeline: types.Timeline
-    ) -> tuple[types.Leaf, types.Leaf]:
+    def per_tick(self, problem: LatentProblem, hyper: EM, timeline: types.Timeline) -> Bits:
         """Count the bits sent at each tick, `i64[T]` each."""
         message = types.full_precision_bits(trees.shapes_of_model(problem))
         up = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message

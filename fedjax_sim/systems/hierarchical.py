@@ -75,6 +75,7 @@ from fedjax_sim.core.settings import ConfigError, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import RoundState, ServerRate, edges
 from fedjax_sim.server.compression import Identity, count_message_bits
+from fedjax_sim.server.report_settings import Bits
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import GroupArrivals, presets
@@ -161,7 +162,7 @@ class Messages(edges.GroupMessages):
 
     def per_tick(
         self, problem: Problem, hyper: edges.EdgeTraining, timeline: types.Timeline
-    ) -> tuple[types.Leaf, types.Leaf]:
+    ) -> Bits:
         """Count the bits that groups and the global server send at each tick, `i64[T]` each.
 
         A model goes up from each group, and one or its change down to it, at the last tick of every

@@ -31,9 +31,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_sim.core import settings, streams, types
+from fedjax_sim.core.clocks import Clock, Instant, Live, Received, Sizes
 from fedjax_sim.core.settings import ConfigError, Count, checked, fields, struct
 from fedjax_sim.core.targets import put, repeat, repeat_while
-from fedjax_sim.core.types import EMPTY, Array, Clock, Event, Instant, Key, Live, Received, Sizes
+from fedjax_sim.core.types import EMPTY, Array, Event, InfoT, Key, Settings, StateT, Timeline
 from fedjax_sim.timelines import presets, rounds
 from fedjax_sim.timelines.arrivals import clocks
 from fedjax_sim.timelines.checks import check_own
@@ -71,9 +72,7 @@ def with_clock(system: types.System, live: Live, **changes: Any) -> types.System
     return changed._replace(timeline=partial(_frames, changed))
 
 
-def _frames(
-    system: types.System, key: Key, hyper: types.Settings, num_ticks: int
-) -> types.Timeline:
+def _frames(system: types.System, key: Key, hyper: Settings, num_ticks: int) -> Timeline:
     """Make the timeline of a live system: filled slots of most steps, and no time."""
     senders = system.messages.num_senders(hyper)
     found, num = cast(Live, system.live).sizes(hyper), senders or hyper.num_clients
@@ -86,10 +85,10 @@ def _frames(
     clients = jnp.broadcast_to(jnp.arange(found.slots) % num, shape)
     steps = jnp.full(shape, found.most_steps, "int32")
     weight = jnp.full(shape, 1 / found.slots)
-    return types.Timeline(jnp.zeros(num_ticks), clients, steps, tick, weight, holds=tick)
+    return Timeline(jnp.zeros(num_ticks), clients, steps, tick, weight, holds=tick)
 
 
-def replayed(system: types.System, timeline: types.Timeline) -> types.System:
+def replayed(system: types.System, timeline: Timeline) -> types.System:
     """Return a live system with the receptions of a schedule, such as one of an earlier run.
 
         live = replayed(fedavg.system, run.timelines[0])
@@ -150,7 +149,7 @@ def _versions_in_use(version: np.ndarray) -> np.ndarray:
     return found
 
 
-class Measured(NamedTuple, Generic[types.StateT]):
+class Measured(NamedTuple, Generic[StateT]):
     """State of a clock that may end its lane.
 
     Attributes:
@@ -159,14 +158,14 @@ class Measured(NamedTuple, Generic[types.StateT]):
       newest: `f[]`, the newest measure; nan before the first tick.
     """
 
-    time: types.StateT
+    time: StateT
     first: Array
     newest: Array
 
 
 def until(
     clock: Clock,
-    measure: Callable[[types.StateT, types.InfoT], Array],
+    measure: Callable[[StateT, InfoT], Array],
     *,
     below: ArrayLike | None = None,
     fallen_by: ArrayLike | None = None,
@@ -202,9 +201,7 @@ def until(
             is_done |= carried.first - carried.newest >= fallen_by
         return carried._replace(time=time), received._replace(is_done=is_done)
 
-    def after(
-        key: Key, carried: Measured, event: Event, state: types.StateT, seen: types.InfoT
-    ) -> Measured:
+    def after(key: Key, carried: Measured, event: Event, state: StateT, seen: InfoT) -> Measured:
         time = clock.after(key, carried.time, event, state, seen)
         newest = jnp.asarray(measure(state, seen), carried.newest.dtype)
         first = jnp.where(jnp.isnan(carried.first), newest, carried.first)
@@ -307,7 +304,7 @@ class Round(NamedTuple, Generic[MemoryT]):
     turns: Array | None = None
 
 
-class Choosing(NamedTuple, Generic[MemoryT, types.StateT, DrawsT]):
+class Choosing(NamedTuple, Generic[MemoryT, StateT, DrawsT]):
     """A round with its clients, as it is passed to `select`.
 
     Attributes:
@@ -320,7 +317,7 @@ class Choosing(NamedTuple, Generic[MemoryT, types.StateT, DrawsT]):
 
     round: Round[MemoryT]
     devices: Devices
-    state: types.StateT
+    state: StateT
     drawn: DrawsT
     memory: MemoryT
 
@@ -330,7 +327,7 @@ class Choosing(NamedTuple, Generic[MemoryT, types.StateT, DrawsT]):
         return self.devices.are_available(everyone, self.round.now)
 
 
-class Shown(NamedTuple, Generic[RoundT, MemoryT, types.StateT, types.InfoT]):
+class Shown(NamedTuple, Generic[RoundT, MemoryT, StateT, InfoT]):
     """The results of a round, as they are passed to `learn`.
 
         def learn(key, shown):  # how long the last work of each client took
@@ -348,13 +345,13 @@ class Shown(NamedTuple, Generic[RoundT, MemoryT, types.StateT, types.InfoT]):
     round: RoundT
     event: Event
     taken: Array
-    state: types.StateT
-    seen: types.InfoT
+    state: StateT
+    seen: InfoT
     memory: MemoryT
 
 
 @checked
-def uniform_cohort(hyper: types.Settings) -> Callable[[Key, Array], Array]:
+def uniform_cohort(hyper: Settings) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, by the law of planned rounds.
 
     With one seed these are not the cohorts of a planned schedule, whose key is another.
@@ -410,7 +407,7 @@ class Selector(NamedTuple):
     """
 
     select: Callable[[Key, Choosing], Asked]
-    first: Callable[[types.Settings, Drawn], object] = lambda hyper, drawn: ()
+    first: Callable[[Settings, Drawn], object] = lambda hyper, drawn: ()
     learn: Callable[[Key, Shown], object] = lambda key, shown: shown.memory
     draw: Callable[[Key, Array], object] | None = None
     opens: Callable[[Key, Round], Round] = lambda key, begun: begun
@@ -434,9 +431,9 @@ class Selection(NamedTuple):
         `clients.seeing_losses`; None if it reads nothing of that.
     """
 
-    bind: Callable[[types.Problem, types.Settings], Selector]
-    num_used: Callable[[types.Settings], int] = lambda hyper: hyper.num_selected
-    is_full: Callable[[types.Settings], bool] = lambda hyper: False
+    bind: Callable[[types.Problem, Settings], Selector]
+    num_used: Callable[[Settings], int] = lambda hyper: hyper.num_selected
+    is_full: Callable[[Settings], bool] = lambda hyper: False
     has_steps: bool = False
     sees: Callable[[Callable[..., types.Algorithm]], Callable[..., types.Algorithm]] | None = None
 
@@ -449,12 +446,12 @@ class Selection(NamedTuple):
             and settings of the choice, and then those of the system.
         """
 
-        def clock(problem: types.Problem, hyper: types.Settings) -> Clock:
+        def clock(problem: types.Problem, hyper: Settings) -> Clock:
             num_used, selector = self.num_used(hyper), self.bind(problem, hyper)
             most = hyper.local_steps if self.has_steps else None
             return live_rounds(hyper, selector, num_used=num_used, most_steps=most)
 
-        def sizes(hyper: types.Settings) -> Sizes:
+        def sizes(hyper: Settings) -> Sizes:
             sizes = Sizes(self.num_used(hyper), hyper.local_steps)
             return sizes._replace(is_full=self.is_full(hyper), is_even=not self.has_steps)
 
@@ -475,7 +472,7 @@ def _checked_clients(asked: object) -> Array:
 
 @checked
 def live_rounds(
-    hyper: types.Settings, selector: Selector, *, num_used: Count, most_steps: Count | None = None
+    hyper: Settings, selector: Selector, *, num_used: Count, most_steps: Count | None = None
 ) -> Clock:
     """Make a clock of rounds with a choice of clients at the beginning of each.
 
@@ -667,7 +664,7 @@ class Flights(NamedTuple):
         return self._replace(version=jnp.where(is_later, tick + 1, self.version))
 
 
-def check_steps_take_time(hyper: types.Settings) -> None:
+def check_steps_take_time(hyper: Settings) -> None:
     """Check that the time of work depends on the number of local steps.
 
     Raises:
@@ -742,7 +739,7 @@ class Tasks(NamedTuple, Generic[MemoryT]):
     drawn: Drawn
 
 
-class Replacing(NamedTuple, Generic[MemoryT, types.StateT]):
+class Replacing(NamedTuple, Generic[MemoryT, StateT]):
     """A client has finished and is to be replaced, as it is passed to `choose`.
 
     Attributes:
@@ -758,7 +755,7 @@ class Replacing(NamedTuple, Generic[MemoryT, types.StateT]):
     own: Array
     work: Flights
     devices: Devices
-    state: types.StateT
+    state: StateT
     memory: MemoryT
 
     def idle(self) -> Array:
@@ -806,13 +803,13 @@ def _equally(hyper: object, clients: Array, staleness: Array) -> Array:
 
 @checked
 def live_tasks(
-    hyper: types.Settings,
+    hyper: Settings,
     *,
     num_tasks: Count,
     num_used: Count,
     choose: Callable[[Key, Replacing], Array] = uniformly,
-    weigh: Callable[[types.Settings, Array, Array], Array] = _equally,
-    first: Callable[[types.Settings, Drawn], object] = lambda hyper, drawn: (),
+    weigh: Callable[[Settings, Array, Array], Array] = _equally,
+    first: Callable[[Settings, Drawn], object] = lambda hyper, drawn: (),
     learn: Callable[[Key, Shown], object] = lambda key, shown: shown.memory,
     order: Callable[[Key, int], Array] = clocks.first_order,
     note: Callable[[Replacing], object] = lambda replacing: replacing.memory,
