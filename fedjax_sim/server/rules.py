@@ -48,6 +48,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim.clients.rows import along
 from fedjax_sim.core import settings
 from fedjax_sim.core.batching import weighted_sum
 from fedjax_sim.core.settings import Above0, Count, Limit, Named, Whole, fixed, setting, struct
@@ -998,7 +999,7 @@ class SecureSum(Rule):
     def _sum(self, key: Key, leaf: Array, weight: Array, width: Array) -> Array:
         """Sum a leaf `[S, ...]` with weights: `[...]`."""
         wide = wide_of(leaf)
-        share = weight.astype(wide.dtype).reshape(-1, *(1,) * (wide.ndim - 1))
+        share = along(weight.astype(wide.dtype), wide)
         steps = share * wide / jnp.asarray(self.step, wide.dtype)
         below = jnp.floor(steps)
         goes_up = jax.random.uniform(key, steps.shape, steps.dtype) < steps - below

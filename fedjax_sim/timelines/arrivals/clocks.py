@@ -225,18 +225,8 @@ StateT = TypeVar("StateT")
 ArrivedT = TypeVar("ArrivedT")
 
 
-class Update(NamedTuple):
-    """A client's next update that reaches the server.
-
-    Attributes:
-      attempt: `i32[...]`, number of the update, counting lost ones, from 0.
-      start: `f64[...]`, virtual time at which its client took the server's model.
-      finish: `f64[...]`, virtual time at which it arrives.
-    """
-
-    attempt: Array
-    start: Array
-    finish: Array
+Update = tuple[Array, Array]
+"""The number of a client's update, counting lost ones, `i32[...]`, and its arrival, `f64[...]`."""
 
 
 class Work(NamedTuple):
@@ -368,14 +358,15 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
         Returns keys of the queue `f64[..., D]`, and the numbers of the updates.
         """
-        following = _arriving(devices, client, update, jnp.broadcast_to(restart, client.shape))
-        keys = [following.finish]
+        start = jnp.broadcast_to(restart, client.shape)
+        attempt, finish = _arriving(devices, client, update, start)
+        keys = [finish]
         if hyper.clock.ties == "random":
             # Above those that were taken at the same time, so that any of the others may be next.
-            drawn = draw(client, following.attempt)
+            drawn = draw(client, attempt)
             above = taken.least + (1 - taken.least) * drawn
             keys.append(jnp.where(keys[0] == taken.time, above, drawn))
-        return jnp.stack(keys, axis=1), following.attempt
+        return jnp.stack(keys, axis=1), attempt
 
     def tick(
         carry: tuple[Array, _Taken, Queue, Array], t: Array
@@ -527,18 +518,18 @@ def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> U
     """Find clients' next updates that are not lost; their last attempts arrived at `time`."""
 
     def attempt_at(attempt: Array, time: Array) -> Update:
-        return Update(attempt, *devices.follow(client, attempt, time))
+        return attempt, devices.follow(client, attempt, time)[1]
 
     def again(found: tuple[Update, Array]) -> tuple[Update, Array]:
         update, lost = found
-        other = attempt_at(update.attempt + 1, update.finish)
-        update = jax.tree.map(lambda new, old: jnp.where(lost, new, old), other, update)
-        return update, lost & devices.are_lost(client, update.attempt)
+        other = attempt_at(update[0] + 1, update[1])
+        update = jax.tree.map(partial(jnp.where, lost), other, update)
+        return update, lost & devices.are_lost(client, update[0])
 
     update = attempt_at(attempt + 1, time)
     if devices.loss is None:
         return update
-    lost = devices.are_lost(client, update.attempt)
+    lost = devices.are_lost(client, update[0])
     return jax.lax.while_loop(lambda found: found[1].any(), again, (update, lost))[0]
 
 
