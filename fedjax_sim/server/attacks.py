@@ -52,7 +52,7 @@ is the vector of all leaves together.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,7 +135,7 @@ class Attack(settings.Kind):
         """
         raise NotImplementedError
 
-    def is_forging(self) -> Any:
+    def is_forging(self) -> Array | bool:
         """Tell whether it forges anything: a bool, traced if its settings are."""
         return True
 
@@ -876,7 +876,7 @@ ROUNDING = 1e-5
 """Tolerance of the mean weight, relative: a mean of equal weights is rounded."""
 
 
-def _is_attack(attack: Any) -> bool:
+def _is_attack(attack: object) -> bool:
     return not isinstance(attack, Honest)
 
 

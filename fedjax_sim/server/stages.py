@@ -35,7 +35,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -59,18 +59,22 @@ from fedjax_sim.timelines.cohorts import previous_visits
 Pair = tuple[Params, Params]
 """Models that a stage passes on, and its memory."""
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+StageT = TypeVar("StageT", bound="Stage")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
-def named(method: Method) -> Method:
+def named(
+    method: Callable[Concatenate[StageT, Given], Result],
+) -> Callable[Concatenate[StageT, Given], Result]:
     """Give the equations of a stage's method the name of the stage, as a scope of the program."""
 
     @wraps(method)
-    def within(stage: "Stage", *args: Any, **options: Any) -> Any:
+    def within(stage: StageT, *args: Given.args, **options: Given.kwargs) -> Result:
         with jax.named_scope(stage.name):
             return method(stage, *args, **options)
 
-    return cast(Method, within)
+    return within
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,7 +76,7 @@ Dimension letters: those of `fedjax_sim.core.types`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -523,7 +523,7 @@ class State(NamedTuple):
     memory: Params = ()
     anchor: Anchor = Anchor()
     square: Square = Square()
-    taken: Any = ()
+    taken: Params = ()
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:

@@ -201,7 +201,7 @@ def stack_settings(hypers: Sequence[HyperT], dtype: np.typing.DTypeLike = float)
     return Stacked(varying, shared, typed_structure(hypers[0]), known_in_all(distinct))
 
 
-def known_in_all(hypers: Sequence[Any]) -> Known:
+def known_in_all(hypers: Sequence[object]) -> Known:
     """Name settings that make programs simpler, and have the value for it in all lanes."""
     known = map(known_values, distinct_objects(hypers)[0])
     return tuple(sorted(set.intersection(*map(set, known))))

@@ -378,7 +378,7 @@ class Planned:
 
 def _trace_problem(
     problem: Any, num_examples: int, *, has_loss: bool = True
-) -> tuple[ClosedJaxpr, Any]:
+) -> tuple[ClosedJaxpr, object]:
     """Trace the methods of a problem that algorithms of this package call, and describe results."""
 
     def results(problem: Any) -> Iterator[Any]:
