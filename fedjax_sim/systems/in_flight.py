@@ -338,9 +338,7 @@ class FedAT(Clients, LocalTraining, Reports):
         """
         super().check_together()
         check_clients(self, are_distinct=True)
-        if self.num_tiers > self.num_clients:
-            allowed = f"at most num_clients = {self.num_clients}"
-            raise ConfigError("num_tiers", self.num_tiers, allowed)
+        self.check_at_most_clients("num_tiers")
         smallest = self.num_clients // self.num_tiers
         if self.num_selected > smallest:
             allowed = f"at most {smallest}, the clients of the smallest tier"
@@ -561,10 +559,7 @@ class Pisces(Clients, LocalTraining, ServerMomentum, Reports):
         """
         super().check_together()
         check_clients(self, are_distinct=False)
-        for name in ("concurrency", "most_reports"):
-            if getattr(self, name) > self.num_clients:
-                allowed = f"at most num_clients = {self.num_clients}"
-                raise ConfigError(name, getattr(self, name), allowed)
+        self.check_at_most_clients("concurrency", "most_reports")
 
     @property
     def num_slots(self) -> int:

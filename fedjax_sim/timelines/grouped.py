@@ -358,8 +358,7 @@ class Groups(Clients):
         ):
             allowed = f"{clients} numbers below {groups}"
             raise ConfigError("grouping.association", association, allowed)
-        if self.num_groups > self.num_clients:
-            raise ConfigError("num_groups", self.num_groups, f"at most {clients}")
+        self.check_at_most_clients("num_groups")
         if association is not None and len(set(association) - {EMPTY}) < self.num_groups:
             empty = min(set(range(self.num_groups)) - set(association))
             allowed = "of at least one client per group"

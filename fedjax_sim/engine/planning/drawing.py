@@ -346,7 +346,11 @@ def _draw_with(
         return draw(timeline, tuple(reads), seeds, varying, shared)
     traced = draw.trace(timeline, tuple(reads), seeds, varying, shared)
     form = is_quick, is_shared, jax.tree.structure((varying, shared)), _switches(jax.config)
-    program = _known_program(form, traced.jaxpr, is_shared=is_shared)
+    # Programs of users may call functions that are not in their text.
+    same = user_code.number_of_program if is_shared else id
+    number = same(traced.jaxpr)
+    equal = [each for each in list(_programs) if each[0] == form and same(each[1]) == number]
+    program = equal[0][2] if equal else None
     if program is None:
         program = traced.lower().compile()
         _programs.append((form, traced.jaxpr, program))
@@ -361,19 +365,6 @@ def _draw_with(
 
 
 _programs: deque[tuple[tuple, ClosedJaxpr, Callable[..., Timeline]]] = deque(maxlen=MOST_PROGRAMS)
-
-
-def _known_program(
-    form: tuple, traced: ClosedJaxpr, *, is_shared: bool
-) -> Callable[..., Timeline] | None:
-    """Look up the compiled program of a traced one, or of an equal one."""
-    number = user_code.number_of_program
-    for known, other, program in list(_programs):
-        # Programs of users may call functions that are not in their text.
-        is_equal = known == form and is_shared and number(other) == number(traced)
-        if is_equal or (known == form and other is traced):
-            return program
-    return None
 
 
 @partial(compiling.RunsOnce, static_argnums=(0, 1))

@@ -569,6 +569,12 @@ class Clients(Checked):
         of_clock = {"clock.round_time"} & settings.fields(type(self)).keys()
         return super().decided() | found | self.delays.decided_by_trace(*of_clock)
 
+    def check_at_most_clients(self, *names: str) -> None:
+        """Check that settings of these names are at most the number of clients."""
+        for name in names:
+            if (value := settings.value_of(self, name)) > self.num_clients:
+                raise ConfigError(name, value, f"at most num_clients = {self.num_clients}")
+
     @property
     def recorded(self) -> Trace:
         """The trace, with the numbers of its clients."""
