@@ -570,7 +570,14 @@ class Clients(Checked):
         return super().decided() | found | self.delays.decided_by_trace(*of_clock)
 
     def check_at_most_clients(self, *names: str) -> None:
-        """Check that settings of these names are at most the number of clients."""
+        """Check that settings are at most the number of clients.
+
+        Args:
+          names: Their full names.
+
+        Raises:
+          ConfigError: If one is more.
+        """
         for name in names:
             if (value := settings.value_of(self, name)) > self.num_clients:
                 raise ConfigError(name, value, f"at most num_clients = {self.num_clients}")
