@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.clients.rows import along
 from fedjax_sim.core.settings import ConfigError, Limit, checked, shape
 from fedjax_sim.core.types import Array, Params
 
@@ -82,10 +83,7 @@ def finite(updates: Params, is_present: Array | bool = True) -> tuple[Params, Ar
     for leaf in jax.tree.leaves(updates):
         is_heard &= jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
 
-    def kept(leaf: Array) -> Array:
-        return jnp.where(is_heard.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
-
-    return jax.tree.map(kept, updates), is_heard
+    return jax.tree.map(lambda leaf: jnp.where(along(is_heard, leaf), leaf, 0), updates), is_heard
 
 
 def _number_of_slots(updates: Params) -> int:
@@ -98,12 +96,9 @@ def _number_of_slots(updates: Params) -> int:
 
 def _shortened(updates: Params, norm: Array, bound: Array | float) -> tuple[Params, Array]:
     """Shorten updates with norms, `f[S]`, above the bound, and tell which ones are not."""
-    num_slots = norm.shape[0]
     bound = jnp.asarray(bound, norm.dtype)
     is_short = norm <= bound
     scale = jnp.where(is_short, 1, bound / jnp.where(is_short, 1, norm))
 
-    def clip(leaf: Array) -> Array:
-        return leaf * scale.reshape(num_slots, *(1,) * (leaf.ndim - 1)).astype(leaf.dtype)
-
-    return jax.tree.map(clip, updates), is_short
+    short = lambda leaf: leaf * along(scale, leaf).astype(leaf.dtype)  # noqa: E731
+    return jax.tree.map(short, updates), is_short

@@ -21,15 +21,9 @@ import jax.numpy as jnp
 import optax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from fedjax_sim.clients import rows
+from fedjax_sim.clients import mini_batches, rows
 from fedjax_sim.clients.local_settings import Descent, LastingTraining, LocalTraining
-from fedjax_sim.clients.mini_batches import (
-    BatchGradient,
-    LossGradient,
-    batch_gradient,
-    batches_of,
-    method_of,
-)
+from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
 from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.core import batching, targets, trees, types
 from fedjax_sim.core.settings import ConfigError, Named, checked, is_known
@@ -233,7 +227,7 @@ def local_training(
         if gradient is not None:
             slope = gradient(*of_client, *extras)
         else:
-            slope = batch_gradient(
+            slope = mini_batches.batch_gradient(
                 *of_client,
                 most_steps=facts.most_steps,
                 is_alone=facts.packed is not None,
@@ -244,7 +238,7 @@ def local_training(
         read = extras if is_directed else ()
         along = direction
         if direction is not None and sees_batch:
-            drawn = batching.look_ahead(batches_of(*of_client), facts.most_steps)
+            drawn = batching.look_ahead(mini_batches.batches_of(*of_client), facts.most_steps)
 
             def along(g: Params, model: Params, q: Array, *models: Params) -> Params:
                 return direction(g, model, q, *models, batch=types.Batch(*drawn(q)))
@@ -259,7 +253,7 @@ def local_training(
         at_step = (lambda q: at(of_slot.at_step(q))) if of_slot.by_step else None
         return at(of_slot)._replace(at_step=at_step)
 
-    reads_own = method_of(problem, "local_loss") is not None
+    reads_own = mini_batches.method_of(problem, "local_loss") is not None
     takes_extras = gradient is not None or is_directed
     return Train(plan, hyper.of_slots, training, takes_extras, reads_own)
 

@@ -21,6 +21,11 @@ def read_rows(models: Params, rows: Array) -> Params:
     return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="fill", fill_value=0), models)
 
 
+def along(slots: Array, leaf: Array) -> Array:
+    """Give an array `[S]` trailing axes of length 1 to fit a leaf `[S, ...]`."""
+    return slots.reshape(slots.shape + (1,) * (leaf.ndim - 1))
+
+
 def read_clients(models: Params, clients: Array) -> Params:
     """Read the rows of clients: leaves `[S, ...]`; those of client 0 in empty slots.
 

@@ -318,12 +318,3 @@ def _check_changed(changed: object, event: types.Event, changes: Collection[str]
     if changed.clients.shape != (slots := event.clients.shape):
         allowed = f"{list(slots)}, the slots of the tick"
         raise ConfigError("shape of the event in the info", list(changed.clients.shape), allowed)
-
-
-def keep_narrow(before: types.StateT, after: types.StateT) -> types.StateT:
-    """Round a state to the narrow types that it had before a step, as settings have 32 bits."""
-
-    def kept(old: types.Array, new: types.Array) -> types.Array:
-        return new.astype(old.dtype) if trees.is_narrow(jax.typeof(old).dtype) else new
-
-    return jax.tree.map(kept, before, after)

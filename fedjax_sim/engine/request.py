@@ -338,7 +338,7 @@ def _check_options(system: types.System, options: Options) -> None:
             raise ConfigError(*asked, allowed)
 
 
-def _check_swept(system: types.System, swept: Mapping[str, Sequence[Any]]) -> None:
+def _check_swept(system: types.System, swept: Mapping[str, Sequence[object]]) -> None:
     """Check names and values of swept settings, as in `check_call`."""
     owners = [field.name for field in settings.groups(system.Hyper)]
     for name, values in swept.items():

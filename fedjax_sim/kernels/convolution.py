@@ -44,13 +44,7 @@ from jax import Array, lax
 
 from fedjax_sim.core import targets
 from fedjax_sim.kernels import linear
-from fedjax_sim.kernels.winograd import (
-    backward_in_blocks,
-    largest_block,
-    map_blocks,
-    saves_products,
-)
-from fedjax_sim.kernels.winograd import convolve as convolve_3x3
+from fedjax_sim.kernels import winograd as tiles
 
 Convolution = Callable[..., Array]
 """A function with the arguments and the result of `lax.conv_general_dilated`."""
@@ -58,6 +52,7 @@ Padding = str | Sequence[tuple[int, int]]
 """Padding as the library takes it: "SAME", "VALID", or zeros before and after along each axis."""
 Pads = tuple[tuple[int, int], ...]
 """Zeros before and after along each axis of space."""
+Saved = tuple[Array, Array, Array]
 Pair = tuple[Array, Array]
 """Images and a kernel, or their tangents or cotangents."""
 Sizes = tuple[int, ...]
@@ -113,7 +108,7 @@ def auto(
         is_for_tiles = is_wide and _is_for_winograd(lhs, rhs, window_strides, **options)
         if targets.is_for_cpu() and is_for_tiles:
             geometry = _geometry(lhs, rhs, window_strides, padding, options)
-            convolve = winograd if saves_products(geometry.out) else patches
+            convolve = winograd if tiles.saves_products(geometry.out) else patches
     return convolve(lhs, rhs, window_strides, padding, **options)
 
 
@@ -199,7 +194,7 @@ def winograd(
     if not _is_for_winograd(lhs, rhs, window_strides, **options):
         return patches(lhs, rhs, window_strides, padding, **options)
     geometry = _geometry(lhs, rhs, window_strides, padding, options)
-    return convolve_3x3(_padded(lhs, geometry.pads), rhs, geometry.precision)
+    return tiles.convolve(_padded(lhs, geometry.pads), rhs, geometry.precision)
 
 
 CONVOLUTIONS: dict[str, Convolution] = {
@@ -443,9 +438,7 @@ def _outputs_of_blocks(x: Array, wide: Array, geometry: _Geometry) -> Array:
     return y.reshape(-1, 4, wide.shape[-1] // 4)
 
 
-def _block_maxima_forward(
-    geometry: _Geometry, saved: tuple[Array, Array, Array], tangents: Pair
-) -> Array:
+def _block_maxima_forward(geometry: _Geometry, saved: Saved, tangents: Pair) -> Array:
     """Take the tangents of a block's outputs where the maximum is."""
     x, wide, place = saved
     of_x, of_wide = tangents
@@ -455,9 +448,7 @@ def _block_maxima_forward(
     return jnp.sum(jnp.where(place[:, None] == output, y, 0), axis=1)
 
 
-def _block_maxima_backward(
-    geometry: _Geometry, saved: tuple[Array, Array, Array], slope: Array
-) -> Pair:
+def _block_maxima_backward(geometry: _Geometry, saved: Saved, slope: Array) -> Pair:
     (x, wide, place), precision = saved, geometry.precision
     features, kernel = wide.shape[-1] // 4, wide.reshape(-1, wide.shape[-1])
     # Channels go first, as the kernel's gradient needs them. The transposition is done by products
@@ -489,7 +480,7 @@ def _convolve(x: Array, kernel: Array, geometry: _Geometry) -> Array:
         flat = kernel.reshape(-1, kernel.shape[-1])
         return jnp.matmul(_make_patches(x, geometry), flat, precision=geometry.precision)
 
-    return map_blocks(product, x, _images_at_once(x, kernel, geometry))
+    return tiles.map_blocks(product, x, _images_at_once(x, kernel, geometry))
 
 
 @_convolve.defjvp
@@ -514,7 +505,7 @@ def _backward(geometry: _Geometry, saved: Pair, slope: Array) -> Pair:
 
     few = _images_at_once(x, kernel, geometry)
     turned = jax.ShapeDtypeStruct(flat.shape[::-1], flat.dtype)
-    of_x, of_kernel = backward_in_blocks(of_both, x, slope, few, like=turned)
+    of_x, of_kernel = tiles.backward_in_blocks(of_both, x, slope, few, like=turned)
     return of_x, jnp.moveaxis(of_kernel.reshape(kernel.shape[-1], *kernel.shape[:-1]), 0, -1)
 
 
@@ -564,7 +555,7 @@ def _images_at_once(x: Array, kernel: Array, geometry: _Geometry) -> int:
     each = math.prod(geometry.out) * math.prod(geometry.window) * x.shape[-1] * x.dtype.itemsize
     if not targets.is_for_cpu() or num * each <= max(SPLIT_ABOVE, most):
         return num
-    return largest_block(num, each, most)
+    return tiles.largest_block(num, each, most)
 
 
 def _padded(x: Array, pads: Pads) -> Array:

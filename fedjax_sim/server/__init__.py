@@ -40,6 +40,7 @@ from fedjax_sim.server.report_settings import Robust as Robust
 from fedjax_sim.server.report_settings import ScheduledReports as ScheduledReports
 from fedjax_sim.server.report_settings import count_downlink as count_downlink
 from fedjax_sim.server.reports import Memo as Memo
+from fedjax_sim.server.reports import Rounds as Rounds
 from fedjax_sim.server.reports import RoundState as RoundState
 from fedjax_sim.server.reports import Wire as Wire
 from fedjax_sim.server.stages import COMBINED as COMBINED

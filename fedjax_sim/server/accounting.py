@@ -73,6 +73,7 @@ Numbers = Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)]
 """Whole numbers, such as those of first ticks before each evaluation, `[V]`."""
 Chance = Annotated[float, Limit(least=0, below=1)]
 """A probability below 1."""
+Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 """Numbers on the host."""
 SELECTIONS = ("uniform", "poisson")
@@ -386,9 +387,7 @@ def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
 
 
 @checked
-def most_participations(
-    timeline: Timeline, num_clients: Count, ticks: Numbers
-) -> npt.NDArray[np.int64]:
+def most_participations(timeline: Timeline, num_clients: Count, ticks: Numbers) -> Counts:
     """Count the participations of the client that has most of them, within first ticks.
 
         # Clients 0 and 1 report in the first tick, and client 0 in the second.
@@ -431,7 +430,7 @@ def largest_sums(
 
 
 @checked
-def most_sent(timeline: Timeline, num_clients: Count, ticks: Numbers) -> npt.NDArray[np.int64]:
+def most_sent(timeline: Timeline, num_clients: Count, ticks: Numbers) -> Counts:
     """Count the messages that one client may have sent at most, those on their way among them.
 
     For asynchronous servers whose clients do one update after the other. Before a message is

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.clients.local_settings import optimizer_named, refuse_name
+from fedjax_sim.clients.rows import along
 from fedjax_sim.core.batching import weighted_sum
 from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Above0, Checked, Limit, is_known, setting, struct
@@ -98,7 +99,7 @@ def expand(weight: Array, leaf: Array) -> Array:
     Returns:
       `[S, 1, ...]`.
     """
-    return weight.reshape(weight.shape + (1,) * (leaf.ndim - weight.ndim)).astype(leaf.dtype)
+    return along(weight, leaf).astype(leaf.dtype)
 
 
 def where_slots(flags: Array, new: StateT, old: StateT) -> StateT:
@@ -115,9 +116,7 @@ def where_slots(flags: Array, new: StateT, old: StateT) -> StateT:
     Returns:
       The new ones where the flags are true, the others elsewhere, leaves `[S, ...]`.
     """
-    return jax.tree.map(
-        lambda a, b: jnp.where(flags.reshape(-1, *(1,) * (b.ndim - 1)), a, b), new, old
-    )
+    return jax.tree.map(lambda a, b: jnp.where(along(flags, b), a, b), new, old)
 
 
 def keep_if_empty(event: Event, after: StateT, before: StateT) -> StateT:

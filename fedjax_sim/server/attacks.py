@@ -52,7 +52,7 @@ is the vector of all leaves together.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.clients.clipping import finite
+from fedjax_sim.clients.rows import along
 from fedjax_sim.core import settings, streams
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Named, Whole, fixed, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Timeline
@@ -134,7 +135,7 @@ class Attack(settings.Kind):
         """
         raise NotImplementedError
 
-    def is_forging(self) -> Any:
+    def is_forging(self) -> Array | bool:
         """Tell whether it forges anything: a bool, traced if its settings are."""
         return True
 
@@ -186,11 +187,6 @@ def in_wide(function: Callable[..., Array], messages: Params, *others: Params) -
     return jax.tree.map(
         lambda leaf, *more: function(wide_of(leaf), *more).astype(leaf.dtype), messages, *others
     )
-
-
-def along(slots: Array, leaf: Array) -> Array:
-    """Give an array `[S]` trailing axes of length 1 to fit a leaf `[S, ...]`."""
-    return slots.reshape(slots.shape + (1,) * (leaf.ndim - 1))
 
 
 def mean_over(slots: Array, leaf: Array) -> Array:
@@ -737,7 +733,9 @@ class Canary(Attack):
                     f"{len(timeline.clients) + 1}, one before each tick and one after the last"
                 )
                 raise ConfigError("number of models", len(flat), allowed)
-            shares = _shares(timeline, numbers)
+            who, weight = np.asarray(timeline.clients), np.asarray(timeline.weight, float)
+            of_each = [np.where(who == each, weight, 0).sum(axis=1) for each in numbers]
+            shares = np.stack(of_each, axis=1)
         if bands > 1:
             moves, shares = _decorrelated(moves, bands), _decorrelated(shares, bands)
         of = jax.vmap(lambda client: self._direction(client, flat.shape[1]))
@@ -756,12 +754,6 @@ class Canary(Attack):
     def _key_of(self, client: Array) -> Key:
         """Return the key of a client's draws."""
         return jax.random.fold_in(jax.random.key(jnp.asarray(self.seed).astype("int32")), client)
-
-
-def _shares(timeline: Timeline, numbers: np.ndarray) -> np.ndarray:
-    """Sum the weights of canaries in every tick, `f64[T, m]`."""
-    clients, weight = np.asarray(timeline.clients), np.asarray(timeline.weight, float)
-    return np.stack([np.where(clients == each, weight, 0).sum(axis=1) for each in numbers], axis=1)
 
 
 def _decorrelated(rows: np.ndarray, bands: int) -> np.ndarray:
@@ -884,7 +876,7 @@ ROUNDING = 1e-5
 """Tolerance of the mean weight, relative: a mean of equal weights is rounded."""
 
 
-def _is_attack(attack: Any) -> bool:
+def _is_attack(attack: object) -> bool:
     return not isinstance(attack, Honest)
 
 
@@ -950,9 +942,7 @@ class Adversary(settings.Checked):
         return isinstance(self.attack, Honest) or self.is_nobody
 
 
-def are_malicious(
-    adversary: Adversary, key: Key, num_clients: settings.Count, clients: Array
-) -> Array:
+def are_malicious(adversary: Adversary, key: Key, num_clients: int, clients: Array) -> Array:
     """Tell which clients are malicious, at work or not.
 
         adversary = Adversary(attack=SignFlip(), malicious=0.2)

@@ -16,7 +16,7 @@ Lemmas, sections and appendices without a source are those of Dieuleveut et al.
 """
 
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import chex
 import jax
@@ -35,6 +35,10 @@ from fedjax_sim.kernels.rounding import luq as luq
 __all__ = ["COMPRESSORS", "BlockQuantization", "Compressor", "Dithering", "Identity", "Lattice"]
 __all__ += ["Luq", "RandK", "RandSparsification", "ScaledSign", "StochasticRounding", "TopK", "luq"]
 __all__ += ["parse_compressor"]
+
+
+Number = Array | int | float
+"""A number, which is traced if settings are."""
 
 
 class Compressor(settings.Kind):
@@ -99,7 +103,7 @@ class Compressor(settings.Kind):
         """
         return reference + self.apply(key, vector - reference)
 
-    def omega(self, dim: int) -> Any:
+    def omega(self, dim: int) -> Number:
         """Compute the constant omega, a bound on E||Q(x) - x||^2 / ||x||^2.
 
         Args:
@@ -113,7 +117,7 @@ class Compressor(settings.Kind):
         """
         raise ConfigError("compression", str(self), "an unbiased compressor here")
 
-    def pace(self, dim: int) -> Any:
+    def pace(self, dim: int) -> Number:
         """Compute the factor that makes messages contractive: 1 / (1 + omega) if Q is unbiased.
 
         Args:
@@ -158,7 +162,7 @@ class Identity(Compressor):
         return word * dim
 
 
-def _is_norm(value: Any) -> bool:
+def _is_norm(value: object) -> bool:
     """Tell whether a value is the order of a norm."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1
 
@@ -205,7 +209,7 @@ class Grid(Compressor):
     )
 
     @property
-    def num_levels(self) -> Any:
+    def num_levels(self) -> Number:
         """Number of levels s, a whole number; traced if a setting that determines it is."""
         return self.levels  # type: ignore[attr-defined]
 
@@ -222,7 +226,7 @@ class Grid(Compressor):
         ratio = magnitude / divisor(norm) * self.num_levels
         return Rounding(norm / self.num_levels, ratio, jnp.floor(ratio), jnp.ones_like(ratio))
 
-    def omega(self, dim: int) -> Any:
+    def omega(self, dim: int) -> Number:
         """Compute omega for vectors of `dim` entries.
 
         Raises:
@@ -318,7 +322,7 @@ class StochasticRounding(Grid):
     )
 
     @property
-    def num_levels(self) -> Any:
+    def num_levels(self) -> Number:
         """Number of levels above 0."""
         levels = 2.0 ** (self.width - 1) - 1
         # A power of traced numbers is not exact.
@@ -404,7 +408,7 @@ class RandSparsification(Compressor):
         ratio = jnp.full_like(magnitude, keep)
         return Rounding(magnitude / keep, ratio, jnp.zeros_like(ratio), jnp.ones_like(ratio))
 
-    def omega(self, dim: int) -> Any:
+    def omega(self, dim: int) -> Number:
         """Compute omega, which does not depend on `dim`."""
         return 1 / self.keep - 1
 
@@ -439,7 +443,7 @@ class RandK(Compressor):
         scale = jnp.asarray(self.omega(wide.size) + 1, wide.dtype)
         return jnp.where(places < self.kept, wide * scale, 0).astype(vector.dtype)
 
-    def omega(self, dim: int) -> Any:
+    def omega(self, dim: int) -> Number:
         """Compute omega for vectors of `dim` entries."""
         least = jnp.minimum if isinstance(self.kept, jax.Array) else min
         return dim / least(self.kept, dim) - 1

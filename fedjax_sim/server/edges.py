@@ -48,7 +48,7 @@ from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.settings import Checked, ConfigError, Count, group, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Timeline
-from fedjax_sim.server import aggregation, report_settings
+from fedjax_sim.server import aggregation, report_settings, stages
 from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.server.privacy import NoLocalPrivacy
@@ -217,6 +217,18 @@ def edge_training(
     return train
 
 
+class EdgeCoding(stages.Coding):
+    """Local servers compress their progress, and the global server decodes it."""
+
+    name = "messages.edge_compression"
+
+
+class EdgeAggregation(stages.Aggregation):
+    """A rule of the global server makes a centre of the messages of local servers."""
+
+    name = "edge_aggregator"
+
+
 class EdgeWire(Wire):
     """The messages between local servers and the global one, used as `Wire` is without edges.
 
@@ -230,6 +242,8 @@ class EdgeWire(Wire):
       members: The messages between clients and their local servers.
     """
 
+    Coding, Aggregation = EdgeCoding, EdgeAggregation
+
     def __init__(
         self, problem: Losses, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
     ):
@@ -242,6 +256,7 @@ class EdgeWire(Wire):
         between = {"compression": hyper.messages.edge_compression, "adversary": Adversary()}
         hyper = hyper.replace(aggregator=hyper.edge_aggregator, **between)  # type: ignore[attr-defined]
         super().__init__(problem, hyper, plan, can_repeat=can_repeat, num_senders=hyper.num_groups)
+        self.switched_on += self.members.switched_on
 
     def first(self, sent: Params, *, report: Params | None = None) -> Memo:
         """Begin with the initial model, for messages of clients and of local servers.
@@ -253,6 +268,25 @@ class EdgeWire(Wire):
         """
         memo = super().first(sent, report=report)
         return memo._replace(members=self.members.code.first(sent))
+
+    def mix(self, key: Key, event: Event, progress: Params, shares: Callable[[], Array]) -> Params:
+        """Sum progress of groups with the tick's weights, which may follow their iterations.
+
+        Running statistics and other leaves that are not trained are averaged, however many
+        iterations they come from.
+
+        Args:
+          progress: Decoded progress of groups, leaves `[S, ...]`.
+          shares: Makes the weights that averages have, `f[S]`.
+
+        Returns:
+          The sum, leaves `[...]`; 0 if all slots are empty.
+        """
+        total = self.sum(key, event, progress)
+        if self.hyper.aggregation == "average" or not self.has_statistics():
+            return total
+        weight = shares().astype(event.weight.dtype)
+        return self.of_trained(total, self.sum(key, event, progress, weight=weight))
 
 
 def _iterations(
@@ -422,7 +456,7 @@ class GroupMessages(ReportMessages):
 
     def per_tick(
         self, problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
-    ) -> tuple[types.Leaf, types.Leaf]:
+    ) -> report_settings.Bits:
         """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
         model, compressor = trees.shapes_of_model(problem), hyper.messages.edge_compression
         reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)

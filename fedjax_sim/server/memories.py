@@ -22,6 +22,7 @@ from fedjax_sim.core.settings import Above0, AtLeast0, OneOf, setting, struct
 from fedjax_sim.core.types import Array, Event, Key, Leaf, Messages, Timeline
 from fedjax_sim.server import aggregation
 from fedjax_sim.server.compression import Compression, Identity, count_message_bits
+from fedjax_sim.server.report_settings import Bits
 
 WITH_MEMORIES = ("fedem", "local_memory")
 """Fields for which clients have memories."""
@@ -157,9 +158,7 @@ class MemoryMessages(Messages):
         up = count_message_bits(hyper.memories.compression, params)
         return up, 2 * types.full_precision_bits(params)
 
-    def per_tick(
-        self, problem: Any, hyper: types.Settings, timeline: Timeline
-    ) -> tuple[Leaf, Leaf]:
+    def per_tick(self, problem: Any, hyper: types.Settings, timeline: Timeline) -> Bits:
         """Count the bits sent up and down at each tick: `i64[T]` each.
 
         Clients that take part send a compressed message; S and theta go to all, uncompressed.

@@ -84,6 +84,7 @@ from fedjax_sim.server.accounting import sensitivities as sensitivities
 from fedjax_sim.server.accounting import separated_sensitivity as separated_sensitivity
 from fedjax_sim.server.accounting import square_root_bands as square_root_bands
 from fedjax_sim.server.attacks import BLIND, Attack, Canary
+from fedjax_sim.server.compression import Number
 from fedjax_sim.server.rules import Mean
 from fedjax_sim.timelines import Arrivals, ClientQueues
 
@@ -172,11 +173,11 @@ class Privacy(OfNoise):
         """
         return ()
 
-    def update_noise(self, cohort: int) -> Any:
+    def update_noise(self, cohort: int) -> Number:
         """Compute the noise multiplier of the sum of updates; `cohort` is the expected size."""
         return self.noise  # type: ignore[attr-defined]
 
-    def bound(self, hyper: Settings) -> Any:
+    def bound(self, hyper: Settings) -> Number:
         """Bound of the norm of a client's update, C; the first one if it adapts. `f[]`.
 
         Args:
@@ -184,7 +185,7 @@ class Privacy(OfNoise):
         """
         return self.clip  # type: ignore[attr-defined]
 
-    def bound_with(self, hyper: Settings, memory: Params) -> Any:
+    def bound_with(self, hyper: Settings, memory: Params) -> Number:
         """Bound of the norm of an update in a tick, by the memory before it: `f[]`."""
         return self.bound(hyper)
 
@@ -449,7 +450,7 @@ class ExampleClipping(Clipping):
 
     name: str = fixed("examples")
 
-    def bound(self, hyper: Settings) -> Any:
+    def bound(self, hyper: Settings) -> Number:
         """Compute the longest way of local steps. The argument is that of `Privacy.bound`."""
         return hyper.lr * hyper.local_steps * hyper.training.example_clip
 

@@ -21,6 +21,8 @@ from fedjax_sim.server.compression import (
 from fedjax_sim.server.privacy import PRIVACY, NoPrivacy, OfNoise, Privacy, parse_privacy
 from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, parse_rule
 
+Bits = tuple[Leaf, Leaf]
+"""Bits that are sent at each tick, up and down, `i64[T]` each."""
 OF_ATTACKERS = ("attack", "attack_from", "attack_ticks", "attack_when")
 """Settings of an adversary that matter to nobody where nobody is malicious."""
 
@@ -109,9 +111,7 @@ class ReportMessages(Messages):
         bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, up)
         return bits_up + self.number_bits(params, hyper), types.full_precision_bits(down)
 
-    def per_tick(
-        self, problem: Any, hyper: Settings, timeline: Timeline
-    ) -> tuple[Leaf, Leaf] | None:
+    def per_tick(self, problem: Any, hyper: Settings, timeline: Timeline) -> Bits | None:
         """Count changes of the model that clients have missed, where these are compressed.
 
         The arguments are those of `Messages.per_tick`.

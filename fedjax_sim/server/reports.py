@@ -76,6 +76,9 @@ class RoundState(NamedTuple):
     memo: Memo = Memo()
 
 
+Rounds = Algorithm[RoundState, types.Work]
+"""An algorithm of rounds."""
+
 State = RoundState | Versioned
 """A state with the server's model, and the memory of messages on both sides."""
 
@@ -172,6 +175,8 @@ class Wire:
       sum: The method of `rule`, and so are `mean` and `mean_with_server`.
     """
 
+    Coding, Aggregation = stages.Coding, stages.Aggregation
+
     def __init__(
         self,
         problem: Losses,
@@ -199,10 +204,10 @@ class Wire:
         senders = self.senders = Senders(number, hyper.adversary, can_repeat)
         self.noise = stages.LocalNoise(messages.local_privacy, senders)
         self.attack = stages.Forgery(hyper.adversary.attack, senders)
-        self.code = stages.Coding(messages.compression, senders, messages.error_feedback)
+        self.code = self.Coding(messages.compression, senders, messages.error_feedback)
         kind = getattr(hyper, "privacy", privacy.NoPrivacy())
         self.privacy = stages.PrivateSum(kind, senders, hyper)
-        self.rule = stages.Aggregation(hyper.aggregator, senders, train is not None)
+        self.rule = self.Aggregation(hyper.aggregator, senders, train is not None)
         self.downlink = stages.Downlink(messages.downlink, senders)
         self.sum, self.mean = self.rule.sum, self.rule.mean
         self.mean_with_server = self.rule.mean_with_server
@@ -383,7 +388,7 @@ class Wire:
         Returns:
           The sum to make; None if the message of each client is looked at.
         """
-        if not self.is_summed or (scale is not None and self._has_statistics()):
+        if not self.is_summed or (scale is not None and self.has_statistics()):
             return None
         weight = event.weight if scale is None else scale * event.weight
         return SumRequest(weight, not self._is_mean(event, scale))
@@ -410,7 +415,7 @@ class Wire:
           ConfigError: If messages are scaled with privacy, or a step has changed the event.
         """
         if not self.privacy.is_on:
-            if scale is not None and self._has_statistics():
+            if scale is not None and self.has_statistics():
                 factor: Array = scale
                 scaled = jax.tree.map(lambda d: d * aggregation.expand(factor, d), updates)
                 updates, scale = self.of_trained(scaled, updates), None
@@ -564,7 +569,7 @@ class Wire:
         others = optax.tree.zeros_like(tree) if others is None else others
         return jax.tree.map(lambda x, y, is_mean: y if is_mean else x, tree, others, flags)
 
-    def _has_statistics(self) -> bool:
+    def has_statistics(self) -> bool:
         """Tell whether models have leaves that are not trained."""
         problem: Any = self.problem
         return untrained_leaves(problem, trees.shapes_of_model(problem)) is not None

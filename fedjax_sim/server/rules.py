@@ -48,13 +48,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim.clients.rows import along
 from fedjax_sim.core import settings
 from fedjax_sim.core.batching import weighted_sum
 from fedjax_sim.core.settings import Above0, Count, Limit, Named, Whole, fixed, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Key, Params, Settings, Timeline
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
 from fedjax_sim.server import ordering
-from fedjax_sim.server.compression import Compressor, count_message_bits, count_parameters
+from fedjax_sim.server.compression import Compressor, Number, count_message_bits, count_parameters
 
 __all__ = ["RULES", "Bucketing", "Bulyan", "CentredClipping", "FLTrust", "GeometricMedian", "Krum"]
 __all__ += ["Mean", "Median", "MultiKrum", "NormBound", "OneOf", "Rule", "SecureSum"]
@@ -94,7 +95,7 @@ class Rule(settings.Kind):
         """
         raise NotImplementedError
 
-    def least(self) -> Any:
+    def least(self) -> Number:
         """Return the fewest messages that the rule needs: a number, traced if its settings are."""
         return 1
 
@@ -177,7 +178,7 @@ class Rule(settings.Kind):
         """The rule with changes of the rules that it is made of, if there are such."""
         return self
 
-    def needs_own(self) -> Any:
+    def needs_own(self) -> Array | bool:
         """Tell whether messages are compared with an update of the server's own.
 
         Returns:
@@ -476,7 +477,7 @@ class NormBound(Rule):
         return weighted_sum(weight / weight.sum() * pull, messages)
 
 
-def shortening(norms: Array, most: Any) -> Array:
+def shortening(norms: Array, most: Number) -> Array:
     """Compute the factors that shorten vectors to at most a norm: min(1, most / norm).
 
     Args:
@@ -602,7 +603,7 @@ class Nearest(Rule):
         assumed: Any = jnp.maximum(self.assumed - dropped, 0)
         return dataclasses.replace(self, assumed=assumed)
 
-    def least(self) -> Any:
+    def least(self) -> Number:
         """Return 2 f + 3, as 2 f + 2 < n is assumed."""
         return 2 * self.assumed + 3
 
@@ -665,7 +666,7 @@ class MultiKrum(Nearest):
         traced=True,
     )
 
-    def least(self) -> Any:
+    def least(self) -> Number:
         """Return 2 f + 3, or the number of messages averaged if that is larger."""
         least = super().least()
         return least + (self.selected > least) * (self.selected - least)
@@ -695,7 +696,7 @@ class Bulyan(Nearest):
 
     name: str = fixed("bulyan")
 
-    def least(self) -> Any:
+    def least(self) -> Number:
         """Return 4 f + 3."""
         return 4 * self.assumed + 3
 
@@ -746,7 +747,7 @@ class Neighbours(NamedTuple):
     slots: Array
     distances: Array
 
-    def by_score(self, is_left: Array, counted: Any) -> Array:
+    def by_score(self, is_left: Array, counted: Number) -> Array:
         """Order slots by Krum's scores.
 
         Args:
@@ -866,7 +867,7 @@ class Bucketing(Rule):
         """Return the inner rule's."""
         return self.inner.roots()
 
-    def least(self) -> Any:
+    def least(self) -> Number:
         """Return the fewest messages that fill as many buckets as the inner rule needs."""
         return self.size * (self.inner.least() - 1) + 1
 
@@ -940,7 +941,7 @@ class OneOf(settings.OneOfSeveral, Rule):
     def _with_inner(self, change: Callable[[Rule], Rule]) -> Rule:
         return dataclasses.replace(self, options=tuple(map(change, self.options)))
 
-    def needs_own(self) -> Any:
+    def needs_own(self) -> Array | bool:
         """Tell whether the chosen rule needs it; False itself if none does."""
         needs = [rule.needs_own() for rule in self.options]
         if len(set(needs)) == 1:
@@ -951,7 +952,7 @@ class OneOf(settings.OneOfSeveral, Rule):
         """Return those of all rules."""
         return tuple(root for rule in self.options for root in rule.roots())
 
-    def least(self) -> Any:
+    def least(self) -> Number:
         """Fewest messages of the chosen rule."""
         needs = jnp.stack([jnp.asarray(rule.least(), "int32") for rule in self.options])
         return needs[self.number]
@@ -998,7 +999,7 @@ class SecureSum(Rule):
     def _sum(self, key: Key, leaf: Array, weight: Array, width: Array) -> Array:
         """Sum a leaf `[S, ...]` with weights: `[...]`."""
         wide = wide_of(leaf)
-        share = weight.astype(wide.dtype).reshape(-1, *(1,) * (wide.ndim - 1))
+        share = along(weight.astype(wide.dtype), wide)
         steps = share * wide / jnp.asarray(self.step, wide.dtype)
         below = jnp.floor(steps)
         goes_up = jax.random.uniform(key, steps.shape, steps.dtype) < steps - below

@@ -33,7 +33,9 @@ Dimension letters: those of `fedjax_sim.core.types`.
 
 import dataclasses
 import re
-from typing import Any, ClassVar
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +58,23 @@ from fedjax_sim.timelines.cohorts import previous_visits
 
 Pair = tuple[Params, Params]
 """Models that a stage passes on, and its memory."""
+
+StageT = TypeVar("StageT", bound="Stage")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def named(
+    method: Callable[Concatenate[StageT, Given], Result],
+) -> Callable[Concatenate[StageT, Given], Result]:
+    """Give the equations of a stage's method the name of the stage, as a scope of the program."""
+
+    @wraps(method)
+    def within(stage: StageT, *args: Given.args, **options: Given.kwargs) -> Result:
+        with jax.named_scope(stage.name):
+            return method(stage, *args, **options)
+
+    return within
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +109,7 @@ class LocalNoise(Stage):
     name = "messages.local_privacy"
     idle = NoLocalPrivacy()
 
-    @jax.named_scope(name)
+    @named
     def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
         """Return noisy models of honest clients, and those that attackers did reach.
 
@@ -144,7 +163,7 @@ class Forgery(Stage):
         """Return the attackers' first memory."""
         return self.kind.first_memory(sent) if self.is_on else ()
 
-    @jax.named_scope(name)
+    @named
     def client(
         self,
         key: Key,
@@ -267,7 +286,7 @@ class Coding(Stage):
         memory, reports = jax.lax.scan(exchange, memory, single)
         return jax.tree.map(lambda leaf: leaf[:, 0], reports), memory
 
-    @jax.named_scope(name)
+    @named
     def decode(
         self,
         key: Key,
@@ -323,7 +342,7 @@ class PrivateSum(Stage):
         """Return the first bound if it adapts, or the noises of ticks that there were not."""
         return self.kind.first_memory(sent)
 
-    @jax.named_scope(name)
+    @named
     def server(self, key: Key, event: Event, memory: Params, updates: Params) -> Pair:
         """Sum clipped updates with the tick's weights, and add noise.
 
@@ -372,7 +391,7 @@ class Downlink(Stage):
         """Return the initial model, which clients know."""
         return sent if self.is_on else ()
 
-    @jax.named_scope(name)
+    @named
     def server(self, key: Key, event: Event, known: Params, sent: Params) -> Params:
         """Send a new model, leaves `[...]`, and return the one that clients know then."""
         if not self.is_on:
@@ -425,7 +444,7 @@ class Aggregation(Stage):
         """Whether messages are as clients made them, and their weighted sum is wanted."""
         return self.senders.adversary.is_idle and isinstance(self.kind, Mean)
 
-    @jax.named_scope(name)
+    @named
     def sum(
         self,
         key: Key,

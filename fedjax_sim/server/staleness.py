@@ -17,16 +17,8 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.settings import Checked, checked, group, setting, struct
-from fedjax_sim.core.settings.declared import (
-    Above0,
-    AtLeast0,
-    Count,
-    Limit,
-    OneOf,
-    Probability,
-    shape,
-)
+from fedjax_sim.core.settings import Checked, checked, declared, group, setting, struct
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Limit, OneOf
 from fedjax_sim.core.types import Array, Key, Timeline
 from fedjax_sim.timelines import Arrivals, schedule_arrivals
 
@@ -72,7 +64,7 @@ class StalenessWeights(Checked):
         "Last updates of a client over which its staleness is averaged; fewer if it has sent less.",
         only_with={"rule": AVERAGED, "average": ("window",)},
     )
-    decay: Probability = setting(
+    decay: declared.Probability = setting(
         0.9,
         "Share of the past that the exponential moving average keeps at each update.",
         only_with={"rule": AVERAGED, "average": ("exponential",)},
@@ -106,8 +98,8 @@ class StalenessWeights(Checked):
 
 @checked
 def staleness_weights(
-    clients: Annotated[Array, shape("T S")],
-    staleness: Annotated[Array, shape("T S"), Limit(least=0)],
+    clients: Annotated[Array, declared.shape("T S")],
+    staleness: Annotated[Array, declared.shape("T S"), Limit(least=0)],
     settings: Any,
     *,
     num_clients: Count,

@@ -30,9 +30,9 @@ class Memo(NamedTuple):
 
     estimates: Params = ()
     known: Params = ()
-    privacy: Any = ()
+    privacy: Params = ()
     members: Params = ()
-    attackers: Any = ()
+    attackers: Params = ()
     own: Params = ()
 
 

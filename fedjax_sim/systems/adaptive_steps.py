@@ -8,13 +8,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.clients import (
-    LastingTraining,
-    LocalTraining,
-    read_clients,
-    seeing_losses,
-    write_clients,
-)
+from fedjax_sim.clients import LastingTraining, LocalTraining, rows, seeing_losses
 from fedjax_sim.core import settings, targets, types
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Problem
@@ -219,8 +213,8 @@ class AdaptiveFedED(fedbuff.EuclideanStaleness, Clients, LocalTraining, Reports)
     def rows_after(self, event: Event, state: Versioned, gamma: Array) -> Array:
         """Numbers of local steps after a tick, `i32[N]`. gamma: staleness of the slots, `f[S]`."""
         change = jnp.floor((self.wanted_staleness - gamma) * self.gain)
-        steps = jnp.clip(read_clients(state.clients, event.clients) + change, 1, self.most_steps)
-        return write_clients(state.clients, event.clients, steps)
+        steps = rows.read_clients(state.clients, event.clients) + change
+        return rows.write_clients(state.clients, event.clients, jnp.clip(steps, 1, self.most_steps))
 
 
 class Working(NamedTuple):

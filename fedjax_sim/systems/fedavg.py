@@ -34,8 +34,8 @@ from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, LastingTraining, LocalTraining, local_training
 from fedjax_sim.core import batching, settings
 from fedjax_sim.core.settings import ConfigError, Limit, fixed, is_known, redefault, setting, struct
-from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import PrivateReports, ReportMessages, Reports, RoundState, Wire
+from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.server import PrivateReports, ReportMessages, Reports, Rounds, RoundState, Wire
 from fedjax_sim.server.aggregation import ServerMomentum, ServerRate, ServerStep
 from fedjax_sim.server.compression import word_of
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -51,7 +51,7 @@ def algorithm(
     hyper: LastingTraining,
     plan: Plan,
     scale_of: Callable[[Event], Array | None] = lambda event: None,
-) -> Algorithm[RoundState, Work]:
+) -> Rounds:
     """Bind FedAvg to a problem. Clients' optimizers may last, and are kept for every client.
 
     Args:
@@ -289,7 +289,7 @@ class FedNova(CohortRounds, LastingTraining, ServerStep, Reports):
         return tau
 
 
-def normalised(problem: Problem, hyper: FedNova, plan: Plan) -> Algorithm[RoundState, Work]:
+def normalised(problem: Problem, hyper: FedNova, plan: Plan) -> Rounds:
     """Bind FedNova to a problem."""
 
     def scale_of(event: Event) -> Array:
@@ -341,7 +341,7 @@ class QFedAvg(CohortRounds, LocalTraining, clients.WholeGradients, Reports):
             raise ConfigError("training.lr_schedule.by", schedule.clock, allowed)
 
 
-def fair(problem: Problem, hyper: QFedAvg, plan: Plan) -> Algorithm[RoundState, Work]:
+def fair(problem: Problem, hyper: QFedAvg, plan: Plan) -> Rounds:
     """Bind q-FedAvg to a problem."""
     q, wire = hyper.fairness, Wire(problem, hyper, plan)
     train = local_training(problem, hyper, plan)

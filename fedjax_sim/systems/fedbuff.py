@@ -53,15 +53,9 @@ from fedjax_sim.core import batching, settings, types
 from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Above0, Checked, ConfigError, fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import (
-    ReportMessages,
-    Reports,
-    ScheduledReports,
-    StalenessWeights,
-    Wire,
-    staleness,
-)
+from fedjax_sim.server import Reports, ScheduledReports, StalenessWeights, Wire, staleness
 from fedjax_sim.server.aggregation import ServerMomentum, ServerRate, where_slots
+from fedjax_sim.server.report_settings import ReportMessages
 from fedjax_sim.server.staleness import WeightedArrivals
 from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientQueues, presets
@@ -92,10 +86,10 @@ def algorithm(
       hyper: Settings, or those of a system that is FedBuff with weights or a clock of its own.
       plan: How the machine is used.
       can_repeat: Whether a client may have several slots of a tick.
-      moves: From the settings, the tick, the state, and the models that clients started from and
-        that the server decodes to what the server adds up, leaves `[S, ...]`, the weights, `f[S]`,
-        and what is kept for every client then; None for the clients' progress with the tick's
-        weights. What is kept begins as the settings' `first_rows`, if they have that.
+      moves: From the settings, the wire, the tick, the state, and the models that clients started
+        from and that the server decodes to what the server adds up, leaves `[S, ...]`, the weights,
+        `f[S]`, and what is kept for every client then; None for the clients' progress with the
+        tick's weights. What is kept begins as the settings' `first_rows`, if they have that.
     """
     train = local_training(problem, hyper, plan)
     of_clients = local_training if moves is None else None
@@ -112,7 +106,7 @@ def algorithm(
             progress = optax.tree.sub(reports, start)
             change, memo = wire.noisy_sum(key, event, progress, memo)  # 0 if all slots are empty
         else:
-            moved, weight, kept = moves(hyper, event, state, start, reports)
+            moved, weight, kept = moves(hyper, wire, event, state, start, reports)
             change = wire.sum(key, event, moved, weight=weight)
         server, memory = wire.step(event, state.server, change, state.memory)
         after = {"memory": memory, "clients": kept}
@@ -274,7 +268,7 @@ class FedAsync(WeightedArrivals, LocalTraining, Reports):
             raise ConfigError("staleness.rule", self.staleness.rule, allowed)
 
     def moves(
-        self, event: Event, state: Versioned, start: Params, reports: Params
+        self, wire: Wire, event: Event, state: Versioned, start: Params, reports: Params
     ) -> tuple[Params, Array, Params]:
         """Way from the server's model to each received one, and the share of it to go."""
         mixing = self.mixing_schedule.of(self.mixing, event.tick)
@@ -290,12 +284,13 @@ class EuclideanStaleness(Checked):
     offset: Above0 = setting(1.0, "What is added to an update's staleness, epsilon.")
 
     def moves(
-        self, event: Event, state: Versioned, start: Params, reports: Params
+        self, wire: Wire, event: Event, state: Versioned, start: Params, reports: Params
     ) -> tuple[Params, Array, Params]:
         """Progress of each client, and eta_g."""
         progress = optax.tree.sub(reports, start)
         gone = jax.tree.map(lambda x, old: x[None] - old, state.server, start)
-        distance, length = jax.vmap(optax.tree.norm)(gone), jax.vmap(optax.tree.norm)(progress)
+        trained = map(wire.of_trained, (gone, progress))
+        distance, length = map(jax.vmap(optax.tree.norm), trained)
         gamma = jnp.where(length > 0, distance / jnp.where(length > 0, length, 1), 0)
         rate = self.numerator / (gamma + self.offset) * event.weight
         return progress, rate, self.rows_after(event, state, gamma)
@@ -321,7 +316,8 @@ class AsyncFedED(EuclideanStaleness, WeightedArrivals, LocalTraining, Reports):
     constant, so that the schedule is drawn before learning. `asyncfeded_adaptive`, whose clock is
     live, adapts it.
 
-    Readings. An update of 0 counts as fresh. With a compressed downlink x_{t-tau} is what its
+    Readings. Running statistics and other leaves that are not trained do not count in these norms.
+    An update of 0 counts as fresh. With a compressed downlink x_{t-tau} is what its
     client knows of it, and x_t is the server's. The defaults lambda = epsilon = 1 make a fresh
     update count as it is. All clients are always at work, and `paper` has the values of FAVANO's
     experiments, so that it can be compared with other systems of arrivals.

@@ -42,29 +42,13 @@ import numpy as np
 
 from fedjax_sim import timelines
 from fedjax_sim.clients import Expectation, check_batch_size, local_expectation, rows
-from fedjax_sim.core import batching, trees, types
+from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.schedules import Constant, Schedule
-from fedjax_sim.core.settings import (
-    ConfigError,
-    Count,
-    fixed,
-    group,
-    names_of,
-    redefault,
-    setting,
-    struct,
-)
+from fedjax_sim.core.settings import ConfigError, Count, fixed, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, LatentProblem, Params, Plan, Work
-from fedjax_sim.server import (
-    Approximation,
-    StalenessWeights,
-    broadcast_bits,
-    keep_if_empty,
-    keep_random,
-    staleness,
-    versions,
-)
-from fedjax_sim.server.memories import Memories, Memory, exchange, first_memory, memory_messages
+from fedjax_sim.server import StalenessWeights, aggregation, memories, staleness, versions
+from fedjax_sim.server.memories import Approximation, Memories, Memory, memory_messages
+from fedjax_sim.server.report_settings import Bits
 from fedjax_sim.timelines import CoinRounds, presets
 from fedjax_sim.timelines.rounds import Cohort
 
@@ -100,8 +84,8 @@ class EitherRounds(CoinRounds, timelines.CohortRounds, Expectation):
 
     def decided(self) -> dict[str, str]:
         """Settings without effect by name, with words for their replacements."""
-        of_others = OF_COINS if self.has_cohorts else OF_COHORTS
-        idle = [name for name in names_of(type(self)).values() if name.startswith(of_others)]
+        others = OF_COINS if self.has_cohorts else OF_COHORTS
+        idle = [each for each in settings.names_of(type(self)).values() if each.startswith(others)]
         return super().decided() | dict.fromkeys(idle, f"rounds {self.rounds}")
 
     def completed(self, problem: Any) -> types.Settings:
@@ -195,12 +179,12 @@ class State(NamedTuple):
           target: How far the clients' statistics are from those that they started from, `f[S, q]`.
           num_batches: `i32[]`, mini-batches of the tick.
         """
-        field, memory = exchange(hyper, key, event, self.memory, target, event.weight > 0)
+        field, memory = memories.exchange(hyper, key, event, self.memory, target, event.weight > 0)
         return self._replace(
             server=self.server + hyper.step_size(event) * field,  # S_k + gamma_{k+1} H_{k+1}
             memory=memory,
-            field=keep_if_empty(event, field, self.field),
-            random=keep_random(key, event, self.random, self.server),
+            field=aggregation.keep_if_empty(event, field, self.field),
+            random=memories.keep_random(key, event, self.random, self.server),
             batches=self.batches + num_batches,
         )
 
@@ -234,7 +218,7 @@ def algorithm(
 
     def init(key: Key) -> State:
         server = problem.init(key)
-        memory = first_memory(hyper.memories, fields(server))
+        memory = memories.first_memory(hyper.memories, fields(server))
         passes = jnp.asarray(hyper.memories.starts_known, "int32")
         state = State(server, memory, memory.server, server, passes, jnp.asarray(0, "int32"))
         if not is_stale:
@@ -361,7 +345,7 @@ def reduced(problem: LatentProblem, hyper: VRFedEM, plan: Plan) -> Algorithm[Sta
     def init(key: Key) -> State:
         server = problem.init(key)
         oracle = problem.client_statistics(natural(server))
-        memory = first_memory(hyper.memories, oracle - server[None])
+        memory = memories.first_memory(hyper.memories, oracle - server[None])
         seen = batching.replicate(server, num_clients) if freezes else server
         passes = jnp.asarray(1, oracle.dtype if hyper.has_cohorts else "int32")
         batches = jnp.asarray(0, "int32")
@@ -387,7 +371,7 @@ def reduced(problem: LatentProblem, hyper: VRFedEM, plan: Plan) -> Algorithm[Sta
             now = batching.replicate(state.server, event.clients.shape[0])
             seen = rows.write_clients(seen, jnp.where(computes | is_pass, event.clients, -1), now)
         else:
-            seen = keep_if_empty(event, state.server, seen)
+            seen = aggregation.keep_if_empty(event, state.server, seen)
         target, num_batches = oracle - state.server[None], 2 * computes.sum(dtype="int32")
         after = state.after(hyper, key, event, target, num_batches)
         passed = jnp.any(is_present)
@@ -435,7 +419,7 @@ class EM(EitherRounds):
 
     participation: float = fixed(1.0)
     participation_schedule: Schedule = fixed(Constant())
-    batch_size: int = redefault(Expectation, "batch_size", 200)
+    batch_size: int = settings.redefault(Expectation, "batch_size", 200)
     batches: Literal["full"] = fixed("full")
 
 
@@ -473,13 +457,11 @@ class StatisticsMessages(types.Messages):
         """Count the bits by which a clock times messages; theta is taken for as long as S."""
         return types.full_precision_bits(params), 2 * types.full_precision_bits(params)
 
-    def per_tick(
-        self, problem: LatentProblem, hyper: EM, timeline: types.Timeline
-    ) -> tuple[types.Leaf, types.Leaf]:
+    def per_tick(self, problem: LatentProblem, hyper: EM, timeline: types.Timeline) -> Bits:
         """Count the bits sent at each tick, `i64[T]` each."""
         message = types.full_precision_bits(trees.shapes_of_model(problem))
         up = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message
-        return up, broadcast_bits(problem, timeline)
+        return up, memories.broadcast_bits(problem, timeline)
 
 
 em = system._replace(
@@ -517,7 +499,7 @@ class AsyncFedEM(staleness.WeightedArrivals, Expectation, Approximation):
     """
 
     local_steps: int = fixed(1)
-    staleness: StalenessWeights = redefault(
+    staleness: StalenessWeights = settings.redefault(
         staleness.WeightedArrivals, "staleness", StalenessWeights(rule="mean")
     )
     memories: Memories = group(Memories(), "compression of messages, and its memories")

@@ -39,18 +39,10 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.clients import LocalTraining, Training, local_steps, local_training
 from fedjax_sim.clients.mini_batches import untrained_leaves
-from fedjax_sim.core import batching
-from fedjax_sim.core.settings import (
-    AtLeast0,
-    ConfigError,
-    Count,
-    Limit,
-    redefault,
-    setting,
-    struct,
-)
-from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import Reports, RoundState, Wire
+from fedjax_sim.core import batching, settings
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Limit, setting, struct
+from fedjax_sim.core.types import Array, Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.server import Reports, Rounds, RoundState, Wire
 from fedjax_sim.server.aggregation import ServerStep
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
@@ -59,7 +51,7 @@ from fedjax_sim.timelines import CohortRounds, cohort_system
 class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
     """Settings of FedPA: its rounds, local sampling, messages, and the server's step."""
 
-    server_optimizer: Callable[..., optax.GradientTransformation] | None = redefault(
+    server_optimizer: Callable[..., optax.GradientTransformation] | None = settings.redefault(
         ServerStep, "server_optimizer", optax.sgd
     )
     burn_in: Annotated[int, Limit(least=0)] = setting(
@@ -185,7 +177,7 @@ def posterior_delta(
     return delta * (1 + jnp.maximum(number - 1, 0).astype(rho.dtype) * rho), number
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Rounds:
     """Bind FedPA to a problem."""
     bound = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan, train=local_training)

@@ -75,6 +75,7 @@ from fedjax_sim.core.settings import ConfigError, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import RoundState, ServerRate, edges
 from fedjax_sim.server.compression import Identity, count_message_bits
+from fedjax_sim.server.report_settings import Bits
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import GroupArrivals, presets
@@ -131,7 +132,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         sent = event.within(steps=jnp.broadcast_to(is_last, (num_slots,)).astype("int32"))
         reports, memo = wire.receive(key, sent, memo, known, groups)
         progress = jax.tree.map(jnp.subtract, reports, known)  # x_i^{u,t_i} - x^u
-        server = jax.tree.map(jnp.add, state.server, wire.sum(key, event, progress))  # (12)
+        moved = wire.mix(key, event, progress, partial(shares_of_slots, hyper, event))
+        server = jax.tree.map(jnp.add, state.server, moved)  # (12)
         # The server's model is sent at the end of a round.
         published = wire.publish(key, event, memo, server)
         memo = jax.tree.map(lambda new, old: jnp.where(is_last, new, old), published, memo)
@@ -150,12 +152,17 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
 
 
+def shares_of_slots(hyper: Hyper, event: Event) -> Array:
+    """Find the weights w_i of groups in a tick that aggregates: `f[S]`, 0 in other ticks."""
+    return jnp.where(event.weight > 0, jnp.asarray(hyper.shares())[event.clients], 0)
+
+
 class Messages(edges.GroupMessages):
     """The messages of groups, with those to the global server at the end of a round."""
 
     def per_tick(
         self, problem: Problem, hyper: edges.EdgeTraining, timeline: types.Timeline
-    ) -> tuple[types.Leaf, types.Leaf]:
+    ) -> Bits:
         """Count the bits that groups and the global server send at each tick, `i64[T]` each.
 
         A model goes up from each group, and one or its change down to it, at the last tick of every
@@ -248,6 +255,15 @@ def schedule_reports(key: Key, hyper: AsyncHierarchical, num_ticks: int) -> type
     return schedule._replace(weight=total * rule)
 
 
+def discounted_shares(hyper: AsyncHierarchical, event: Event) -> Array:
+    """Compute c_i / r_i, weights of the reports without the factor of `aggregation`: `f[S]`."""
+    weight = event.weight * event.steps
+    if hyper.aggregation == "divide_by_steps":
+        return weight
+    total, work = weight.sum(), weight @ event.steps  # T = work / total
+    return weight * total / jnp.where(work > 0, work, 1)
+
+
 def one_by_one(
     problem: Problem, hyper: AsyncHierarchical, plan: Plan
 ) -> Algorithm[Versioned, Work]:
@@ -261,7 +277,7 @@ def one_by_one(
         groups, memo, work = train(key, event, state.memo, starts=start, draws=event.offset)
         reports, memo = wire.receive(key, event, memo, start, groups)
         progress = jax.tree.map(jnp.subtract, reports, start)  # D_i
-        mixed = wire.sum(key, event, progress)  # 0 if all slots are empty
+        mixed = wire.mix(key, event, progress, partial(discounted_shares, hyper, event))
         server, _ = wire.step(event, state.server, mixed)
         return wire.next_version(key, event, state, memo, server), work
 

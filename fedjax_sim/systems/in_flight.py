@@ -17,7 +17,7 @@ from fedjax_sim.core.settings import Above0, AtLeast0, Checked, ConfigError, Cou
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Leaf, Problem, Work
 from fedjax_sim.server import Reports, Versioned, Wire, keep_if_empty, stale_models
 from fedjax_sim.server.aggregation import ServerMomentum, where_slots
-from fedjax_sim.server.report_settings import ReportMessages, downlink_of_slots
+from fedjax_sim.server.report_settings import Bits, ReportMessages, downlink_of_slots
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices
@@ -238,7 +238,7 @@ def safa_algorithm(problem: Problem, hyper: SAFA, plan: types.Plan) -> Algorithm
     return wire.algorithm(init, step)
 
 
-def bits_of_clients(problem: Problem, hyper: SAFA, timeline: types.Timeline) -> tuple[Leaf, Leaf]:
+def bits_of_clients(problem: Problem, hyper: SAFA, timeline: types.Timeline) -> Bits:
     """Count the bits that each client sends and receives at each tick: `i64[T, N]` each."""
     model = trees.shapes_of_model(problem)
     num_ticks, everyone = len(timeline.time), np.arange(hyper.num_clients)
@@ -259,9 +259,7 @@ def bits_of_clients(problem: Problem, hyper: SAFA, timeline: types.Timeline) -> 
 class SafaMessages(ReportMessages):
     """The messages of reports, and the models that clients receive in other rounds too."""
 
-    def per_tick(
-        self, problem: Problem, hyper: SAFA, timeline: types.Timeline
-    ) -> tuple[Leaf, Leaf]:
+    def per_tick(self, problem: Problem, hyper: SAFA, timeline: types.Timeline) -> Bits:
         """Count the bits sent up and down at each tick: `i64[T]` each."""
         up, down = bits_of_clients(problem, hyper, timeline)
         return up.sum(axis=1), down.sum(axis=1)
@@ -340,9 +338,7 @@ class FedAT(Clients, LocalTraining, Reports):
         """
         super().check_together()
         check_clients(self, are_distinct=True)
-        if self.num_tiers > self.num_clients:
-            allowed = f"at most num_clients = {self.num_clients}"
-            raise ConfigError("num_tiers", self.num_tiers, allowed)
+        self.check_at_most_clients("num_tiers")
         smallest = self.num_clients // self.num_tiers
         if self.num_selected > smallest:
             allowed = f"at most {smallest}, the clients of the smallest tier"
@@ -563,10 +559,7 @@ class Pisces(Clients, LocalTraining, ServerMomentum, Reports):
         """
         super().check_together()
         check_clients(self, are_distinct=False)
-        for name in ("concurrency", "most_reports"):
-            if getattr(self, name) > self.num_clients:
-                allowed = f"at most num_clients = {self.num_clients}"
-                raise ConfigError(name, getattr(self, name), allowed)
+        self.check_at_most_clients("concurrency", "most_reports")
 
     @property
     def num_slots(self) -> int:

@@ -76,7 +76,7 @@ Dimension letters: those of `fedjax_sim.core.types`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +86,7 @@ import optax
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, Training, local_steps
 from fedjax_sim.core import batching, settings, trees, types
+from fedjax_sim.core.events import Timeline
 from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion, Probability
@@ -93,6 +94,7 @@ from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty, mean_of, weighted_sum
 from fedjax_sim.server.compression import Compression, Identity, count_message_bits, decode_messages
+from fedjax_sim.server.report_settings import Bits
 from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds
 
 SlopesAt = Callable[[Key, Event, Params], tuple[Params, Work]]
@@ -521,7 +523,7 @@ class State(NamedTuple):
     memory: Params = ()
     anchor: Anchor = Anchor()
     square: Square = Square()
-    taken: Any = ()
+    taken: Params = ()
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
@@ -658,9 +660,7 @@ class Messages(types.Messages):
         sent = (params, params) if hyper.has_momentum else params
         return count_message_bits(hyper.messages.compression, sent), types.full_precision_bits(sent)
 
-    def per_tick(
-        self, problem: Problem, hyper: Hyper, timeline: types.Timeline
-    ) -> tuple[types.Leaf, types.Leaf] | None:
+    def per_tick(self, problem: Problem, hyper: Hyper, timeline: Timeline) -> Bits | None:
         """Count the bits of each tick, where clients send more than their models."""
         anchor, scaling = hyper.control_variates.anchor, hyper.preconditioning.preconditioner
         if anchor == scaling == "none":
@@ -678,9 +678,7 @@ class Messages(types.Messages):
         anchors = size * (hyper.num_clients - senders) * moves
         return senders * up + both_ways + slopes, senders * down + both_ways + slopes + anchors
 
-    def by_client(
-        self, problem: Problem, hyper: Hyper, timeline: types.Timeline
-    ) -> types.Leaf | None:
+    def by_client(self, problem: Problem, hyper: Hyper, timeline: Timeline) -> types.Leaf | None:
         """Count the bits that each client sends and receives at each tick, `i64[T, N]`.
 
         None without control variates, as only participants send and receive then.

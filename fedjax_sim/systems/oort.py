@@ -44,9 +44,9 @@ import numpy as np
 from fedjax_sim.clients import LastingTraining, losses_of, seeing_losses
 from fedjax_sim.core import settings, streams, targets, trees, types
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Probability, setting, struct
-from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Leaf, Plan, Problem
+from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Leaf, Plan, Problem, Timeline
 from fedjax_sim.server import ReportMessages, Reports, ServerStep, compression
-from fedjax_sim.server.report_settings import downlink_of_slots
+from fedjax_sim.server.report_settings import Bits, downlink_of_slots
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 
@@ -305,7 +305,7 @@ def largest_losses(algorithm: Callable[..., Algorithm]) -> live.Selection:
 
 
 def count_bits_of_clients(
-    problem: Problem, hyper: PowerOfChoice, timeline: types.Timeline
+    problem: Problem, hyper: PowerOfChoice, timeline: Timeline
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Count the bits of messages.
 
@@ -329,16 +329,12 @@ def count_bits_of_clients(
 class CandidatesMessages(ReportMessages):
     """The messages of reports, with those of candidates who are not chosen."""
 
-    def per_tick(
-        self, problem: Problem, hyper: PowerOfChoice, timeline: types.Timeline
-    ) -> tuple[Leaf, Leaf]:
+    def per_tick(self, problem: Problem, hyper: PowerOfChoice, timeline: Timeline) -> Bits:
         """Count the bits sent up and down at each tick: `i64[T]` each."""
         up, down, of_others = count_bits_of_clients(problem, hyper, timeline)
         return up.sum(axis=1) + of_others[:, 0], down.sum(axis=1) + of_others[:, 1]
 
-    def by_client(
-        self, problem: Problem, hyper: PowerOfChoice, timeline: types.Timeline
-    ) -> np.ndarray:
+    def by_client(self, problem: Problem, hyper: PowerOfChoice, timeline: Timeline) -> Leaf:
         """Count the bits that each client sends and receives at each tick: `f64[T, N]`.
 
         Those of candidates who stand in no slot are dealt equally to all clients who stand in none.
@@ -351,7 +347,7 @@ class CandidatesMessages(ReportMessages):
         share = of_others.sum(axis=1) / np.maximum(num_left, 1)
         return np.where(np.isnan(found), share[:, None], found)
 
-    def check(self, hyper: PowerOfChoice, timeline: types.Timeline) -> None:
+    def check(self, hyper: PowerOfChoice, timeline: Timeline) -> None:
         """Check numbers of messages, of which there are as many as clients are chosen."""
         rule, most = hyper.aggregator.chosen, hyper.num_chosen
         rule.check_ticks(hyper, "aggregator", timeline, most=most, has_weights=False)

@@ -19,9 +19,9 @@ from fedjax_sim.core import settings
 from fedjax_sim.core.batching import replicate
 from fedjax_sim.core.settings import Above0, AtLeast0, Count, Whole, redefault, setting, struct
 from fedjax_sim.core.trees import join
-from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Problem, Work
-from fedjax_sim.server import PrivateReports, ReportMessages, Reports, RoundState, ServerStep, Wire
-from fedjax_sim.server.aggregation import weighted_sum, where_slots
+from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Problem, Work
+from fedjax_sim.server import PrivateReports, ReportMessages, Reports, Rounds, RoundState, Wire
+from fedjax_sim.server.aggregation import ServerStep, weighted_sum, where_slots
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
@@ -78,9 +78,7 @@ class FedBN(FedPer):
     personal: str | Callable[[str], bool] = redefault(FedPer, "personal", r"(?i)norm|(^|/)bn")
 
 
-def with_personal_leaves(
-    problem: Problem, hyper: FedPer, plan: Plan
-) -> Algorithm[RoundState, Work]:
+def with_personal_leaves(problem: Problem, hyper: FedPer, plan: Plan) -> Rounds:
     """Bind FedPer to a problem. The state has None in place of leaves of the other kind."""
     wire = Wire(problem, hyper, plan)
 
@@ -145,7 +143,7 @@ class Ditto(CohortRounds, LocalTraining, ServerStep, PrivateReports):
     attachment: AtLeast0 = setting(0.1, "Pull of personal models to the global one, lambda.")
 
 
-def with_pulled_models(problem: Problem, hyper: Ditto, plan: Plan) -> Algorithm[RoundState, Work]:
+def with_pulled_models(problem: Problem, hyper: Ditto, plan: Plan) -> Rounds:
     """Bind Ditto to a problem."""
     wire = Wire(problem, hyper, plan, train=clients.local_training)
     train = clients.local_training(problem, hyper, plan)
@@ -225,7 +223,7 @@ class APFL(CohortRounds, LocalTraining, ServerStep, PrivateReports):
         return of_all
 
 
-def with_mixed_models(problem: Problem, hyper: APFL, plan: Plan) -> Algorithm[RoundState, Work]:
+def with_mixed_models(problem: Problem, hyper: APFL, plan: Plan) -> Rounds:
     """Bind APFL to a problem. A client's rows are v_i and, if it adapts, alpha_i."""
     wire = Wire(problem, hyper, plan, train=clients.local_training)
     train = clients.local_training(problem, hyper, plan, gradient=gradient_of)
@@ -356,9 +354,7 @@ def gradient_of(
     return hyper.gradient(problem, key, client, offset)
 
 
-def with_adapted_models(
-    problem: Problem, hyper: PFedMe | PerFedAvg, plan: Plan
-) -> Algorithm[RoundState, Work]:
+def with_adapted_models(problem: Problem, hyper: PFedMe | PerFedAvg, plan: Plan) -> Rounds:
     """Bind pFedMe or Per-FedAvg to a problem."""
     wire = Wire(problem, hyper, plan)
     train = clients.local_training(problem, hyper, plan, gradient=gradient_of)
@@ -415,7 +411,7 @@ class IFCA(CohortRounds, LocalTraining, clients.WholeGradients, Reports):
     )
 
 
-def with_clusters(problem: Problem, hyper: IFCA, plan: Plan) -> Algorithm[RoundState, Work]:
+def with_clusters(problem: Problem, hyper: IFCA, plan: Plan) -> Rounds:
     """Bind IFCA to a problem."""
     wire = Wire(problem, hyper, plan)
     train = clients.local_training(problem, hyper, plan)

@@ -29,8 +29,8 @@ from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, LocalTraining, WholeGradients, local_training, rows
 from fedjax_sim.core.batching import replicate
 from fedjax_sim.core.settings import Above0, ConfigError, fixed, group, setting, struct
-from fedjax_sim.core.types import EMPTY, Algorithm, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import ReportMessages, Reports, RoundState, ServerRate, Wire, expand
+from fedjax_sim.core.types import EMPTY, Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.server import ReportMessages, Reports, Rounds, RoundState, ServerRate, Wire, expand
 from fedjax_sim.server.aggregation import keep_if_empty
 from fedjax_sim.server.compression import Identity
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -51,7 +51,7 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, ServerRate, Reports):
     )
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Rounds:
     """Bind SCAFFOLD to a problem."""
     share, wire = hyper.shares(problem.counts), Wire(problem, hyper, plan)
     gradient_at = clients.gradients_at(problem, hyper, plan, is_exact=hyper.control == "exact")
@@ -130,7 +130,7 @@ class FedDyn(CohortRounds, LocalTraining, Reports):
     proximal: float = fixed(0.0)
 
 
-def regularised(problem: Problem, hyper: FedDyn, plan: Plan) -> Algorithm[RoundState, Work]:
+def regularised(problem: Problem, hyper: FedDyn, plan: Plan) -> Rounds:
     """Bind FedDyn to a problem."""
     share, alpha = hyper.shares(problem.counts), hyper.regularization
     wire = Wire(problem, hyper, plan)
@@ -203,9 +203,7 @@ class MimeLite(CohortRounds, clients.BaseOptimizer, WholeGradients, Reports):
             raise ConfigError("messages.downlink", str(self.messages.downlink), allowed)
 
 
-def with_frozen_statistics(
-    problem: Problem, hyper: MimeLite, plan: Plan
-) -> Algorithm[RoundState, Work]:
+def with_frozen_statistics(problem: Problem, hyper: MimeLite, plan: Plan) -> Rounds:
     """Bind MimeLite to a problem."""
     base, wire = hyper.local_optimizer(), Wire(problem, hyper, plan)
     train = clients.frozen_training(problem, hyper, plan)

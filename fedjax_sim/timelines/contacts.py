@@ -73,9 +73,7 @@ class Contacts(Clients):
             those of whole updates.
         """
         super().check_together()
-        if self.num_selected > self.num_clients:
-            allowed = f"at most num_clients = {self.num_clients}"
-            raise ConfigError("num_selected", self.num_selected, allowed)
+        self.check_at_most_clients("num_selected")
         period = np.asarray(self.period, float)
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")

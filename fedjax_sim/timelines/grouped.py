@@ -53,8 +53,6 @@ from fedjax_sim.core.settings import (
     Checked,
     ConfigError,
     checked,
-    fields,
-    fixed,
     group,
     setting,
     shape,
@@ -245,7 +243,7 @@ class Groups(Clients):
     """
 
     # Not a setting, so that a number of steps meant for other systems does not change the paper's.
-    local_steps: int = fixed(1)
+    local_steps: int = settings.fixed(1)
     client_steps: Count = setting(
         1, "Local steps of a client in one iteration of its group, E (kappa_1 of HierFAVG)."
     )
@@ -340,12 +338,12 @@ class Groups(Clients):
         if np.all(np.asarray(self.sync_time) == 0):
             found["clock.sync_growth"] = "sync_time = 0"
         if self.clock.delays_of == "client":
-            unused = [f"iteration.{name}" for name in fields(IterationDelays)]
+            unused = [f"iteration.{name}" for name in settings.fields(IterationDelays)]
             return found | dict.fromkeys(unused, 'clock.delays_of "client"')
         table = self.delays.client_table
         loses = table is not None and table.drop_rate is not None
         read = ("drop_rate", "trace", *(("client_table",) if loses else ()))
-        unused = [f"delays.{name}" for name in fields(ClientDelays) if name not in read]
+        unused = [f"delays.{name}" for name in settings.fields(ClientDelays) if name not in read]
         return found | dict.fromkeys(unused, 'clock.delays_of "group"')
 
     def _check_grouping(self) -> None:
@@ -360,8 +358,7 @@ class Groups(Clients):
         ):
             allowed = f"{clients} numbers below {groups}"
             raise ConfigError("grouping.association", association, allowed)
-        if self.num_groups > self.num_clients:
-            raise ConfigError("num_groups", self.num_groups, f"at most {clients}")
+        self.check_at_most_clients("num_groups")
         if association is not None and len(set(association) - {EMPTY}) < self.num_groups:
             empty = min(set(range(self.num_groups)) - set(association))
             allowed = "of at least one client per group"

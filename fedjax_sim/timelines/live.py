@@ -31,20 +31,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_sim.core import settings, streams, types
+from fedjax_sim.core.clocks import Clock, Instant, Live, Received, Sizes
 from fedjax_sim.core.settings import ConfigError, Count, checked, fields, struct
 from fedjax_sim.core.targets import put, repeat, repeat_while
-from fedjax_sim.core.types import (
-    EMPTY,
-    Array,
-    Clock,
-    Event,
-    Instant,
-    Key,
-    Live,
-    Received,
-    Settings,
-    Sizes,
-)
+from fedjax_sim.core.types import EMPTY, Array, Event, InfoT, Key, Settings, StateT, Timeline
 from fedjax_sim.timelines import presets, rounds
 from fedjax_sim.timelines.arrivals import clocks
 from fedjax_sim.timelines.checks import check_own
@@ -82,7 +72,7 @@ def with_clock(system: types.System, live: Live, **changes: Any) -> types.System
     return changed._replace(timeline=partial(_frames, changed))
 
 
-def _frames(system: types.System, key: Key, hyper: Settings, num_ticks: int) -> types.Timeline:
+def _frames(system: types.System, key: Key, hyper: Settings, num_ticks: int) -> Timeline:
     """Make the timeline of a live system: filled slots of most steps, and no time."""
     senders = system.messages.num_senders(hyper)
     found, num = cast(Live, system.live).sizes(hyper), senders or hyper.num_clients
@@ -95,10 +85,10 @@ def _frames(system: types.System, key: Key, hyper: Settings, num_ticks: int) -> 
     clients = jnp.broadcast_to(jnp.arange(found.slots) % num, shape)
     steps = jnp.full(shape, found.most_steps, "int32")
     weight = jnp.full(shape, 1 / found.slots)
-    return types.Timeline(jnp.zeros(num_ticks), clients, steps, tick, weight, holds=tick)
+    return Timeline(jnp.zeros(num_ticks), clients, steps, tick, weight, holds=tick)
 
 
-def replayed(system: types.System, timeline: types.Timeline) -> types.System:
+def replayed(system: types.System, timeline: Timeline) -> types.System:
     """Return a live system with the receptions of a schedule, such as one of an earlier run.
 
         live = replayed(fedavg.system, run.timelines[0])
@@ -159,7 +149,7 @@ def _versions_in_use(version: np.ndarray) -> np.ndarray:
     return found
 
 
-class Measured(NamedTuple, Generic[types.StateT]):
+class Measured(NamedTuple, Generic[StateT]):
     """State of a clock that may end its lane.
 
     Attributes:
@@ -168,14 +158,14 @@ class Measured(NamedTuple, Generic[types.StateT]):
       newest: `f[]`, the newest measure; nan before the first tick.
     """
 
-    time: types.StateT
+    time: StateT
     first: Array
     newest: Array
 
 
 def until(
     clock: Clock,
-    measure: Callable[[types.StateT, types.InfoT], Array],
+    measure: Callable[[StateT, InfoT], Array],
     *,
     below: ArrayLike | None = None,
     fallen_by: ArrayLike | None = None,
@@ -211,9 +201,7 @@ def until(
             is_done |= carried.first - carried.newest >= fallen_by
         return carried._replace(time=time), received._replace(is_done=is_done)
 
-    def after(
-        key: Key, carried: Measured, event: Event, state: types.StateT, seen: types.InfoT
-    ) -> Measured:
+    def after(key: Key, carried: Measured, event: Event, state: StateT, seen: InfoT) -> Measured:
         time = clock.after(key, carried.time, event, state, seen)
         newest = jnp.asarray(measure(state, seen), carried.newest.dtype)
         first = jnp.where(jnp.isnan(carried.first), newest, carried.first)
@@ -316,7 +304,7 @@ class Round(NamedTuple, Generic[MemoryT]):
     turns: Array | None = None
 
 
-class Choosing(NamedTuple, Generic[MemoryT, types.StateT, DrawsT]):
+class Choosing(NamedTuple, Generic[MemoryT, StateT, DrawsT]):
     """A round with its clients, as it is passed to `select`.
 
     Attributes:
@@ -329,7 +317,7 @@ class Choosing(NamedTuple, Generic[MemoryT, types.StateT, DrawsT]):
 
     round: Round[MemoryT]
     devices: Devices
-    state: types.StateT
+    state: StateT
     drawn: DrawsT
     memory: MemoryT
 
@@ -339,7 +327,7 @@ class Choosing(NamedTuple, Generic[MemoryT, types.StateT, DrawsT]):
         return self.devices.are_available(everyone, self.round.now)
 
 
-class Shown(NamedTuple, Generic[RoundT, MemoryT, types.StateT, types.InfoT]):
+class Shown(NamedTuple, Generic[RoundT, MemoryT, StateT, InfoT]):
     """The results of a round, as they are passed to `learn`.
 
         def learn(key, shown):  # how long the last work of each client took
@@ -357,8 +345,8 @@ class Shown(NamedTuple, Generic[RoundT, MemoryT, types.StateT, types.InfoT]):
     round: RoundT
     event: Event
     taken: Array
-    state: types.StateT
-    seen: types.InfoT
+    state: StateT
+    seen: InfoT
     memory: MemoryT
 
 
@@ -751,7 +739,7 @@ class Tasks(NamedTuple, Generic[MemoryT]):
     drawn: Drawn
 
 
-class Replacing(NamedTuple, Generic[MemoryT, types.StateT]):
+class Replacing(NamedTuple, Generic[MemoryT, StateT]):
     """A client has finished and is to be replaced, as it is passed to `choose`.
 
     Attributes:
@@ -767,7 +755,7 @@ class Replacing(NamedTuple, Generic[MemoryT, types.StateT]):
     own: Array
     work: Flights
     devices: Devices
-    state: types.StateT
+    state: StateT
     memory: MemoryT
 
     def idle(self) -> Array:

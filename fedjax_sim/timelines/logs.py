@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.core.settings import ConfigError, checked
-from fedjax_sim.timelines.delays.client_table import read_rows, write_rows
+from fedjax_sim.timelines.delays.client_table import number_of, read_rows, write_rows
 
 Numbers = npt.NDArray[np.float64]
 COLUMNS = ("client", "start", "finish", "censored", "bytes_up", "bytes_down", "device")
@@ -78,7 +78,7 @@ def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
             raise ConfigError("log", f"without a column {name}", "of columns " + ", ".join(COLUMNS))
     names, _, ends, *_, device = (np.array([row.get(name, "") for row in rows]) for name in COLUMNS)
     start, finish, censored, up, down = (
-        np.array([_number(row.get(name) or "0") for row in rows]) for name in COLUMNS[1:6]
+        np.array([number_of(row.get(name) or "0") for row in rows]) for name in COLUMNS[1:6]
     )
     ended = ends != ""
     times = np.concatenate([start, finish])
@@ -111,10 +111,3 @@ def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
     time, done = (finish - start)[kept], (ended & (censored == 0))[kept]
     names_of = tuple(clients.tolist())
     return Log(names_of, devices, client[order], start[kept], time, done, bits[kept], bad)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan

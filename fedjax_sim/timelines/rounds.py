@@ -131,9 +131,8 @@ class CohortRounds(Clients):
             settings.check_left(self, values | {"clock.num_asked": 0}, 'with selection = "poisson"')
         are_distinct = not self.cohort.with_replacement
         check_clients(self, are_distinct=are_distinct)
-        if are_distinct and self.clock.num_asked > self.num_clients:
-            allowed = f"at most num_clients = {self.num_clients}"
-            raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
+        if are_distinct:
+            self.check_at_most_clients("clock.num_asked")
         if 0 < self.clock.num_asked < self.num_selected:
             allowed = f"0, or at least num_selected = {self.num_selected}"
             raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
@@ -207,9 +206,8 @@ def check_clients(hyper: Settings, *, are_distinct: bool) -> None:
     Raises:
       ConfigError: If the cohort exceeds the clients, or the trace lacks rows of some client.
     """
-    if are_distinct and hyper.num_selected > hyper.num_clients:
-        allowed = f"at most num_clients = {hyper.num_clients}"
-        raise ConfigError("num_selected", hyper.num_selected, allowed)
+    if are_distinct:
+        hyper.check_at_most_clients("num_selected")
     has_trace = hyper.delays.trace is not None
     if has_trace and len(set(hyper.recorded.client.tolist())) < hyper.num_clients:
         allowed = "with rows of every client, as any may be selected"

@@ -123,7 +123,9 @@ def test_statistics_of_local_steps_are_those_of_the_same_batches() -> None:
             np.testing.assert_allclose(found["var"], var, rtol=1e-4)
 
 
-def simulate(system: Any, problem: Any, layout: Layout = Layout(), **settings: Any) -> Any:
+def simulate(
+    system: Any, problem: Any, layout: Layout = Layout(), start: Any = None, **settings: Any
+) -> Any:
     made = {"num_clients": 4, "batch_size": 8, "lr": 0.1, "local_steps": 3} | settings
     return fedjax_sim.simulate(
         system,
@@ -132,6 +134,7 @@ def simulate(system: Any, problem: Any, layout: Layout = Layout(), **settings: A
         budget=fedjax_sim.Ticks(12),
         num_evals=3,
         layout=layout,
+        start=start,
     )
 
 
@@ -275,6 +278,75 @@ def test_progress_per_local_step_does_not_scale_statistics() -> None:
     found = bound.model(state)["batch_stats"]["BatchNorm_0"]
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["var"], var, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "kind"),
+    [
+        ("average", {}),
+        ("divide_by_steps", {"ticks_per_round": 2}),
+        ("fednova", {}),
+        ("divide_by_steps", {"num_reports": 2, "server_lr": 0.3}),
+        ("fednova", {"num_reports": 2}),
+    ],
+)
+def test_iterations_of_groups_do_not_scale_statistics(
+    aggregation: str, kind: dict[str, float]
+) -> None:
+    """The global server averages them, against a loop over iterations of groups of two clients."""
+    name = "async_hierarchical" if "num_reports" in kind else "hierarchical"
+    run = simulate(
+        fedjax_sim.SYSTEMS[name],
+        problem_of(),
+        batch_size=15,
+        client_steps=2,
+        aggregation=aggregation,
+        sampling="reshuffled",
+        num_groups=2,
+        shift=(0.3, 2.0),
+        local_steps=1,
+        **kind,
+    )
+    timeline, begin = run.timelines[0], np.array([np.zeros(4), np.ones(4)])
+    assert len(np.unique(timeline.steps)) > 1
+    models, groups = [begin], np.stack([begin, begin])
+    for tick, present in enumerate(timeline.clients):
+        moved = np.zeros((2, 4))
+        for slot, group in enumerate(present):
+            version = timeline.version[tick, slot]
+            is_asynchronous, is_start = "num_reports" in kind, version == tick
+            if is_start or is_asynchronous:
+                groups[group] = models[version]
+            for _ in range(timeline.steps[tick, slot]):
+                reached = []
+                for client in (2 * group, 2 * group + 1):
+                    flat, (mean, var) = X[client::4].astype(float), groups[group]
+                    for _ in range(2):
+                        mean = 0.9 * mean + 0.1 * flat.mean(axis=0)
+                        var = 0.9 * var + 0.1 * flat.var(axis=0, ddof=1)
+                    reached.append([mean, var])
+                groups[group] = np.mean(reached, axis=0)
+            if timeline.weight[tick, slot] > 0:
+                moved += (groups[group] - models[version]) / 2
+        models.append(models[-1] + moved)
+    found = run.models["batch_stats"]["BatchNorm_0"]
+    np.testing.assert_allclose(found["mean"], models[-1][0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["var"], models[-1][1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["asyncfeded", "asyncfeded_adaptive"])
+def test_distances_of_models_do_not_count_statistics(name: str) -> None:
+    """Trained leaves are the same whatever statistics a run starts from: steps do not read them."""
+    model = problem_of().init(KEY)
+    far = {**model, "batch_stats": jax.tree.map(lambda leaf: leaf + 1000, model["batch_stats"])}
+    near, other = (
+        simulate(fedjax_sim.SYSTEMS[name], problem_of(), start=start).models["params"]
+        for start in (model, far)
+    )
+    jax.tree.map(np.testing.assert_array_equal, near, other)
+    assert any(
+        (a != b).any() for a, b in zip(*map(jax.tree.leaves, (near, model["params"])), strict=True)
+    )
 
 
 def test_fedbn_is_fedper_with_normalisation_layers() -> None:

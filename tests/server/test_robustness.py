@@ -14,7 +14,7 @@ from fedjax_sim.clients import local_training
 from fedjax_sim.core.settings import ConfigError, check, fields
 from fedjax_sim.core.streams import stream
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.server import Robust
+from fedjax_sim.server import Robust, edges, stages
 from fedjax_sim.server.attacks import (
     ATTACKS,
     Canary,
@@ -567,6 +567,41 @@ def test_a_step_that_forgets_a_stage_is_refused(way: str, name: str) -> None:
         return
     with pytest.raises(ConfigError, match=f"^{name} is .*: this system's step does not ask"):
         step.trace(bound.init(), bound.event(0))
+
+
+def mean_of_slots(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.mean(axis=0), tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "method", "instead"),
+    [
+        (
+            "messages.edge_compression",
+            edges.EdgeWire,
+            "receive",
+            lambda *given: (given[5], given[3]),
+        ),
+        ("edge_aggregator", edges.EdgeWire, "mix", lambda *given: mean_of_slots(given[3])),
+        ("messages.compression", stages.Coding, "decode", lambda *given, turns: (given[5], ())),
+        ("aggregator", stages.Aggregation, "mean", lambda *given: mean_of_slots(given[-1])),
+    ],
+)
+def test_a_forgotten_stage_of_one_level_is_not_taken_for_the_other(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: type, method: str, instead: Callable
+) -> None:
+    """Clients and local servers both compress, and both levels have a rule."""
+    stages_of_both = {"compression": TopK(kept=2), "edge_compression": TopK(kept=1)}
+    rules_of_both = {"aggregator": Median(), "edge_aggregator": Median()}
+    hyper = settings_of("hierarchical", **(stages_of_both if "compr" in name else rules_of_both))
+    problem = quadratic("hierarchical")
+    bound = fedjax_sim.bind(SYSTEMS["hierarchical"], problem, hyper, budget=Ticks(2))
+    for level in (edges.EdgeCoding, edges.EdgeAggregation):
+        if issubclass(level, kind):
+            monkeypatch.setattr(level, method, getattr(kind, method), raising=False)
+    monkeypatch.setattr(kind, method, instead)
+    with pytest.raises(ConfigError, match=f"^{name} is .*: this system's step does not ask"):
+        jax.jit(bound.step).trace(bound.init(), bound.event(0))
 
 
 def test_a_forgotten_stage_is_refused_in_a_sweep() -> None:

@@ -8,9 +8,7 @@ that counts as known here, it compiles that program when it is called.
 import contextlib
 import os
 import tempfile
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Self
 
@@ -152,28 +150,24 @@ MOST_KNOWN = 128
 """Forms that are kept; the one that was looked for longest ago is dropped first."""
 
 
-_known: OrderedDict[Hashable, int] = OrderedDict()
-_lock = threading.Lock()
+_known: dict[Hashable, int] = {}  # The one that was looked for last is last.
 
 
 def known_size(form: Hashable) -> int | None:
     """Look up the bytes of programs by static arguments and shapes of the others; None if new."""
-    with _lock:
-        if form in _known:
-            _known.move_to_end(form)
-        return _known.get(form)
+    if (size := _known.pop(form, None)) is not None:
+        _known[form] = size
+    return size
 
 
 def note_known(form: Hashable, size: int) -> None:
     """Note that programs are compiled, and the bytes that they take."""
-    with _lock:
-        _known[form] = size
-        _known.move_to_end(form)
-        while len(_known) > MOST_KNOWN:
-            _known.popitem(last=False)
+    _known.pop(form, None)
+    _known[form] = size
+    for old in list(_known)[:-MOST_KNOWN]:
+        _known.pop(old, None)
 
 
 def forget_known() -> None:
     """Forget all programs, as JAX drops them."""
-    with _lock:
-        _known.clear()
+    _known.clear()

@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.extend.linear_util import WrappedFun
 
 from fedjax_sim.core import lifecycle, trees
@@ -78,8 +78,8 @@ def in_one_call() -> Iterator[None]:
 
 
 def number_of_code(
-    trace: Callable[[], tuple[ClosedJaxpr, Any]],
-    *used: Any,
+    trace: Callable[[], tuple[ClosedJaxpr, object]],
+    *used: object,
     facts: Hashable = None,
     may_rest: bool = False,
 ) -> int:
@@ -102,7 +102,7 @@ def number_of_code(
 
 
 def _number_of_users(
-    trace: Callable, parts: Hashable, used: Any, facts: Hashable, may_rest: bool
+    trace: Callable, parts: Hashable, used: Iterable[object], facts: Hashable, may_rest: bool
 ) -> int:
     """Number a program with code of users, as `number_of_code`."""
     forms = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(used) if _is_data(leaf))
@@ -130,7 +130,7 @@ def _number_of_users(
     return number
 
 
-def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, float]:
+def _number_of_trace(trace: Callable, parts: Hashable, used: Iterable[object]) -> tuple[int, float]:
     """Trace, and return the number of the program and the seconds that it took."""
 
     def traced() -> tuple[Hashable, float]:
@@ -184,7 +184,7 @@ def _say_once(about: Hashable, sentence: str) -> None:
         lifecycle.say(sentence)
 
 
-def _named(used: Iterable[Any]) -> str:
+def _named(used: Iterable[object]) -> str:
     """Name functions, and others by their classes."""
     named = (each if type(each) is FunctionType else type(each) for each in used)
     return " and ".join(each.__qualname__ for each in named)
@@ -193,7 +193,7 @@ def _named(used: Iterable[Any]) -> str:
 # Which code is there.
 
 
-def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
+def _look_through(used: Iterable[object]) -> tuple[bool, tuple[Hashable, ...]]:
     """Look for code of users in values, without running any of it.
 
     Returns:
@@ -202,7 +202,8 @@ def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
     """
     leaves = jax.tree.leaves(used)
     known = {id(leaf): leaf for leaf in leaves if _is_data(leaf)}
-    rest, is_users, parts = list(used), False, []
+    rest: list[Any] = list(used)
+    is_users, parts = False, []
     while rest:
         value = rest.pop()
         kind = type(value)
@@ -237,7 +238,7 @@ def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
     return is_users, tuple(parts)
 
 
-def _is_data(leaf: Any) -> bool:
+def _is_data(leaf: object) -> bool:
     return issubclass(type(leaf), jax.Array | np.ndarray | np.generic | bool | int | float)
 
 
@@ -259,13 +260,13 @@ def _is_fixed(module: str) -> bool:
 
 
 _members_lock = threading.RLock()
-_members: "weakref.WeakKeyDictionary[type, list[Any]]" = weakref.WeakKeyDictionary()
+_members: "weakref.WeakKeyDictionary[type, list[object]]" = weakref.WeakKeyDictionary()
 """Members of classes of this package, as they were when nothing of them was a user's."""
 
 
-def _replaced(kind: type) -> list[Any]:
+def _replaced(kind: type) -> list[object]:
     """List the members of a class of this package and of its bases if there may be other ones."""
-    found: list[Any] = []
+    found: list[object] = []
     for base in kind.__mro__:
         if not base.__module__.startswith(OWN):
             continue
@@ -279,7 +280,7 @@ def _replaced(kind: type) -> list[Any]:
     return found
 
 
-def _inside_function(function: FunctionType) -> Iterator[Any]:
+def _inside_function(function: FunctionType) -> Iterator[object]:
     """Iterate over a function's closed-over values, its defaults, and the function it decorates."""
     yield from gc.get_referents(*(function.__closure__ or ()))
     yield from function.__defaults__ or ()
@@ -287,7 +288,7 @@ def _inside_function(function: FunctionType) -> Iterator[Any]:
     yield from vars(function).values()
 
 
-def _named_in(function: FunctionType) -> Iterator[Any]:
+def _named_in(function: FunctionType) -> Iterator[object]:
     """Iterate over the globals that a function names, and over those of modules among them.
 
     Its trace reads the same. But there JAX takes an array of NumPy for what it has met before, so
@@ -306,7 +307,7 @@ def _named_in(function: FunctionType) -> Iterator[Any]:
             yield from (vars(value)[each] for each in names if each in vars(value))
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _inside(value: object) -> Iterator[object]:
     """Iterate over parts of a value. No code of its class is run, such as `__getattr__`."""
     kind = type(value)
     if issubclass(kind, HOLDERS):
@@ -328,7 +329,7 @@ def _slots_of(kind: type) -> list[MemberDescriptorType]:
 # What a program computes.
 
 
-def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
+def parts_of_program(program: ClosedJaxpr, results: object) -> Hashable:
     """Key of a traced program: its structure, and the contents of its constants.
 
     Args:
@@ -351,9 +352,9 @@ def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
     return of(program), jax.tree.structure(results)
 
 
-def _parts_of_jaxpr(jaxpr: Jaxpr, of: Callable[[Any], Hashable]) -> Hashable:
+def _parts_of_jaxpr(jaxpr: Jaxpr, of: Callable[[object], Hashable]) -> Hashable:
     """Return the equations of a program, its variables numbered in their order."""
-    number: dict[Any, int] = {}
+    number: dict[Var, int] = {}
 
     def atom(var: Any) -> Hashable:
         if isinstance(var, Literal):
@@ -374,7 +375,7 @@ def _parts_of_jaxpr(jaxpr: Jaxpr, of: Callable[[Any], Hashable]) -> Hashable:
     return *parts, *map(atom, jaxpr.outvars)
 
 
-def _has_program(value: Any) -> bool:
+def _has_program(value: object) -> bool:
     if isinstance(value, tuple | list):
         return any(map(_has_program, value))
     return isinstance(value, Jaxpr | ClosedJaxpr)
@@ -428,7 +429,7 @@ def _part_of_array(array: np.ndarray) -> Hashable:
     return array.dtype, array.shape, hashlib.blake2b(flat.data).digest()
 
 
-def _see(value: Any, seen: Hashable) -> Hashable:
+def _see(value: object, seen: Hashable) -> Hashable:
     """Keep the key of an object while it is alive, and return it."""
     if id(value) not in _arrays:
         weakref.finalize(value, _arrays.pop, id(value)).atexit = False

@@ -140,7 +140,12 @@ class Schedules(NamedTuple):
         """
         known = known_in_all(lanes.column(group, "hyper"))
         reads = read_timeline(system, group[0].hyper, known).reads
-        firsts, row = lanes.distinct_schedules(group, reads)
+        # Lanes share a schedule that have one seed, and settings that are equal to their timeline.
+        different, number = lanes.distinct_objects(lanes.column(group, "hyper"))
+        leaves = (compress(jax.tree.leaves(each), reads) for each in different)
+        read = [tuple(np.asarray(leaf, float).tobytes() for leaf in own) for own in leaves]
+        own = map(read.__getitem__, number.tolist())
+        firsts, row = lanes.distinct(zip(lanes.column(group, "seed"), own, strict=True))
         drawn, metered = list(map(group.__getitem__, firsts)), None
         if isinstance(budget, Energy):
             metered = budgets.lanes_to_meter(system, group, row, budget)
@@ -346,7 +351,11 @@ def _draw_with(
         return draw(timeline, tuple(reads), seeds, varying, shared)
     traced = draw.trace(timeline, tuple(reads), seeds, varying, shared)
     form = is_quick, is_shared, jax.tree.structure((varying, shared)), _switches(jax.config)
-    program = _known_program(form, traced.jaxpr, is_shared=is_shared)
+    # Programs of users may call functions that are not in their text.
+    same = user_code.number_of_program if is_shared else id
+    of_form = [each for each in list(_programs) if each[0] == form]
+    equal = (each[2] for each in of_form if same(each[1]) == same(traced.jaxpr))
+    program = next(equal, None)
     if program is None:
         program = traced.lower().compile()
         _programs.append((form, traced.jaxpr, program))
@@ -361,19 +370,6 @@ def _draw_with(
 
 
 _programs: deque[tuple[tuple, ClosedJaxpr, Callable[..., Timeline]]] = deque(maxlen=MOST_PROGRAMS)
-
-
-def _known_program(
-    form: tuple, traced: ClosedJaxpr, *, is_shared: bool
-) -> Callable[..., Timeline] | None:
-    """Look up the compiled program of a traced one, or of an equal one."""
-    number = user_code.number_of_program
-    for known, other, program in list(_programs):
-        # Programs of users may call functions that are not in their text.
-        is_equal = known == form and is_shared and number(other) == number(traced)
-        if is_equal or (known == form and other is traced):
-            return program
-    return None
 
 
 @partial(compiling.RunsOnce, static_argnums=(0, 1))

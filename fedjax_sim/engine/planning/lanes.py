@@ -11,7 +11,6 @@ Dimension letters: `L` lanes.
 import dataclasses
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import compress
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -101,35 +100,6 @@ def distinct_rows(*numbers: np.ndarray) -> tuple[list[int], np.ndarray]:
     return distinct(zip(*map(np.ndarray.tolist, numbers), strict=True))
 
 
-def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[int], np.ndarray]:
-    """Find the lanes of different seeds, or of settings that are different to their timeline.
-
-    reads: Which leaves of the settings the timeline reads. What is returned is that of `distinct`.
-    """
-    read: dict[int, tuple[bytes, ...]] = {}
-    for lane in group:
-        if id(lane.hyper) not in read:
-            leaves = compress(jax.tree.leaves(lane.hyper), reads)
-            read[id(lane.hyper)] = tuple(np.asarray(leaf, float).tobytes() for leaf in leaves)
-    return distinct((lane.seed, read[id(lane.hyper)]) for lane in group)
-
-
-def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
-    """Find the families of a group: an order of the lanes, `i64[L]`, and the size of families.
-
-    Members of a family are adjacent in the order. The size is 1 if families differ in size.
-
-    row: `i64[L]`, the number of each lane's schedule.
-    """
-    _, of_problem = distinct_objects(column(group, "problem"))
-    # Lanes of one schedule have one seed.
-    family = distinct_rows(of_problem, row)[1]
-    sizes = np.bincount(family)
-    if (sizes != sizes[0]).any() or sizes[0] == 1:
-        return np.arange(len(group)), 1
-    return np.argsort(family, kind="stable"), int(sizes[0])
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stacked:
@@ -201,7 +171,7 @@ def stack_settings(hypers: Sequence[HyperT], dtype: np.typing.DTypeLike = float)
     return Stacked(varying, shared, typed_structure(hypers[0]), known_in_all(distinct))
 
 
-def known_in_all(hypers: Sequence[Any]) -> Known:
+def known_in_all(hypers: Sequence[object]) -> Known:
     """Name settings that make programs simpler, and have the value for it in all lanes."""
     known = map(known_values, distinct_objects(hypers)[0])
     return tuple(sorted(set.intersection(*map(set, known))))

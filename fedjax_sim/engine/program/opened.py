@@ -163,7 +163,10 @@ class BoundLane:
         key = streams.tick_key(self.key, event.tick)
         result = self.algorithm.step(key, state, event)
         contract.check_step(state, event, result, trace.replaced)
-        after, info = _barrier((contract.keep_narrow(state, result[0]), result[1]))
+        # A state keeps the narrow types that it had before a step, as settings have 32 bits.
+        is_narrow = lambda old: trees.is_narrow(jax.typeof(old).dtype)  # noqa: E731
+        kept = lambda old, new: new.astype(old.dtype) if is_narrow(old) else new  # noqa: E731
+        after, info = _barrier((jax.tree.map(kept, state, result[0]), result[1]))
         faults = _impossible_steps(event)
         if not event.facts.has_own_clients:
             faults.append((event.clients >= self.num_clients).any())

@@ -10,7 +10,7 @@ Dimension letters: those of `fedjax_sim.core.types`; `D` schedules, `H` rows of 
 import copy
 import functools
 from collections.abc import Hashable
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import chex
 import jax
@@ -181,7 +181,7 @@ class PlacedLanes:
 
 
 def _described(
-    leaf: Any, shape: tuple[int, ...], sharding: NamedSharding | None = None
+    leaf: object, shape: tuple[int, ...], sharding: NamedSharding | None = None
 ) -> jax.ShapeDtypeStruct:
     """Describe an array, also whether its type is definite, by which programs differ."""
     is_weak = getattr(leaf, "weak_type", False)

@@ -113,8 +113,13 @@ class Planned:
         self.cut = [types.Timeline(*(leaf[i, :end] for leaf in drawn[0])) for i, end in ends]
         self._check_messages()
         warn_of_late(self.hypers, self.ticks[row].tolist())
-        order, self.members = lanes.families_of(self.group, row)
-        self.group, self.row = [self.group[i] for i in order], row[order]
+        # Lanes of one problem and schedule are a family, and stand together if all are as large.
+        _, problem = distinct_objects(lanes.column(self.group, "problem"))
+        family = distinct_rows(problem, row)[1]
+        sizes, self.members = np.bincount(family), 1
+        if (sizes == sizes[0]).all() and sizes[0] > 1:
+            order, self.members = np.argsort(family, kind="stable"), int(sizes[0])
+            self.group, self.row = [self.group[i] for i in order], row[order]
 
     def store(self, longest: int, per_eval: int | None) -> None:
         """Lay the timelines out: evaluations, rows of the store of old models, ends of lanes."""
@@ -378,7 +383,7 @@ class Planned:
 
 def _trace_problem(
     problem: Any, num_examples: int, *, has_loss: bool = True
-) -> tuple[ClosedJaxpr, Any]:
+) -> tuple[ClosedJaxpr, object]:
     """Trace the methods of a problem that algorithms of this package call, and describe results."""
 
     def results(problem: Any) -> Iterator[Any]:

@@ -67,18 +67,8 @@ TEXTS = ("program", TIMELINE)
 """Entries that another version of JAX may change although the code is the same."""
 
 
-SHOWN = (
-    "seeds",
-    "num_evals",
-    "keep_models",
-    "client_variance",
-    "measures",
-    "output",
-    "precision",
-    "most_ticks",
-    *BUDGETS,
-)
-"""Entries that are shown with both values where a resumed run differs."""
+DIGESTS = ("problems", "start", "schedule", *TEXTS)
+"""Entries of digests. Of others both values are shown where a resumed run differs."""
 
 
 Saved = tuple[int, Carry, dict[str, Arrays]]
@@ -386,10 +376,10 @@ def _told(name: str, theirs: Any, ours: Any) -> str:
     if isinstance(theirs, dict) and isinstance(ours, dict):
         names = [each for each in theirs | ours if theirs.get(each) != ours.get(each)]
         pairs = [(f"{each} ", theirs.get(each), ours.get(each)) for each in names]
-    elif name in SHOWN:
-        pairs = [("", theirs, ours)]
-    else:
+    elif name in DIGESTS:
         return name
+    else:
+        pairs = [("", theirs, ours)]
 
     def shortened(value: object) -> str:
         text = str(value)

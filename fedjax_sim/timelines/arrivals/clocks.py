@@ -36,11 +36,7 @@ from fedjax_sim.core.settings import (
     Checked,
     ConfigError,
     Count,
-    Finite,
-    OneOf,
     checked,
-    fields,
-    redefault,
     setting,
     struct,
 )
@@ -95,7 +91,7 @@ class ArrivalClock(Checked):
         of_time=True,
         only_with={"restart": tuple(name for name in RESTARTS if name not in FREE)},
     )
-    restart: Annotated[str, OneOf(RESTARTS)] = setting(
+    restart: Annotated[str, settings.OneOf(RESTARTS)] = setting(
         "after_interaction",
         "When a client that finished an update starts the next one, and from which model; the "
         "readings are explained at `fedjax_sim.timelines.ArrivalClock`.",
@@ -162,7 +158,7 @@ class Arrivals(Clients):
 
     def decided(self) -> dict[str, str]:
         """Settings without effect by name, with words for their replacements."""
-        names = [f"clock.{name}" for name in fields(ArrivalClock)]
+        names = [f"clock.{name}" for name in settings.fields(ArrivalClock)]
         return super().decided() | self.delays.decided_by_trace(*names)
 
     @property
@@ -229,18 +225,8 @@ StateT = TypeVar("StateT")
 ArrivedT = TypeVar("ArrivedT")
 
 
-class Update(NamedTuple):
-    """A client's next update that reaches the server.
-
-    Attributes:
-      attempt: `i32[...]`, number of the update, counting lost ones, from 0.
-      start: `f64[...]`, virtual time at which its client took the server's model.
-      finish: `f64[...]`, virtual time at which it arrives.
-    """
-
-    attempt: Array
-    start: Array
-    finish: Array
+Update = tuple[Array, Array]
+"""The number of a client's update, counting lost ones, `i32[...]`, and its arrival, `f64[...]`."""
 
 
 class Work(NamedTuple):
@@ -295,12 +281,12 @@ def lane_by_lane(
         count as read by the timeline.
     """
     known = dict(settings.known_values(hyper))
-    own = {name.partition(".")[0] for name in fields(kind)}
+    own = {name.partition(".")[0] for name in settings.fields(kind)}
     needed: Settings = kind(**{name: getattr(hyper, name) for name in own})
 
     @jax.custom_batching.sequential_vmap
     def one_lane(key: Key, needed: Settings) -> ArrivedT:
-        static = {name: known[name] for name in fields(kind) if name in known}
+        static = {name: known[name] for name in settings.fields(kind) if name in known}
         return draw(key, needed.replace(**static))
 
     return one_lane(key, needed)
@@ -372,14 +358,15 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
         Returns keys of the queue `f64[..., D]`, and the numbers of the updates.
         """
-        following = _arriving(devices, client, update, jnp.broadcast_to(restart, client.shape))
-        keys = [following.finish]
+        start = jnp.broadcast_to(restart, client.shape)
+        attempt, finish = _arriving(devices, client, update, start)
+        keys = [finish]
         if hyper.clock.ties == "random":
             # Above those that were taken at the same time, so that any of the others may be next.
-            drawn = draw(client, following.attempt)
+            drawn = draw(client, attempt)
             above = taken.least + (1 - taken.least) * drawn
             keys.append(jnp.where(keys[0] == taken.time, above, drawn))
-        return jnp.stack(keys, axis=1), following.attempt
+        return jnp.stack(keys, axis=1), attempt
 
     def tick(
         carry: tuple[Array, _Taken, Queue, Array], t: Array
@@ -531,18 +518,18 @@ def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> U
     """Find clients' next updates that are not lost; their last attempts arrived at `time`."""
 
     def attempt_at(attempt: Array, time: Array) -> Update:
-        return Update(attempt, *devices.follow(client, attempt, time))
+        return attempt, devices.follow(client, attempt, time)[1]
 
     def again(found: tuple[Update, Array]) -> tuple[Update, Array]:
         update, lost = found
-        other = attempt_at(update.attempt + 1, update.finish)
-        update = jax.tree.map(lambda new, old: jnp.where(lost, new, old), other, update)
-        return update, lost & devices.are_lost(client, update.attempt)
+        other = attempt_at(update[0] + 1, update[1])
+        update = jax.tree.map(partial(jnp.where, lost), other, update)
+        return update, lost & devices.are_lost(client, update[0])
 
     update = attempt_at(attempt + 1, time)
     if devices.loss is None:
         return update
-    lost = devices.are_lost(client, update.attempt)
+    lost = devices.are_lost(client, update[0])
     return jax.lax.while_loop(lambda found: found[1].any(), again, (update, lost))[0]
 
 
@@ -617,7 +604,7 @@ class ClientQueues(Clients):
         hyper = ClientQueues(num_clients=3, num_tasks=4, routing=np.array([1.0, 1.0, 2.0]))
     """
 
-    local_steps: int = redefault(Clients, "local_steps", 1)
+    local_steps: int = settings.redefault(Clients, "local_steps", 1)
     num_tasks: Count = setting(20, "Tasks in the clients' queues at any time, C.")
     routing: Above0 | Sequence[Above0] | None = setting(
         None,
@@ -625,7 +612,7 @@ class ClientQueues(Clients):
         "None takes them from `routing_exponent`.",
         allowed="None, one finite number above 0, or one for each client",
     )
-    routing_exponent: Finite = setting(
+    routing_exponent: settings.Finite = setting(
         0.0,
         "Probabilities p_i are proportional to the clients' rates to this power: 0 makes them "
         "equal, 1 keeps all clients equally busy, and below 0 slow clients get more tasks.",

@@ -389,8 +389,8 @@ class Trace:
         given = cast(Sequence[str], client)
         is_text = len(given) > 0 and all(isinstance(each, str) for each in given)
         if is_text:
-            numbers = [_number_of(each) for each in given]
-            client = [-1] * len(given) if None in numbers else cast(list[float], numbers)
+            numbers = list(map(number_of, given))
+            client = [-1] * len(given) if np.isnan(numbers).any() else numbers
         columns = [np.asarray(client), np.asarray(start, float), np.asarray(finish, float)]
         shapes = [column.shape for column in columns]
         if len(set(shapes)) > 1 or len(shapes[0]) != 1 or shapes[0][0] == 0:
@@ -433,16 +433,16 @@ class Trace:
         Raises:
           ConfigError: If a row belongs to nobody of these clients.
         """
-        found: Sequence[float | None] = self.client.tolist()
+        found: Sequence[float] = self.client.tolist()
         allowed = f"from 0 to num_clients - 1 = {num_clients - 1}"
         if self.names and names:
             number = {name: float(i) for i, name in enumerate(names)}
-            found = [number.get(name) for name in self.names]
+            found = [number.get(name, np.nan) for name in self.names]
             allowed = f"one of the {len(names)} names of the clients, such as {names[0]}"
         elif self.names:
-            found = [_number_of(name) for name in self.names]
+            found = list(map(number_of, self.names))
             allowed += ", or a name in a client_table"
-        wrong = [i for i, n in enumerate(found) if n is None or not 0 <= n < num_clients]
+        wrong = [i for i, n in enumerate(found) if not 0 <= n < num_clients]
         if wrong and self.names:
             first = min(wrong, key=self.row.__getitem__)
             raise ConfigError(f"trace client in row {self.row[first]}", self.names[first], allowed)
@@ -451,7 +451,7 @@ class Trace:
             raise ConfigError("trace client", least if least < 0 else most, allowed)
         if not (self.names and names):
             return self
-        return Trace(cast(list[float], found), self.start, self.finish)
+        return Trace(found, self.start, self.finish)
 
     def of_names(self, client_names: Sequence[object]) -> "Trace":
         """Return the trace with numbers of clients in place of their names, if it has such names.
@@ -479,12 +479,12 @@ class Trace:
         return ClientRows(first, self.start[order], self.finish[order])
 
 
-def _number_of(text: str) -> float | None:
-    """Read a number; None if the text is none."""
+def number_of(text: str) -> float:
+    """Read a number; nan from other texts."""
     try:
         return float(text)
     except ValueError:
-        return None
+        return np.nan
 
 
 @functools.lru_cache(maxsize=64)  # Equal settings must have the same object.

@@ -34,6 +34,10 @@ CLOSE_IN_32_BITS = 1e-6
 """The same for times of 32 bits, which live clocks have within a period."""
 
 
+Moment = Array | Instant
+"""A virtual time, which as an `Instant` keeps more digits."""
+
+
 def close(like: Array) -> float:
     """Return `CLOSE`, or the larger tolerance of floats of 32 bits."""
     return CLOSE if like.dtype == jnp.float64 else CLOSE_IN_32_BITS
@@ -116,7 +120,7 @@ class Windows(NamedTuple):
         inside = jnp.maximum(until(end) - until(begin), 0)
         return jnp.where(self.total[client] < self.period[client], inside, end - begin)
 
-    def at(self, client: Array, time: Array | Instant) -> Array:
+    def at(self, client: Array, time: Moment) -> Array:
         """Find the place in their periods at which clients are: `f[...]`."""
         period, phase = self.period[client], self.phase[client]
         if not isinstance(time, Instant):
@@ -217,7 +221,7 @@ class Devices(NamedTuple):
             return hyper.recorded.by_client(hyper.num_clients).durations(client, update)
         return update_time(lane_stream(self.key, "runtimes"), client, update, self.speeds, hyper)
 
-    def follow(self, client: Array, update: Array, time: Array | Instant) -> tuple[Array, Array]:
+    def follow(self, client: Array, update: Array, time: Moment) -> tuple[Array, Array]:
         """Find out when clients begin and finish an update that they may begin at a given time.
 
         Args:
@@ -230,9 +234,7 @@ class Devices(NamedTuple):
         """
         return self.times_of_work(client, time, self.running_time(client, update))
 
-    def times_of_work(
-        self, client: Array, time: Array | Instant, running: Array
-    ) -> tuple[Array, Array]:
+    def times_of_work(self, client: Array, time: Moment, running: Array) -> tuple[Array, Array]:
         """Find out when clients begin and finish work of a given running time, transfers added.
 
         Returns:
@@ -246,13 +248,13 @@ class Devices(NamedTuple):
         begin = wait if isinstance(time, Instant) else time + wait
         return begin, begin + busy + pauses
 
-    def time_away(self, client: Array, time: Array | Instant) -> Array:
+    def time_away(self, client: Array, time: Moment) -> Array:
         """Compute how long clients `i32[...]` will be away from then on: `f[...]`, 0 if here."""
         if self.windows is None:
             return jnp.zeros(jnp.shape(client))
         return self.windows.place(client, self.windows.at(client, time)).wait
 
-    def are_available(self, client: Array, time: Array | Instant) -> Array:
+    def are_available(self, client: Array, time: Moment) -> Array:
         """Tell whether clients `i32[...]` are available: `bool[...]`."""
         return self.time_away(client, time) == 0
 

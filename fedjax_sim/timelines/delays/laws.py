@@ -15,24 +15,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from fedjax_sim.core import settings, streams
-from fedjax_sim.core.settings import (
-    Checked,
-    ConfigError,
-    Kind,
-    Named,
-    checked,
-    fields,
-    setting,
-    struct,
-)
+from fedjax_sim.core.settings import Checked, ConfigError, Kind, Named, checked, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Limit, Probability
 from fedjax_sim.core.types import Array, Key, Leaf, Settings
-from fedjax_sim.timelines.delays.client_table import (
-    ClientTable,
-    Trace,
-    read_client_table,
-    read_trace,
-)
+from fedjax_sim.timelines.delays import client_table as tables
+from fedjax_sim.timelines.delays.client_table import ClientTable, Trace
 
 RATES, SPREADS = ("rate_fast", "rate_slow"), ("spread_fast", "spread_slow")
 """Names of the settings for fast and slow clients."""
@@ -379,13 +366,13 @@ class ClientDelays(Checked):
         "Names, speeds, bandwidths, losses and windows of single clients.",
         allowed="a ClientTable, or the name of a CSV file as in "
         "`fedjax_sim.timelines.delays.client_table`",
-        parse=read_client_table,
+        parse=tables.read_client_table,
     )
     trace: Trace | None = setting(
         None,
         "Recorded times of the clients' work, which replace speeds and delay law.",
         allowed="a Trace, or the name of a CSV file with columns client, start, finish",
-        parse=read_trace,
+        parse=tables.read_trace,
     )
 
     def __post_init__(self) -> None:
@@ -440,7 +427,7 @@ class ClientDelays(Checked):
         if table is not None and table.windows is not None:
             names += ["on_time", "off_time", "cycle_spread"]
         kept = ("trace", "client_table") if table is not None and table.only_names else ("trace",)
-        replaced = (name for name in fields(type(self)) if name not in kept)
+        replaced = (name for name in settings.fields(type(self)) if name not in kept)
         return dict.fromkeys(names, "a table of clients") | self.decided_by_trace(*replaced)
 
     def decided_by_trace(self, *names: str) -> dict[str, str]:
@@ -560,7 +547,7 @@ class Clients(Checked):
         idle = settings.idle_of(self)
         left = [
             name
-            for name, field in fields(type(self)).items()
+            for name, field in settings.fields(type(self)).items()
             if field.metadata["of_time"]
             and name not in idle
             and not settings.is_given(self, name)
@@ -579,8 +566,21 @@ class Clients(Checked):
           Words for what takes the place of each setting, by its full name.
         """
         found = {f"delays.{name}": what for name, what in self.delays.decided().items()}
-        of_clock = {"clock.round_time"} & fields(type(self)).keys()
+        of_clock = {"clock.round_time"} & settings.fields(type(self)).keys()
         return super().decided() | found | self.delays.decided_by_trace(*of_clock)
+
+    def check_at_most_clients(self, *names: str) -> None:
+        """Check that settings are at most the number of clients.
+
+        Args:
+          names: Their full names.
+
+        Raises:
+          ConfigError: If one is more.
+        """
+        for name in names:
+            if (value := settings.value_of(self, name)) > self.num_clients:
+                raise ConfigError(name, value, f"at most num_clients = {self.num_clients}")
 
     @property
     def recorded(self) -> Trace:
