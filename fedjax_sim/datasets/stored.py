@@ -1,0 +1,308 @@
+"""Examples that stay in files and are read by their numbers.
+
+Files of NumPy, memory maps, data sets of tensorflow-datasets and everything else that has a length
+and gives an example by its number are read through one interface, `Stored`. Nothing is read before
+it is needed, and nothing is read whole.
+
+Dimension letters: `n` examples, `R` numbers of examples.
+"""
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.core.settings import ConfigError, checked
+from fedjax_sim.core.types import Params
+
+SAMPLED = 64
+"""Examples that are read to tell one set of files from another."""
+PAIR = {"inputs", "targets"}
+"""Names of the files of a folder whose examples are pairs."""
+
+
+class _Source(Protocol):
+    """Something that examples are read from.
+
+    Attributes:
+      num: Number of examples, n.
+      files: The files in which they lie.
+    """
+
+    num: int
+    files: tuple[Path, ...]
+
+    def read(self, numbers: np.ndarray) -> Params:
+        """Read examples `i64[R]`, sorted: leaves `[R, ...]`."""
+
+
+class _File:
+    """A file of NumPy with one array `[n, ...]`."""
+
+    def __init__(self, path: Path):
+        with _reported(path), path.open("rb") as opened:
+            version = np.lib.format.read_magic(opened)
+            read = {(1, 0): np.lib.format.read_array_header_1_0}
+            read[2, 0] = np.lib.format.read_array_header_2_0
+            shape, is_fortran, self._kind = read[version](opened)
+            self._begin = opened.tell()
+        if not shape or is_fortran or self._kind.hasobject:
+            raise ConfigError("data", str(path), "a file with an array of numbers, examples first")
+        self.num, self._shape, self.files = shape[0], shape[1:], (path,)
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        found = np.empty((len(numbers), *self._shape), self._kind)
+        size = self._kind.itemsize * math.prod(self._shape)
+        if not found.size:
+            return found
+        view = memoryview(found.reshape(-1).view("uint8"))  # type: ignore[arg-type]
+        # Neighbours are read together.
+        firsts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
+        path = self.files[0]
+        with _reported(path), path.open("rb", buffering=0) as opened:
+            for first, last in zip(firsts, [*firsts[1:], len(numbers)], strict=True):
+                opened.seek(self._begin + int(numbers[first]) * size)
+                at, end = first * size, last * size
+                while at < end:
+                    if not (got := opened.readinto(view[at:end])):
+                        raise OSError("it is shorter than it was")
+                    at += got
+        return found
+
+
+class _Array:
+    """An array `[n, ...]`, such as a memory map."""
+
+    def __init__(self, array: np.ndarray):
+        if array.ndim < 1 or array.dtype.hasobject:
+            allowed = "an array of numbers, with examples first"
+            raise ConfigError("data", f"{array.dtype}{list(array.shape)}", allowed)
+        self._array, self.num = array, len(array)
+        name = getattr(array, "filename", None)
+        self.files = () if name is None else (Path(name),)
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        return np.asarray(self._array[numbers])
+
+
+class _Columns:
+    """A pytree of files and arrays of equal length."""
+
+    def __init__(self, tree: Any):
+        kinds = (str, os.PathLike)
+
+        def column(leaf: Any) -> _File | _Array:
+            return _File(Path(leaf)) if isinstance(leaf, kinds) else _Array(np.asanyarray(leaf))
+
+        self._columns = jax.tree.map(column, tree)
+        leaves = jax.tree.leaves(self._columns)
+        lengths = {leaf.num for leaf in leaves}
+        if len(lengths) != 1:
+            raise ConfigError("examples in the arrays of data", sorted(lengths), "equally many")
+        self.num = lengths.pop()
+        self.files = tuple(path for leaf in leaves for path in leaf.files)
+
+    def read(self, numbers: np.ndarray) -> Params:
+        return jax.tree.map(lambda leaf: leaf.read(numbers), self._columns)
+
+    def column(self, number: int) -> Any:
+        """Keep one of two parts of the pytree."""
+        return self._columns[number]
+
+
+class _Items:
+    """What gives examples by their numbers: pytrees of numbers and arrays."""
+
+    def __init__(self, items: Any, files: Sequence[Path]):
+        self._items, self.num, self.files = items, len(items), tuple(files)
+        self._first, self._structure = self._example(0)
+
+    def _example(self, number: int) -> tuple[list[np.ndarray], Any]:
+        try:
+            example = self._items[number]
+            leaves, structure = jax.tree.flatten(example)
+            return [np.asarray(leaf) for leaf in leaves], structure
+        except Exception as error:  # Whatever a user's class raises.
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            raise InputError(f"example {number} of data could not be read ({reason})") from error
+
+    def read(self, numbers: np.ndarray) -> Params:
+        found = [np.empty((len(numbers), *leaf.shape), leaf.dtype) for leaf in self._first]
+        for place, number in enumerate(numbers.tolist()):
+            leaves, structure = self._example(number)
+            is_same = structure == self._structure and all(
+                leaf.shape == like.shape and np.can_cast(leaf.dtype, like.dtype)
+                for leaf, like in zip(leaves, self._first, strict=True)
+            )
+            if not is_same:
+                raise InputError(f"example {number} of data has another form than example 0")
+            for leaf, into in zip(leaves, found, strict=True):
+                into[place] = leaf
+        return jax.tree.unflatten(self._structure, found)
+
+
+class Stored:
+    """Examples in files, which are read by their numbers.
+
+    Two of the same files are equal: of equal names, sizes and times, with equal examples in
+    `SAMPLED` places.
+
+    Attributes:
+      num: Number of examples, n.
+      first: Example 0, leaves `[1, ...]`.
+      row_bytes: Bytes of an example.
+    """
+
+    def __init__(self, source: _Source):
+        """Open the files, and read a few examples."""
+        self._source, self.num = source, source.num
+        if self.num == 0:
+            raise ConfigError("number of examples in data", 0, "at least 1")
+        self._known = {path: _state_of(path) for path in source.files}
+        self._identity = "not opened"
+        places = np.unique(np.linspace(0, self.num - 1, SAMPLED).astype(np.int64))
+        sampled = source.read(places)
+        for leaf in jax.tree.leaves(sampled):
+            if leaf.dtype.kind not in "biuf":
+                raise ConfigError("type of examples in data", str(leaf.dtype), "a kind of number")
+        kinds = {leaf.dtype for leaf in jax.tree.leaves(sampled)}
+        self._kinds = {kind: np.dtype(jax.dtypes.canonicalize_dtype(kind)) for kind in kinds}
+        self.first = self._checked(jax.tree.map(lambda leaf: leaf[:1], sampled))
+        self.row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.first))
+        digest = hashlib.sha256(repr((self.num, self._known)).encode())
+        for leaf in jax.tree.leaves(sampled):
+            digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
+        self._identity = digest.hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __repr__(self) -> str:
+        return f"Stored({self.num} examples, {self._identity})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stored) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def read(self, numbers: np.ndarray, part: int | None = None) -> Params:
+        """Read some examples.
+
+        Args:
+          numbers: `i64[R]`, their numbers, which rise.
+          part: The place in a pair of what alone is read, if examples are pairs.
+
+        Returns:
+          Leaves `[R, ...]`.
+
+        Raises:
+          InputError: If a file is missing, has changed, or cannot be read.
+        """
+        self._check_files()
+        if part is None:
+            return self._checked(self._source.read(numbers))
+        if isinstance(self._source, _Columns):
+            columns = self._source.column(part)
+            return self._checked(jax.tree.map(lambda leaf: leaf.read(numbers), columns))
+        return self._checked(self._source.read(numbers)[part])
+
+    def _check_files(self) -> None:
+        """Check that the files are those that were opened."""
+        for path, known in self._known.items():
+            if _state_of(path) != known:
+                raise InputError(
+                    f"{path} has changed since the run opened it: data must stay as they are"
+                )
+
+    def _checked(self, read: Params) -> Params:
+        """Convert examples to types of JAX, and check that numbers are finite and fit these."""
+
+        def converted(leaf: np.ndarray) -> np.ndarray:
+            kind = self._kinds[leaf.dtype]
+            if kind.kind == "f" and not np.isfinite(leaf).all():
+                raise InputError(f"{self} has nan or inf among its examples")
+            found = leaf.astype(kind, copy=False)
+            if kind != leaf.dtype and kind.kind in "iu" and (found != leaf).any():
+                raise InputError(f"{self} has whole numbers that do not fit {kind}")
+            return found
+
+        return jax.tree.map(converted, read)
+
+    @functools.cached_property
+    def whole(self) -> Params:
+        """All examples, in memory: leaves `[n, ...]`."""
+        return jax.tree.map(jax.numpy.asarray, self.read(np.arange(self.num)))
+
+
+@contextlib.contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Say in one sentence that a file cannot be read."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path} could not be read as data ({reason})") from error
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    """Return the size of a file, and the time at which it was written."""
+    with _reported(path):
+        found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+@checked
+def stored(data: Any, *, split: str = "train") -> Stored:
+    """Open examples in files, which are read when they are needed.
+
+        examples = datasets.stored({"image": "images.npy", "label": "labels.npy"})
+        examples = datasets.stored("folder")  # of inputs.npy and targets.npy
+
+    Args:
+      data: A file of NumPy; a pytree of such files, of memory maps or of arrays; a folder of such
+        files, whose examples are pairs if they are called inputs.npy and targets.npy, and otherwise
+        dicts with the names of the files; a folder in which tensorflow-datasets has prepared a
+        data set as ArrayRecord; or anything with `__len__` and `__getitem__`, such as a data set of
+        PyTorch, whose examples are pytrees of numbers and arrays.
+      split: Which part of a data set of tensorflow-datasets.
+
+    Returns:
+      The examples.
+
+    Raises:
+      ConfigError: If the data are none of these, or not of numbers.
+      InputError: If a file cannot be read.
+    """
+    if not isinstance(data, str | os.PathLike):
+        leaves = jax.tree.leaves(data)
+        if leaves and all(isinstance(x, str | os.PathLike | np.ndarray) for x in leaves):
+            return Stored(_Columns(data))
+        if hasattr(type(data), "__getitem__") and hasattr(type(data), "__len__"):
+            return Stored(_Items(data, ()))
+        allowed = "files, memory maps, or something with __len__ and __getitem__"
+        raise ConfigError("data", type(data).__name__, allowed)
+    path = Path(data)
+    if not path.is_dir():
+        return Stored(_Columns(path))
+    files = {each.stem: each for each in sorted(path.glob("*.npy"))}
+    if files:
+        is_pair = files.keys() == PAIR
+        return Stored(_Columns((files["inputs"], files["targets"]) if is_pair else files))
+    import tensorflow_datasets as tfds
+
+    try:
+        source = tfds.builder_from_directory(path).as_data_source(split=split)
+    except Exception as error:  # Whatever tensorflow-datasets raises.
+        reason = str(error).strip().split("\n")[0]
+        allowed = f"a folder of .npy files or of tensorflow-datasets as ArrayRecord ({reason})"
+        raise ConfigError("data", str(path), allowed) from error
+    return Stored(_Items(source, sorted(each for each in path.iterdir() if each.is_file())))
