@@ -25,8 +25,10 @@ from fedjax_sim.core.types import Params
 
 SAMPLED = 64
 """Examples that are read to tell one set of files from another."""
+ALIGNED = 64
+"""Bytes to which arrays are aligned that a CPU takes over without a copy."""
 PAIR = {"inputs", "targets"}
-"""Names of the files of a folder whose examples are pairs."""
+"""Names of the files of a folder of examples that are pairs."""
 
 
 class _Source(Protocol):
@@ -40,8 +42,8 @@ class _Source(Protocol):
     num: int
     files: tuple[Path, ...]
 
-    def read(self, numbers: np.ndarray) -> Params:
-        """Read examples `i64[R]`, sorted: leaves `[R, ...]`."""
+    def read(self, numbers: np.ndarray, room: int) -> Params:
+        """Read examples `i64[R]`, sorted, into the first rows of leaves `[room, ...]`."""
 
 
 class _File:
@@ -58,8 +60,8 @@ class _File:
             raise ConfigError("data", str(path), "a file with an array of numbers, examples first")
         self.num, self._shape, self.files = shape[0], shape[1:], (path,)
 
-    def read(self, numbers: np.ndarray) -> np.ndarray:
-        found = np.empty((len(numbers), *self._shape), self._kind)
+    def read(self, numbers: np.ndarray, room: int) -> np.ndarray:
+        found = _blank(room, self._shape, self._kind)
         size = self._kind.itemsize * math.prod(self._shape)
         if not found.size:
             return found
@@ -89,8 +91,9 @@ class _Array:
         name = getattr(array, "filename", None)
         self.files = () if name is None else (Path(name),)
 
-    def read(self, numbers: np.ndarray) -> np.ndarray:
-        return np.asarray(self._array[numbers])
+    def read(self, numbers: np.ndarray, room: int) -> np.ndarray:
+        found = _blank(room, self._array.shape[1:], self._array.dtype)
+        return _put(found, np.asarray(self._array[numbers]))
 
 
 class _Columns:
@@ -110,8 +113,8 @@ class _Columns:
         self.num = lengths.pop()
         self.files = tuple(path for leaf in leaves for path in leaf.files)
 
-    def read(self, numbers: np.ndarray) -> Params:
-        return jax.tree.map(lambda leaf: leaf.read(numbers), self._columns)
+    def read(self, numbers: np.ndarray, room: int) -> Params:
+        return jax.tree.map(lambda leaf: leaf.read(numbers, room), self._columns)
 
     def column(self, number: int) -> Any:
         """Keep one of two parts of the pytree."""
@@ -119,7 +122,7 @@ class _Columns:
 
 
 class _Items:
-    """What gives examples by their numbers: pytrees of numbers and arrays."""
+    """A data set that gives examples by their numbers: pytrees of numbers and arrays."""
 
     def __init__(self, items: Any, files: Sequence[Path]):
         self._items, self.num, self.files = items, len(items), tuple(files)
@@ -134,8 +137,8 @@ class _Items:
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise InputError(f"example {number} of data could not be read ({reason})") from error
 
-    def read(self, numbers: np.ndarray) -> Params:
-        found = [np.empty((len(numbers), *leaf.shape), leaf.dtype) for leaf in self._first]
+    def read(self, numbers: np.ndarray, room: int) -> Params:
+        found = [_blank(room, leaf.shape, leaf.dtype) for leaf in self._first]
         for place, number in enumerate(numbers.tolist()):
             leaves, structure = self._example(number)
             is_same = structure == self._structure and all(
@@ -169,13 +172,13 @@ class Stored:
         self._known = {path: _state_of(path) for path in source.files}
         self._identity = "not opened"
         places = np.unique(np.linspace(0, self.num - 1, SAMPLED).astype(np.int64))
-        sampled = source.read(places)
+        sampled = source.read(places, len(places))
         for leaf in jax.tree.leaves(sampled):
             if leaf.dtype.kind not in "biuf":
                 raise ConfigError("type of examples in data", str(leaf.dtype), "a kind of number")
         kinds = {leaf.dtype for leaf in jax.tree.leaves(sampled)}
         self._kinds = {kind: np.dtype(jax.dtypes.canonicalize_dtype(kind)) for kind in kinds}
-        self.first = self._checked(jax.tree.map(lambda leaf: leaf[:1], sampled))
+        self.first = self._checked(jax.tree.map(lambda leaf: leaf[:1], sampled), 1)
         self.row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.first))
         digest = hashlib.sha256(repr((self.num, self._known)).encode())
         for leaf in jax.tree.leaves(sampled):
@@ -194,26 +197,37 @@ class Stored:
     def __hash__(self) -> int:
         return hash(self._identity)
 
-    def read(self, numbers: np.ndarray, part: int | None = None) -> Params:
+    def read(self, numbers: np.ndarray, room: int = 0, *, part: int | None = None) -> Params:
         """Read some examples.
 
         Args:
           numbers: `i64[R]`, their numbers, which rise.
+          room: Rows of the arrays; R if it is less.
           part: The place in a pair of what alone is read, if examples are pairs.
 
         Returns:
-          Leaves `[R, ...]`.
+          Leaves `[R or room, ...]`; rows after the first R mean nothing.
 
         Raises:
           InputError: If a file is missing, has changed, or cannot be read.
         """
         self._check_files()
+        num, room = len(numbers), max(room, len(numbers))
         if part is None:
-            return self._checked(self._source.read(numbers))
+            return self._checked(self._source.read(numbers, room), num)
         if isinstance(self._source, _Columns):
             columns = self._source.column(part)
-            return self._checked(jax.tree.map(lambda leaf: leaf.read(numbers), columns))
-        return self._checked(self._source.read(numbers)[part])
+            read = jax.tree.map(lambda leaf: leaf.read(numbers, room), columns)
+            return self._checked(read, num)
+        return self._checked(self._source.read(numbers, room)[part], num)
+
+    def alone(self, room: int) -> Params:
+        """Put example 0 into the first row of arrays, leaves `[room, ...]`."""
+
+        def first(leaf: np.ndarray) -> np.ndarray:
+            return _put(_blank(room, leaf.shape[1:], leaf.dtype), leaf)
+
+        return jax.tree.map(first, self.first)
 
     def _check_files(self) -> None:
         """Check that the files are those that were opened."""
@@ -223,17 +237,19 @@ class Stored:
                     f"{path} has changed since the run opened it: data must stay as they are"
                 )
 
-    def _checked(self, read: Params) -> Params:
-        """Convert examples to types of JAX, and check that numbers are finite and fit these."""
+    def _checked(self, read: Params, num: int) -> Params:
+        """Convert the first examples to types of JAX, if these are finite and fit."""
 
         def converted(leaf: np.ndarray) -> np.ndarray:
             kind = self._kinds[leaf.dtype]
-            if kind.kind == "f" and not np.isfinite(leaf).all():
+            if kind.kind == "f" and not np.isfinite(leaf[:num]).all():
                 raise InputError(f"{self} has nan or inf among its examples")
-            found = leaf.astype(kind, copy=False)
-            if kind != leaf.dtype and kind.kind in "iu" and (found != leaf).any():
+            if kind == leaf.dtype:
+                return leaf
+            found = leaf[:num].astype(kind)
+            if kind.kind in "iu" and (found != leaf[:num]).any():
                 raise InputError(f"{self} has whole numbers that do not fit {kind}")
-            return found
+            return _put(_blank(len(leaf), leaf.shape[1:], kind), found)
 
         return jax.tree.map(converted, read)
 
@@ -241,6 +257,20 @@ class Stored:
     def whole(self) -> Params:
         """All examples, in memory: leaves `[n, ...]`."""
         return jax.tree.map(jax.numpy.asarray, self.read(np.arange(self.num)))
+
+
+def _blank(num: int, shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Make an array `[num, ...]` that a CPU takes over without a copy, with any numbers."""
+    size = num * kind.itemsize * math.prod(shape)
+    raw = np.empty(size + ALIGNED, np.uint8)
+    first = -raw.ctypes.data % ALIGNED
+    return raw[first : first + size].view(kind).reshape(num, *shape)
+
+
+def _put(into: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Write examples into the first rows of an array, and return it."""
+    into[: len(rows)] = rows
+    return into
 
 
 @contextlib.contextmanager

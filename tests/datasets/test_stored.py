@@ -155,15 +155,18 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="whole numbers that do not fit int32"):
         datasets.stored(tmp_path / "large.npy").read(np.arange(2))
 
-    class Failing(Items):
-        def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
-            if number == 5:
-                raise OSError("the disk is gone")
-            return super().__getitem__(number) if number != 6 else (IMAGES[0, :3], 0)
+    def failing(wrong: int) -> Items:
+        class Failing(Items):
+            def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+                if number == wrong == 5:
+                    raise OSError("the disk is gone")
+                return (IMAGES[0, :3], 0) if number == wrong else super().__getitem__(number)
+
+        return Failing()
 
     for number, words in ((5, r"could not be read \(the disk is gone\)"), (6, "another form")):
-        with pytest.raises(InputError, match=f"example {number} of data .*{words}"):
-            datasets.stored(Failing()).read(np.array([number]))
+        with pytest.raises(InputError, match=rf"example {number} of data .*{words}"):
+            datasets.stored(failing(number))
 
 
 def test_classes_are_checked_in_files_too(tmp_path: Path) -> None:

@@ -250,11 +250,11 @@ def test_a_file_that_changes_is_one_sentence_and_nothing_is_lost(
     read, states = datasets.Stored.read, tmp_path / "states"
     calls: list[int] = []
 
-    def failing(self: Any, numbers: np.ndarray, part: int | None = None) -> Any:
+    def failing(self: Any, numbers: np.ndarray, *given: Any, **options: Any) -> Any:
         calls.append(len(numbers))
         if len(calls) == 4:
             os.utime(folder / "inputs.npy", ns=(1, 1))
-        return read(self, numbers, part)
+        return read(self, numbers, *given, **options)
 
     state = (folder / "inputs.npy").stat()
     monkeypatch.setattr(datasets.Stored, "read", failing)

@@ -19,7 +19,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from fedjax_sim.core.types import Array
 
 Mark = Callable[[Any, Array], Any]
-"""From what is carried along and the positions of examples, `i32[...]`, to what is next."""
+"""From a value that is carried along and positions of examples, `i32[...]`, to the next value."""
 
 
 class NotKnownError(Exception):
@@ -27,7 +27,7 @@ class NotKnownError(Exception):
 
 
 class Rows(NamedTuple):
-    """An array of examples `[n, ...]`, whose look-ups are noted.
+    """An array of examples `[n, ...]`; look-ups in it are noted.
 
     Attributes:
       array: The array; None if only its look-ups matter.
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 
 class _Unknown:
-    """The value of what is not known before learning."""
+    """A value that is not known before learning."""
 
 
 UNKNOWN: Any = _Unknown()
@@ -48,7 +48,7 @@ CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 def follow(
     program: Jaxpr, consts: Sequence[Any], given: Sequence[Any], noted: Any, mark: Mark
 ) -> tuple[list, Any]:
-    """Compute what is known of a program's results, and mark the examples that it looks up.
+    """Compute the known results of a program, and mark the examples that it looks up.
 
     Args:
       program: The program.
@@ -74,7 +74,7 @@ def follow(
 
 
 def _equation(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Sequence, Any]:
-    """Compute an equation's outputs and what is carried along."""
+    """Compute an equation's outputs, and mark the examples that it looks up."""
     name, params = equation.primitive.name, equation.params
     has_rows = any(isinstance(each, Rows) for each in inputs)
     is_known = not any(each is UNKNOWN for each in inputs)
@@ -104,7 +104,7 @@ def _barred(value: Any) -> Any:
 
 
 def _bind(equation: JaxprEqn, inputs: list) -> Sequence:
-    """Compute an equation whose inputs are arrays."""
+    """Compute an equation of arrays alone."""
     params, functions = equation.primitive.get_bind_params(equation.params), ()
     if isinstance(params, tuple):  # JAX before 0.10
         functions, params = params
@@ -163,7 +163,7 @@ def _keep(flags: Sequence[bool], values: Sequence[Any]) -> list:
 
 
 def _settle(flags: list[bool], trace: Callable[[list[bool]], Sequence[Any]]) -> list[bool]:
-    """Find out what stays known in a loop: `trace` returns what it is after one turn."""
+    """Find the values that stay known in a loop; `trace` returns those after one turn."""
     while True:
         after = [a and b for a, b in zip(flags, _known(trace(flags)), strict=True)]
         if after == flags:
@@ -171,12 +171,19 @@ def _settle(flags: list[bool], trace: Callable[[list[bool]], Sequence[Any]]) -> 
         flags = after
 
 
+def _is_alike(outer: Any, inner: Any) -> bool:
+    """Tell whether a value of a loop has as many axes within it."""
+    return outer.aval.ndim == inner.aval.ndim
+
+
 def _scan(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Sequence, Any]:
     """Follow a loop of known length."""
     params, closed = equation.params, equation.params["jaxpr"]
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, carried, each = inputs[:first], inputs[first:last], inputs[last:]
-    of_each, num = _known(each), params["num_carry"]
+    # Slices have an axis less; versions of JAX name these numbers differently.
+    num = sum(map(_is_alike, equation.outvars, closed.jaxpr.outvars))
+    last = sum(map(_is_alike, equation.invars, closed.jaxpr.invars))
+    consts, carried, each = inputs[: last - num], inputs[last - num : last], inputs[last:]
+    of_each = _known(each)
     results: list[bool] = []
 
     def turn(flags: list[bool], both: Any, slices: Any) -> tuple[list, Any]:
@@ -213,7 +220,7 @@ def _scan(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Seq
 
 
 def _while(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Sequence, Any]:
-    """Follow a loop whose length is decided as it runs."""
+    """Follow a loop that decides as it runs how long it is."""
     params = equation.params
     test, body = params["cond_jaxpr"], params["body_jaxpr"]
     first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]

@@ -32,14 +32,12 @@ from fedjax_sim.engine.program import opened, reads
 
 SHARE = 0.5
 """Share of the free memory that windows may take if nothing else is asked for."""
-ALIGNED = 64
-"""Bytes to which arrays are aligned that a CPU takes over without a copy."""
 TOGETHER = 2
 """Windows in memory at a time: of the chunk that runs, and of the next."""
 
 
 def open_files(group: list[Lane], layout: types.Layout) -> tuple[list[Lane], types.Layout]:
-    """Put the examples of lanes whose data lie in files into memory, or make room for windows.
+    """Put examples that lie in files into memory, or make room for windows.
 
     Args:
       group: Lanes of equal static settings and shapes.
@@ -80,7 +78,7 @@ def open_files(group: list[Lane], layout: types.Layout) -> tuple[list[Lane], typ
 
 
 class Window(NamedTuple):
-    """What a chunk reads, on the host.
+    """The examples that a chunk reads, on the host.
 
     Attributes:
       end: The tick after its last.
@@ -124,7 +122,7 @@ class Windows:
         self._next: tuple[int, Future[Window]] | None = None
 
     def describe(self) -> str:
-        """Say in one sentence how large windows are, and what the first tick reads."""
+        """Say in one sentence how large windows are, and how much the first tick reads."""
         self._known[0] = first = self._of_block(0)
         size, row = self._size + 1, self._files.row_bytes
         read = int(first.sum())
@@ -184,8 +182,10 @@ class Windows:
                 break
             flags, end = more, end + self._block
         numbers = np.flatnonzero(flags)
-        read = jax.tree.leaves(self._files.read(numbers) if end > begin else self._files.first)
-        data = [self._padded(leaf) for leaf in read]
+        # Without ticks there is example 0 alone, which is known.
+        room = self._size + 1
+        read = self._files.read(numbers, room) if end > begin else self._files.alone(room)
+        data = jax.tree.leaves(read)
         place = np.full(len(flags), self._size, np.int32)
         place[numbers] = np.arange(len(numbers))
         return Window(min(end, limit), data, place[self._index])
@@ -195,17 +195,6 @@ class Windows:
         per_eval = self._schedule.shape[2]
         last = min(begin + self._block, self._schedule.shape[1] * per_eval)
         return np.any([self._read(tick, *divmod(tick, per_eval)) for tick in range(begin, last)], 0)
-
-    def _padded(self, leaf: np.ndarray) -> np.ndarray:
-        """Fill examples up to the shape of windows."""
-        # Such that a CPU takes the array over as it is.
-        size = (self._size + 1) * leaf[:1].nbytes
-        raw = np.empty(size + ALIGNED, np.uint8)
-        first = -raw.ctypes.data % ALIGNED
-        found = raw[first : first + size].view(leaf.dtype)
-        found = found.reshape(self._size + 1, *leaf.shape[1:])
-        found[: len(leaf)] = leaf
-        return found
 
 
 def _places(problem: Any) -> tuple[list[int], int]:
@@ -223,7 +212,7 @@ def _places(problem: Any) -> tuple[list[int], int]:
 def _reads(
     program: Any, problem: Any, lanes: Lanes, schedule: Schedule
 ) -> Callable[[int, int, int], np.ndarray]:
-    """Make a function from a tick, and its place among evaluations, to what is read: `bool[n]`."""
+    """Make a function from a tick, and its place among evaluations, to the reads `bool[n]`."""
     placement, num = program.placement, problem.stored.num
     together = placement.lanes_at_once or placement.family_size > 1
     plan = program.plan._replace(lanes_at_once=together, family_size=1, client_devices=1)
@@ -260,7 +249,7 @@ def _reads(
         return over(lanes, of_lane, states)
 
     def followed(function: Callable[..., Any], lanes: Lanes, *given: Any, states: Any) -> Any:
-        """Return a function from the known inputs to flags of what is read."""
+        """Return a function from the known inputs to flags of the examples that are read."""
         closed = jax.make_jaxpr(function)(lanes, *given, *([] if states is None else [states]))
         is_row = [id(leaf) in rows for leaf in jax.tree.leaves(lanes)]
 
