@@ -10,6 +10,7 @@ Dimension letters: those of `fedjax_sim.core.types`; `n` examples in files.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -78,18 +79,15 @@ def _equation(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple
     name, params = equation.primitive.name, equation.params
     has_rows = any(isinstance(each, Rows) for each in inputs)
     is_known = not any(each is UNKNOWN for each in inputs)
-    if name == "optimization_barrier" and not (is_known and not has_rows):
-        return [_barred(each) for each in inputs], noted
     if not has_rows and is_known:
         return _bind(equation, inputs), noted
+    if name == "optimization_barrier":
+        return [_barred(each) for each in inputs], noted
+    loops = {"scan": _scan, "while": _while, "cond": _cond}
+    if name in loops and has_rows:
+        return loops[name](equation, inputs, noted, mark)
     inner = next((params[each] for each in CALLS if each in params), None)
-    if name == "scan" and has_rows:
-        return _scan(equation, inputs, noted, mark)
-    if name == "while" and has_rows:
-        return _while(equation, inputs, noted, mark)
-    if name == "cond" and has_rows:
-        return _cond(equation, inputs, noted, mark)
-    if inner is not None and name not in ("scan", "while", "pallas_call", "shard_map"):
+    if inner is not None and name not in ("scan", "pallas_call", "shard_map"):
         program, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
         return follow(program, consts, inputs, noted, mark)
     if has_rows:
@@ -162,92 +160,78 @@ def _keep(flags: Sequence[bool], values: Sequence[Any]) -> list:
     return [value for flag, value in zip(flags, values, strict=True) if flag]
 
 
-def _settle(flags: list[bool], trace: Callable[[list[bool]], Sequence[Any]]) -> list[bool]:
-    """Find the values that stay known in a loop; `trace` returns those after one turn."""
+def _flags(run: Callable[..., tuple[Sequence, Any]], *given: Any) -> list[bool]:
+    """Tell which results of a part of a program are known, without computing them."""
+    found: list = []
+    jax.eval_shape(lambda *given: found.extend(run(*given)[0]), *given)
+    return _known(found)
+
+
+def _settle(
+    carried: Sequence[Any], turn: Callable[..., tuple[Sequence, Any]], noted: Any, *given: Any
+) -> tuple[list[bool], list[bool]]:
+    """Find out which values stay known in a loop, and which of its further results are."""
+    flags = _known(carried)
     while True:
-        after = [a and b for a, b in zip(flags, _known(trace(flags)), strict=True)]
+        found = _flags(partial(turn, flags), noted, _keep(flags, carried), *given)
+        after = [a and b for a, b in zip(flags, found, strict=False)]
         if after == flags:
-            return flags
+            return flags, found[len(flags) :]
         flags = after
-
-
-def _is_alike(outer: Any, inner: Any) -> bool:
-    """Tell whether a value of a loop has as many axes within it."""
-    return outer.aval.ndim == inner.aval.ndim
 
 
 def _scan(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Sequence, Any]:
     """Follow a loop of known length."""
-    params, closed = equation.params, equation.params["jaxpr"]
+    params, body = equation.params, equation.params["jaxpr"]
     # Slices have an axis less; versions of JAX name these numbers differently.
-    num = sum(map(_is_alike, equation.outvars, closed.jaxpr.outvars))
-    last = sum(map(_is_alike, equation.invars, closed.jaxpr.invars))
+    num, last = (
+        sum(outer.aval.ndim == inner.aval.ndim for outer, inner in zip(*pair, strict=True))
+        for pair in (
+            (equation.outvars, body.jaxpr.outvars),
+            (equation.invars, body.jaxpr.invars),
+        )
+    )
     consts, carried, each = inputs[: last - num], inputs[last - num : last], inputs[last:]
     of_each = _known(each)
-    results: list[bool] = []
 
-    def turn(flags: list[bool], both: Any, slices: Any) -> tuple[list, Any]:
-        noted, kept = both
+    def turn(flags: list[bool], noted: Any, kept: list, slices: list) -> tuple[list, Any]:
         given = [*consts, *_fill(flags, kept), *_fill(of_each, slices)]
-        return follow(closed.jaxpr, closed.consts, given, noted, mark)
+        return follow(body.jaxpr, body.consts, given, noted, mark)
 
-    def trace(flags: list[bool]) -> Sequence[Any]:
-        found: list = []
+    sliced = _keep(of_each, each)
+    flags, stacked = _settle(carried, turn, noted, [leaf[0] for leaf in sliced])
 
-        def once(both: Any, slices: Any) -> None:
-            found.extend(turn(flags, both, slices)[0])
+    def step(both: tuple[Any, list], slices: list) -> tuple[tuple[Any, list], list]:
+        outputs, after = turn(flags, *both, slices)
+        return (after, _keep(flags, outputs[:num])), _keep(stacked, outputs[num:])
 
-        slices = [jax.tree.map(lambda leaf: leaf[0], leaf) for leaf in _keep(of_each, each)]
-        jax.eval_shape(once, (noted, _keep(flags, carried)), slices)
-        results[:] = _known(found[num:])
-        return found[:num]
-
-    flags = _settle(_known(carried), trace)
-
-    def step(both: Any, slices: Any) -> tuple[Any, list]:
-        outputs, after = turn(flags, both, slices)
-        return (after, _keep(flags, outputs[:num])), _keep(results, outputs[num:])
-
-    (noted, kept), stacked = jax.lax.scan(
-        step,
-        (noted, _keep(flags, carried)),
-        _keep(of_each, each),
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*_fill(flags, kept), *_fill(results, stacked)], noted
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    first = noted, _keep(flags, carried)
+    (noted, kept), found = jax.lax.scan(step, first, sliced, **options)
+    return [*_fill(flags, kept), *_fill(stacked, found)], noted
 
 
 def _while(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Sequence, Any]:
     """Follow a loop that decides as it runs how long it is."""
-    params = equation.params
-    test, body = params["cond_jaxpr"], params["body_jaxpr"]
-    first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    test, body = equation.params["cond_jaxpr"], equation.params["body_jaxpr"]
+    first = equation.params["cond_nconsts"]
+    last = first + equation.params["body_nconsts"]
     of_test, consts, carried = inputs[:first], inputs[first:last], inputs[last:]
 
-    def turn(flags: list[bool], both: Any) -> tuple[list, Any]:
-        given = [*consts, *_fill(flags, both[1])]
-        return follow(body.jaxpr, body.consts, given, both[0], mark)
+    def turn(flags: list[bool], noted: Any, kept: list) -> tuple[list, Any]:
+        return follow(body.jaxpr, body.consts, [*consts, *_fill(flags, kept)], noted, mark)
 
-    def trace(flags: list[bool]) -> Sequence[Any]:
-        found: list = []
-        jax.eval_shape(
-            lambda both: found.extend(turn(flags, both)[0]), (noted, _keep(flags, carried))
-        )
-        return found
+    flags, _ = _settle(carried, turn, noted)
 
-    flags = _settle(_known(carried), trace)
-
-    def goes_on(both: Any) -> Array:
+    def goes_on(both: tuple[Any, list]) -> Array:
         given = [*of_test, *_fill(flags, both[1])]
         [is_next], _ = follow(test.jaxpr, test.consts, given, (), mark)
         if is_next is UNKNOWN:
             raise NotKnownError("what is learnt decides how many steps there are")
         return is_next
 
-    def step(both: Any) -> tuple[Any, list]:
-        outputs, after = turn(flags, both)
+    def step(both: tuple[Any, list]) -> tuple[Any, list]:
+        outputs, after = turn(flags, *both)
         return after, _keep(flags, outputs)
 
     noted, kept = jax.lax.while_loop(goes_on, step, (noted, _keep(flags, carried)))
@@ -257,31 +241,24 @@ def _while(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Se
 def _cond(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Sequence, Any]:
     """Follow the branch that is taken, or all of them if that is not known."""
     index, *given = inputs
-    branches = equation.params["branches"]
+    runs = [
+        partial(follow, branch.jaxpr, branch.consts, given, mark=mark)
+        for branch in equation.params["branches"]
+    ]
     if index is UNKNOWN:
-        for branch in branches:
-            _, noted = follow(branch.jaxpr, branch.consts, given, noted, mark)
+        for run in runs:
+            _, noted = run(noted=noted)
         return [UNKNOWN] * len(equation.outvars), noted
-    flags = [True] * len(equation.outvars)
-    for branch in branches:
-        found: list = []
-        jax.eval_shape(
-            lambda noted, branch=branch, found=found: found.extend(
-                follow(branch.jaxpr, branch.consts, given, noted, mark)[0]
-            ),
-            noted,
-        )
-        flags = [a and b for a, b in zip(flags, _known(found), strict=True)]
+    found = [_flags(lambda noted, run=run: run(noted=noted), noted) for run in runs]
+    flags = [all(each) for each in zip(*found, strict=True)]
 
-    def taken(branch: Any) -> Callable[[Any], tuple[list, Any]]:
-        def run(noted: Any) -> tuple[list, Any]:
-            outputs, after = follow(branch.jaxpr, branch.consts, given, noted, mark)
-            return _keep(flags, outputs), after
+    def kept(noted: Any, run: Callable[..., Any]) -> tuple[list, Any]:
+        outputs, after = run(noted=noted)
+        return _keep(flags, outputs), after
 
-        return run
-
-    kept, noted = jax.lax.switch(index, [taken(branch) for branch in branches], noted)
-    return _fill(flags, kept), noted
+    branches = [partial(kept, run=run) for run in runs]
+    outputs, noted = jax.lax.switch(index, branches, noted)
+    return _fill(flags, outputs), noted
 
 
 def checked(function: Callable[..., Any], data: Any, window: int, *given: Any) -> tuple[Any, Array]:

@@ -218,66 +218,57 @@ def _reads(
     plan = program.plan._replace(lanes_at_once=together, family_size=1, client_devices=1)
     rows, system = {*map(id, jax.tree.leaves(problem.data))}, program.system
     tables = schedule.between(0, schedule.shape[1]).ticks
-    place = np.int32(0), np.int32(0)
 
-    def over(lanes: Lanes, run: Callable[..., Any], *varying: Any) -> Any:
+    def over(run: Callable[..., Any], lanes: Lanes, states: Any, *given: Any) -> Any:
         def of_lane(inputs: Any) -> Any:
-            (seed, row, problem, hyper), varying = inputs
-            lane = opened.LANES[system.live is not None](
-                system,
-                lanes.problem.of_lane(problem),
-                lanes.hyper.of_lane(hyper),
-                opened.learning_key(seed),
-                plan,
-            )
-            return run(lane, row, *varying)
+            (seed, row, problem, hyper), state = inputs
+            problem, hyper = lanes.problem.of_lane(problem), lanes.hyper.of_lane(hyper)
+            key = opened.learning_key(seed)
+            lane = opened.LANES[system.live is not None](system, problem, hyper, key, plan)
+            return run(lane, row, state, *given)
 
         each = lanes.seed, lanes.row, lanes.problem.varying, lanes.hyper.varying
-        return batching.map_lanes(of_lane, (each, varying), at_once=together)
+        return batching.map_lanes(of_lane, (each, states), at_once=together)
 
-    def begin(lanes: Lanes) -> Any:
-        return over(lanes, lambda lane, row: lane.init())
+    def step(lane: Any, row: Any, state: Any, tables: Any, tick: Any, place: Any) -> Any:
+        facts = program.facts.unpacked()
+        return lane.step(state, tables.event(row, tick, place, facts))[1]
 
-    def observe(lanes: Lanes, states: Any) -> Any:
-        return over(lanes, lambda lane, row, state: lane.evaluate(state), states)
+    def outside_of_steps(lane: Any, row: Any, state: Any) -> Any:
+        return lane.init(), lane.evaluate(state)
 
-    def step(lanes: Lanes, tables: Any, tick: Any, place: Any, states: Any) -> Any:
-        def of_lane(lane: Any, row: Any, state: Any) -> Any:
-            facts = program.facts.unpacked()
-            return lane.step(state, tables.event(row, tick, place, facts))[1]
+    def followed(run: Callable[..., Any], *given: Any) -> Callable[..., types.Array]:
+        """Return a function from known inputs to flags of the examples that are read."""
+        closed = jax.make_jaxpr(partial(over, run))(taken[0], states, *given)
+        is_row = [id(leaf) in rows for leaf in jax.tree.leaves(taken[0])]
 
-        return over(lanes, of_lane, states)
-
-    def followed(function: Callable[..., Any], lanes: Lanes, *given: Any, states: Any) -> Any:
-        """Return a function from the known inputs to flags of the examples that are read."""
-        closed = jax.make_jaxpr(function)(lanes, *given, *([] if states is None else [states]))
-        is_row = [id(leaf) in rows for leaf in jax.tree.leaves(lanes)]
-
-        def noted(known: Any) -> types.Array:
-            rest, unknown = iter(jax.tree.leaves(known)), [reads.UNKNOWN]
+        def noted(known: list, *given: Any) -> types.Array:
+            rest, learnt = iter(known), [reads.UNKNOWN] * len(jax.tree.leaves(states))
             leaves = [reads.Rows(None) if each else next(rest) for each in is_row]
-            inputs = [*leaves, *rest, *(unknown * len(jax.tree.leaves(states)))]
-            flags = jnp.zeros(num, bool)
+            inputs, flags = [*leaves, *learnt, *jax.tree.leaves(given)], jnp.zeros(num, bool)
             return reads.follow(closed.jaxpr, closed.consts, inputs, flags, reads.note_rows)[1]
 
         return noted
 
-    def without_rows(lanes: Lanes) -> list[Any]:
-        return [leaf for leaf in jax.tree.leaves(lanes) if id(leaf) not in rows]
-
     size = len(lanes.seed)
-    parts = [np.arange(size)] if together else [np.array([i]) for i in range(size)]
-    taken = [_take(lanes, part) for part in parts]
+    parts = [np.arange(size)] if together else list(np.arange(size)[:, None])
+    taken = [
+        Lanes(lanes.seed[i], lanes.row[i], lanes.hyper.take(i), lanes.problem.take(i))
+        for i in parts
+    ]
+    host = jax.devices("cpu")[0]
+    known = [
+        jax.device_put([leaf for leaf in jax.tree.leaves(each) if id(leaf) not in rows], host)
+        for each in taken
+    ]
+    given = jax.device_put((tables, np.int32(0), (np.int32(0), np.int32(0))), host)
     try:
         with program.machine.tracing():
-            states = jax.eval_shape(begin, taken[0])
-            for function, given in ((begin, None), (observe, states)):
-                unknown = [reads.UNKNOWN] * len(without_rows(taken[0]))
-                jax.eval_shape(partial(followed(function, taken[0], states=given), unknown))
-            noted = followed(step, taken[0], tables, np.int32(0), place, states=states)
-            given = jax.device_put((tables, np.int32(0), place), jax.devices("cpu")[0])
-            known = [jax.device_put(without_rows(each), jax.devices("cpu")[0]) for each in taken]
-            run = jax.jit(lambda *inputs: noted(inputs)).lower(known[0], *given).compile()
+            first = partial(over, lambda lane, row, state: lane.init())
+            states = jax.eval_shape(first, taken[0], ())
+            unknown = [reads.UNKNOWN] * len(known[0])
+            jax.eval_shape(partial(followed(outside_of_steps), unknown))
+            run = jax.jit(followed(step, *given)).lower(known[0], *given).compile()
     except reads.NotKnownError as error:
         allowed = f"in memory (layout.window), because with {type(problem).__name__} {error}"
         raise ConfigError("data", str(problem.stored), allowed) from None
@@ -287,9 +278,3 @@ def _reads(
         return np.any([np.asarray(run(each, given[0], *where)) for each in known], axis=0)
 
     return read
-
-
-def _take(lanes: Lanes, rows: np.ndarray) -> Lanes:
-    """Keep some lanes."""
-    hyper, problem = lanes.hyper.take(rows), lanes.problem.take(rows)
-    return Lanes(lanes.seed[rows], lanes.row[rows], hyper, problem)

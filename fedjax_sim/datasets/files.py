@@ -50,15 +50,12 @@ class _File:
     """A file of NumPy with one array `[n, ...]`."""
 
     def __init__(self, path: Path):
-        with _reported(path), path.open("rb") as opened:
-            version = np.lib.format.read_magic(opened)
-            read = {(1, 0): np.lib.format.read_array_header_1_0}
-            read[2, 0] = np.lib.format.read_array_header_2_0
-            shape, is_fortran, self._kind = read[version](opened)
-            self._begin = opened.tell()
-        if not shape or is_fortran or self._kind.hasobject:
+        with _reported(path):
+            like = np.load(path, mmap_mode="r")
+        self._shape, self._kind, self._begin = like.shape[1:], like.dtype, like.offset
+        if not like.ndim or not like.flags.c_contiguous:
             raise ConfigError("data", str(path), "a file with an array of numbers, examples first")
-        self.num, self._shape, self.files = shape[0], shape[1:], (path,)
+        self.num, self.files = len(like), (path,)
 
     def read(self, numbers: np.ndarray, room: int) -> np.ndarray:
         found = _blank(room, self._shape, self._kind)
