@@ -102,7 +102,7 @@ class _Columns:
         def column(leaf: Any) -> _File | _Array:
             return _File(Path(leaf)) if isinstance(leaf, kinds) else _Array(np.asanyarray(leaf))
 
-        self._columns = jax.tree.map(column, tree)
+        self.tree, self._columns = tree, jax.tree.map(column, tree)
         leaves = jax.tree.leaves(self._columns)
         lengths = {leaf.num for leaf in leaves}
         if len(lengths) != 1:
@@ -112,10 +112,6 @@ class _Columns:
 
     def read(self, numbers: np.ndarray, room: int) -> Params:
         return jax.tree.map(lambda leaf: leaf.read(numbers, room), self._columns)
-
-    def column(self, number: int) -> Any:
-        """Keep one of two parts of the pytree."""
-        return self._columns[number]
 
 
 class _Items:
@@ -167,7 +163,6 @@ class Stored:
         if self.num == 0:
             raise ConfigError("number of examples in data", 0, "at least 1")
         self._known = {path: _state_of(path) for path in source.files}
-        self._identity = "not opened"
         places = np.unique(np.linspace(0, self.num - 1, SAMPLED).astype(np.int64))
         sampled = source.read(places, len(places))
         for leaf in jax.tree.leaves(sampled):
@@ -194,13 +189,12 @@ class Stored:
     def __hash__(self) -> int:
         return hash(self._identity)
 
-    def read(self, numbers: np.ndarray, room: int = 0, *, part: int | None = None) -> Params:
+    def read(self, numbers: np.ndarray, room: int = 0) -> Params:
         """Read some examples.
 
         Args:
           numbers: `i64[R]`, their numbers, which rise.
           room: Rows of the arrays; R if it is less.
-          part: The place in a pair of what alone is read, if examples are pairs.
 
         Returns:
           Leaves `[R or room, ...]`; rows after the first R mean nothing.
@@ -209,14 +203,14 @@ class Stored:
           InputError: If a file is missing, has changed, or cannot be read.
         """
         self._check_files()
-        num, room = len(numbers), max(room, len(numbers))
-        if part is None:
-            return self._checked(self._source.read(numbers, room), num)
-        if isinstance(self._source, _Columns):
-            columns = self._source.column(part)
-            read = jax.tree.map(lambda leaf: leaf.read(numbers, room), columns)
-            return self._checked(read, num)
-        return self._checked(self._source.read(numbers, room)[part], num)
+        read = self._source.read(numbers, max(room, len(numbers)))
+        return self._checked(read, len(numbers))
+
+    @property
+    def targets(self) -> "Stored | None":
+        """The second parts of examples that are pairs and lie apart; otherwise None."""
+        tree = getattr(self._source, "tree", None)
+        return Stored(_Columns(tree[1])) if isinstance(tree, tuple) and len(tree) == 2 else None
 
     def alone(self, room: int) -> Params:
         """Put example 0 into the first row of arrays, leaves `[room, ...]`."""
@@ -231,7 +225,7 @@ class Stored:
         for path, known in self._known.items():
             if _state_of(path) != known:
                 raise InputError(
-                    f"{path} has changed since the run opened it: data must stay as they are"
+                    f"{path} has changed since the run opened it; it must stay as it is"
                 )
 
     def _checked(self, read: Params, num: int) -> Params:
@@ -240,13 +234,15 @@ class Stored:
         def converted(leaf: np.ndarray) -> np.ndarray:
             kind = self._kinds[leaf.dtype]
             if kind.kind == "f" and not np.isfinite(leaf[:num]).all():
-                raise InputError(f"{self} has nan or inf among its examples")
+                raise InputError("data have nan or inf among them")
             if kind == leaf.dtype:
                 return leaf
-            found = leaf[:num].astype(kind)
-            if kind.kind in "iu" and (found != leaf[:num]).any():
-                raise InputError(f"{self} has whole numbers that do not fit {kind}")
-            return _put(_blank(len(leaf), leaf.shape[1:], kind), found)
+            found = _put(_blank(len(leaf), leaf.shape[1:], kind), leaf[:num])
+            if kind.kind in "iu" and (found[:num] != leaf[:num]).any():
+                raise InputError(
+                    f"its {self.num} examples have whole numbers that do not fit {kind}"
+                )
+            return found
 
         return jax.tree.map(converted, read)
 

@@ -269,11 +269,11 @@ def _targets_of(
     else:
         # Where examples are pairs as they are, their targets alone are read.
         is_pair = getattr(problem.prepare, "func", None) is as_pair
-        at_once = max(1, READ_AT_ONCE // files.row_bytes)
+        alone = files.targets if is_pair else None
+        read, at_once = alone or files, max(1, READ_AT_ONCE // files.row_bytes)
         for first in range(0, files.num, at_once):
-            numbers = np.arange(first, min(first + at_once, files.num))
-            found = files.read(numbers, part=1 if is_pair else None)
-            yield "data", found if is_pair else prepared(found)
+            found = read.read(np.arange(first, min(first + at_once, files.num)))
+            yield "data", found if alone else prepared(found)
     yield "test", prepared(problem.test_data)
 
 

@@ -133,18 +133,17 @@ class PlacedLanes:
           index: The clients' positions in them, `i32[P]`, or `i32[L, P]` if lanes have their own.
         """
         if self._without_window is None:
-            given, problem = self._given, self._given.problem
-            empty: dict[str, list] = {}
-            for name in ("varying", "shared"):
-                leaves = list(getattr(problem, name))
-                for place in (*data_at, index_at):
-                    leaves[place] = None
-                empty[name] = leaves
-            self._given = given._replace(problem=problem.replace(**empty))
-            self._without_window, self._given = self.lanes, given
-        lanes, whole = self._without_window, jax.tree.map(jnp.asarray, data)
-        shared, varying = list(lanes.problem.shared), list(lanes.problem.varying)
-        for place, leaf in zip(data_at, self._share(whole), strict=True):
+            placed = copy.copy(self)
+            problem, at = self._given.problem, {*data_at, index_at}
+            empty = {
+                name: [None if i in at else leaf for i, leaf in enumerate(getattr(problem, name))]
+                for name in ("varying", "shared")
+            }
+            placed._given = self._given._replace(problem=problem.replace(**empty))
+            self._without_window = placed.lanes
+        lanes = self._without_window
+        shared, varying = [*lanes.problem.shared], [*lanes.problem.varying]
+        for place, leaf in zip(data_at, self._share([*map(jnp.asarray, data)]), strict=True):
             shared[place] = leaf
         if index.ndim == 1:
             shared[index_at] = self._share([index])[0]
