@@ -213,7 +213,14 @@ class Stored:
         return Stored(_Columns(tree[1])) if isinstance(tree, tuple) and len(tree) == 2 else None
 
     def alone(self, room: int) -> Params:
-        """Put example 0 into the first row of arrays, leaves `[room, ...]`."""
+        """Put example 0 into the first row of arrays, without reading it again.
+
+        Args:
+          room: Rows of the arrays.
+
+        Returns:
+          Leaves `[room, ...]`; the other rows mean nothing.
+        """
 
         def first(leaf: np.ndarray) -> np.ndarray:
             return _put(_blank(room, leaf.shape[1:], leaf.dtype), leaf)
