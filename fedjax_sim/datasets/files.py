@@ -294,8 +294,8 @@ def _state_of(path: Path) -> tuple[int, int]:
 def stored(data: Any, *, split: str = "train") -> Stored:
     """Open examples in files, which are read when they are needed.
 
-        examples = datasets.stored({"image": "images.npy", "label": "labels.npy"})
-        examples = datasets.stored("folder")  # of inputs.npy and targets.npy
+        examples = stored((np.ones((5, 2), "float32"), np.arange(5)))  # or paths of two files
+        assert examples.num == 5 and examples.read(np.array([3]))[1] == [3]
 
     Args:
       data: A file of NumPy; a pytree of such files, of memory maps or of arrays; a folder of such
