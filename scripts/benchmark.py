@@ -7,6 +7,7 @@
     python scripts/benchmark.py launchers  one study whole and in parts, started in every way
     python scripts/benchmark.py peers      other simulators, each in its own environment
     python scripts/benchmark.py accelerator   measures an accelerator, in under nine minutes
+    python scripts/benchmark.py beyond     data in files, with less and less memory
 
 Contestants take turns within one run, and the median over turns counts. Compilation is left out.
 Images are random bytes: what they show does not change the time.
@@ -48,6 +49,7 @@ COMMANDS = {
     "accelerator": "measures an accelerator, in under nine minutes; see accelerator --help",
     "launchers": "one study whole, in parts by hand, and by every launcher; see launchers --help",
     "rounding": "what products of fewer bits do to a claim, emulated; see rounding --help",
+    "beyond": "data in files, with less and less memory; see beyond --help",
     "peers": "this engine against other simulators; has options, see peers --help",
 }
 """Modules in the folder `benchmarks` whose `main` takes the rest of the command line."""

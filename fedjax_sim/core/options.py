@@ -130,6 +130,9 @@ class Layout(NamedTuple):
       max_lanes: Largest number of lanes in memory at one time; by default as many as fit.
       evals_per_chunk: Evaluations between two returns to the host. By default all, 1 if somebody
         watches, and with checkpoints stretches of ticks that take five to ten seconds.
+      window: Bytes of examples in memory where these lie in files (`datasets.stored`): two windows,
+        of what a stretch of ticks reads and of what the next one will. By default half of the free
+        memory; if all examples fit, they are read once.
     """
 
     slots_at_once: Count | None = None
@@ -140,7 +143,12 @@ class Layout(NamedTuple):
     packed: bool | None = None
     max_lanes: Count | None = None
     evals_per_chunk: Count | None = None
+    window: Count | None = None
 
     def deciding(self) -> dict[str, int | bool | None]:
-        """Return the fields that may decide the bits of results, by name: all but `max_lanes`."""
-        return {name: value for name, value in self._asdict().items() if name != "max_lanes"}
+        """Return the fields that may decide the bits of results, by name.
+
+        Neither `max_lanes` nor `window` does.
+        """
+        free = ("max_lanes", "window")
+        return {name: value for name, value in self._asdict().items() if name not in free}

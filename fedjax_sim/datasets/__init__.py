@@ -41,6 +41,8 @@ from fedjax_sim.datasets.catalogue import load as load
 from fedjax_sim.datasets.catalogue import load_text as load_text
 from fedjax_sim.datasets.catalogue import names as names
 from fedjax_sim.datasets.catalogue import what_to_fetch as what_to_fetch
+from fedjax_sim.datasets.files import Stored as Stored
+from fedjax_sim.datasets.files import stored as stored
 from fedjax_sim.datasets.synthetic import make_synthetic as make_synthetic
 from fedjax_sim.datasets.text import Text as Text
 from fedjax_sim.datasets.text import from_text as from_text

@@ -162,6 +162,9 @@ def bind_together(
         num_clients = system.messages.num_senders(lanes[0].hyper) or lanes[0].hyper.num_clients
         drawn, row = _joined(system, lists["timelines"], num, num_clients), np.arange(num)
     planned = Planned(system, lanes, options, drawn=drawn, row=row)
+    if planned.program.window:
+        allowed = "small enough to be in memory where one program is bound"
+        raise ConfigError("data", "in files", allowed)
     return _bounds_of(
         system, planned, completed_from, is_drawn=timelines is None, differentiable=differentiable
     )
@@ -176,7 +179,7 @@ def _listed(value: Any) -> Sequence[Any]:
 def _of_one_lane(layout: types.Layout) -> types.Layout:
     """Check that a layout leaves lanes and devices alone, and fix these."""
     fixed = {"lanes_at_once": False, "lane_devices": 1, "client_devices": 1}
-    for name in (*fixed, "lane_batches", "max_lanes", "evals_per_chunk"):
+    for name in (*fixed, "lane_batches", "max_lanes", "evals_per_chunk", "window"):
         value, only = getattr(layout, name), fixed.get(name)
         if value not in (None, only):
             allowed = f"{only} or None where one program is bound; map over it with jax.vmap"

@@ -4,7 +4,7 @@ Dimension letters: those of `supervision`.
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import jax
@@ -14,6 +14,7 @@ from jax.tree_util import Partial
 from fedjax_sim.core import trees
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Seed, checked
 from fedjax_sim.core.types import Array, Key, LocalLoss, Params
+from fedjax_sim.datasets import Stored
 from fedjax_sim.models import calls
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data
@@ -22,6 +23,8 @@ from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
 from fedjax_sim.problems.supervision import Supervised, as_pair, check_shapes
 
 SupervisedT = TypeVar("SupervisedT", bound=Supervised)
+READ_AT_ONCE = 2**26
+"""Bytes of files that are read at a time to check the targets."""
 
 
 class Options(TypedDict, total=False):
@@ -132,7 +135,10 @@ def supervised(
     if isinstance(test, Examples):
         test_clients = test.clients if test_clients is None else test_clients
         test = (test.inputs, test.targets)
-    data, num = client_data.read_arrays("data", data)
+    files = data if isinstance(data, Stored) else None
+    test = test.whole if isinstance(test, Stored) else test
+    data, num = client_data.read_arrays("data", data if files is None else files.first)
+    num = num if files is None else files.num
     if prepare is None and not (isinstance(data, tuple) and len(data) == 2):
         raise ConfigError("data", type(data).__name__, "a pair of inputs and targets, or prepared")
     partitions, names = client_data.read_owners(split, clients, num)
@@ -141,6 +147,8 @@ def supervised(
         pairs = [client_data.hold_out(partition, test, seed) for partition in partitions]
         partitions, owned = [train for train, _ in pairs], [test for _, test in pairs]
         test_data = data
+        if files is not None:
+            test_data, owned = _read_tests(files, owned)
     else:
         test_data, num_tests = client_data.read_arrays("test", test)
         if test_clients is not None:
@@ -150,6 +158,7 @@ def supervised(
         partitions,
         owned,
         options,
+        files=files,
         data=data,
         test_data=test_data,
         model=model,
@@ -171,6 +180,7 @@ def build(
     partitions: Sequence[Partition],
     tests: Sequence[Partition] | None,
     options: Options,
+    files: Stored | None = None,
     **shared: Any,
 ) -> list[SupervisedT]:
     """Build one problem per partition, all with the same data, and check them.
@@ -180,6 +190,7 @@ def build(
       partitions: Partitions of the training examples.
       tests: Partitions of the test examples, one or as many; None if these are nobody's own.
       options: Further arguments of the caller's.
+      files: The files in which the training examples lie; None if they are in memory.
       **shared: Fields that all problems share, which options take the place of.
 
     Returns:
@@ -200,7 +211,8 @@ def build(
     state = calls.state_of(problem.model, trees.shapes_of_model(problem))
     problem = dataclasses.replace(problem, state=state)
     num, num_tests = (len(jax.tree.leaves(x)[0]) for x in (problem.data, problem.test_data))
-    made = [dataclasses.replace(problem, held=held) for held in client_data.hold(partitions, num)]
+    clients = client_data.hold(partitions, num if files is None else files.num, files)
+    made = [dataclasses.replace(problem, held=held) for held in clients]
     if tests is None:
         if problem.per_client and not problem.has_tests_of_clients:
             allowed = "False, unless test examples are held out or have clients"
@@ -232,11 +244,11 @@ def _check_targets(problem: Supervised) -> None:
     Also check that there are no other classes than those of the network.
     """
     mask_of, has_classes = problem.mask_of, problem.loss_of is cross_entropy
-    for name, data in (("data", problem.data), ("test", problem.test_data)):
-        if mask_of is None and not has_classes:
-            return
-        # What is only needed for inputs is not computed.
-        targets = jax.jit(lambda data: problem.prepare(data)[1])(data)
+    if mask_of is None and not has_classes:
+        return
+    # What is only needed for inputs is not computed.
+    prepared = jax.jit(lambda data: problem.prepare(data)[1])
+    for name, targets in _targets_of(problem, prepared):
         if mask_of is not None:
             mask = np.asarray(mask_of(targets))
             empty = np.flatnonzero(~mask.reshape(len(mask), -1).any(axis=1))
@@ -246,6 +258,33 @@ def _check_targets(problem: Supervised) -> None:
         if has_classes:
             classes = np.asarray(targets)
             check_classes(problem, name, classes if mask_of is None else classes[mask])
+
+
+def _targets_of(
+    problem: Supervised, prepared: Callable[[Params], Params]
+) -> Iterator[tuple[str, Params]]:
+    """Yield the targets of the training examples, of files in blocks, and of the test examples."""
+    if (files := problem.stored) is None:
+        yield "data", prepared(problem.data)
+    else:
+        # Where examples are pairs as they are, their targets alone are read.
+        is_pair = getattr(problem.prepare, "func", None) is as_pair
+        alone = files.targets if is_pair else None
+        read, at_once = alone or files, max(1, READ_AT_ONCE // files.row_bytes)
+        for first in range(0, files.num, at_once):
+            found = read.read(np.arange(first, min(first + at_once, files.num)))
+            yield "data", found if alone else prepared(found)
+    yield "test", prepared(problem.test_data)
+
+
+def _read_tests(files: Stored, owned: Sequence[Partition]) -> tuple[Params, list[Partition]]:
+    """Read test examples out of files: the examples, and their positions among these."""
+    numbers = np.unique(np.concatenate([tests.index for tests in owned]))
+    data, _ = client_data.read_arrays("test", files.read(numbers))
+    return data, [
+        tests._replace(index=np.searchsorted(numbers, tests.index).astype("int32"))
+        for tests in owned
+    ]
 
 
 def check_classes(problem: Supervised, name: str, classes: np.ndarray) -> None:

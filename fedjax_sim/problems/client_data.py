@@ -21,7 +21,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
 import chex
 import jax
@@ -34,9 +34,19 @@ from jax.tree_util import PyTreeDef
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.lifecycle import free_on_host, write_bytes
-from fedjax_sim.core.settings import ConfigError, Count, Seed, checked, hints_of, kind_of, shape
+from fedjax_sim.core.settings import (
+    ConfigError,
+    Count,
+    Seed,
+    Whole,
+    checked,
+    hints_of,
+    kind_of,
+    shape,
+)
 from fedjax_sim.core.targets import TreeT
 from fedjax_sim.core.types import Array, Key, Leaf, Params
+from fedjax_sim.datasets import Stored
 from fedjax_sim.partition import Partition, parts
 
 if TYPE_CHECKING:
@@ -124,12 +134,16 @@ class Held:
       offsets: `i32[N]`, the place in `index` at which each client's range begins.
       counts: `i32[N]`, the length of each client's range. Ranges do not overlap.
       most: Length of the longest range, or above that; part of the program.
+      stored: The files in which the examples lie; None if they are in memory.
+      window: Examples that are in memory at a time, at most; 0 if they are in files alone.
     """
 
     index: Annotated[Array, shape("P")]
     offsets: Counts
     counts: Counts
     most: Count = struct.field(pytree_node=False)
+    stored: Stored | None = struct.field(pytree_node=False, default=None)
+    window: Whole = struct.field(pytree_node=False, default=0)
 
     def at(self, client: Array, places: Array) -> Array:
         """Look up positions of a client's examples.
@@ -140,7 +154,13 @@ class Held:
 
         Returns:
           `i32[...]`.
+
+        Raises:
+          ConfigError: If the examples lie in files.
         """
+        if self.stored is not None and self.window == 0:
+            allowed = "in memory: only `simulate` and `sweep` read files"
+            raise ConfigError("data", str(self.stored), allowed)
         return self.index[self.offsets[client] + places]
 
     def block(self, client: Array, first: Array | int, size: int) -> tuple[Array, Array]:
@@ -233,6 +253,8 @@ class Held:
         """
         check_fields(self)
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+        if self.stored is not None:
+            lengths = {(self.stored.num,)}
         if len(lengths) != 1 or () in lengths:
             found = sorted(length[0] if length else 0 for length in lengths)
             raise ConfigError(f"examples in the arrays of {of}data", found, "equally many")
@@ -246,7 +268,9 @@ class Held:
             raise ConfigError(f"{of}most", self.most, f"at least {most}, the most of a client")
 
 
-def hold(partitions: Sequence[Partition], num_examples: Count) -> list[Held]:
+def hold(
+    partitions: Sequence[Partition], num_examples: Count, stored: Stored | None = None
+) -> list[Held]:
     """Check partitions, and put them on the device in one form, so that problems share a program.
 
         first, _ = partition_by_ids(["a", "a", "b"])  # two examples and one
@@ -257,6 +281,7 @@ def hold(partitions: Sequence[Partition], num_examples: Count) -> list[Held]:
     Args:
       partitions: Partitions of the same examples, such as one per seed.
       num_examples: Number of examples that the positions refer to.
+      stored: The files in which these lie; None if they are in memory.
 
     Returns:
       The clients' examples of each partition. Equal partitions have the same arrays.
@@ -285,6 +310,7 @@ def hold(partitions: Sequence[Partition], num_examples: Count) -> list[Held]:
             put(partition.offsets),
             put(partition.counts),
             most,
+            stored,
         )
         for partition in partitions
     ]
@@ -484,7 +510,8 @@ def read_arrays(name: str, data: Any) -> tuple[Params, int]:
       name: What error messages call it.
       data: A pytree with leaves `[n, ...]`: arrays, tensors (what has `__array__` or
         `__dlpack__`), or data sets of n examples (what has `__len__` and `__getitem__`). The
-        examples of a data set are pytrees; they are read once, one after another.
+        examples of a data set are pytrees; they are read once, one after another. Examples in files
+        (`datasets.Stored`) are all read too.
 
     Returns:
       A pytree of arrays, and the number of examples.
@@ -494,6 +521,8 @@ def read_arrays(name: str, data: Any) -> tuple[Params, int]:
         whole numbers that do not fit 32 bits where 64 are not enabled, does not fit the device's
         memory, or lengths differ.
     """
+    if isinstance(data, Stored):
+        data = data.read(np.arange(data.num))
     # JAX would warn of iterators.
     read = jax.tree.map(
         functools.partial(_read, name), data, is_leaf=lambda x: isinstance(x, Iterator)
@@ -746,6 +775,21 @@ class ClientExamples(Checked):
     def counts(self) -> Array:
         """Number of examples of each client: `i32[N]`."""
         return self.held.counts
+
+    @property
+    def stored(self) -> Stored | None:
+        """The files in which the clients' examples lie; None if they are in memory."""
+        return self.held.stored
+
+    def within(self, data: Params, window: int) -> Self:
+        """Return the problem with some of the examples of its files in memory, or with all.
+
+        Args:
+          data: Leaves `[window + 1, ...]`, or `[n, ...]` if the window is 0.
+          window: Examples that may be there at a time; 0 if all are.
+        """
+        held = dataclasses.replace(self.held, window=window, stored=self.stored if window else None)
+        return dataclasses.replace(self, data=data, held=held)  # type: ignore[type-var]
 
 
 class ExampleLosses(ClientExamples):

@@ -194,6 +194,7 @@ class Placement(NamedTuple):
       members: Lanes of each family; the members of a family are adjacent among all lanes.
       narrow: As in `Plan`.
       packed: As in `Layout`.
+      window: As in `Layout`; None if all examples are in memory.
       devices: Devices to compile for, if these are only described; () for those there are.
     """
 
@@ -206,6 +207,7 @@ class Placement(NamedTuple):
     members: int = 1
     narrow: int = 0
     packed: bool = False
+    window: int | None = None
     devices: tuple[jax.Device, ...] = ()
 
     @property
@@ -221,8 +223,10 @@ class Placement(NamedTuple):
         return self.devices[0].platform if self.devices else jax.default_backend()
 
     def layout(self) -> dict[str, int | bool]:
-        """Return all but the devices, for a checkpoint's identity."""
-        return {name: plain(value) for name, value in self._asdict().items() if name != "devices"}
+        """Return all but the devices, for a checkpoint's identity; windows if there are some."""
+        left_out = {"devices"} if self.window else {"devices", "window"}
+        fields = self._asdict().items()
+        return {name: plain(value) for name, value in fields if name not in left_out}
 
     def deal(self, work: np.ndarray) -> np.ndarray:
         """Deal lanes with `work`, `[L]`, to devices, equal shares, and batches, of equal work.
@@ -376,6 +380,7 @@ def choose(
         members=members,
         narrow=NARROW if on_cpu else WIDEST,
         packed=packed,
+        window=layout.window,
         devices=devices,
     )
     if not lanes_at_once or num_sets == 1:

@@ -73,6 +73,7 @@ class PlacedLanes:
         self._whole = NamedSharding(placement.mesh, PartitionSpec())
         self._given = lanes._replace(row=np.concatenate(local).astype("int32"))
         self._starts = starts
+        self._without_window: Lanes | None = None
 
     def described(self) -> Self:
         """Return the same lanes with arrays that are described and never put on devices."""
@@ -119,6 +120,36 @@ class PlacedLanes:
             lanes.hyper.replace(varying=hypers, shared=shared[0]),
             lanes.problem.replace(varying=problems, shared=shared[1]),
         )
+
+    def filled(
+        self, data_at: list[int], index_at: int, data: list[np.ndarray], index: np.ndarray
+    ) -> Lanes:
+        """Put the lanes on their devices, with the examples of a window.
+
+        Args:
+          data_at: Places of the examples among the leaves of a problem.
+          index_at: The place of the clients' positions.
+          data: The examples, leaves `[W + 1, ...]`.
+          index: The clients' positions in them, `i32[P]`, or `i32[L, P]` if lanes have their own.
+        """
+        if self._without_window is None:
+            placed = copy.copy(self)
+            problem, at = self._given.problem, {*data_at, index_at}
+            empty = {
+                name: [None if i in at else leaf for i, leaf in enumerate(getattr(problem, name))]
+                for name in ("varying", "shared")
+            }
+            placed._given = self._given._replace(problem=problem.replace(**empty))
+            self._without_window = placed.lanes
+        lanes = self._without_window
+        shared, varying = [*lanes.problem.shared], [*lanes.problem.varying]
+        for place, leaf in zip(data_at, self._share([*map(jnp.asarray, data)]), strict=True):
+            shared[place] = leaf
+        if index.ndim == 1:
+            shared[index_at] = self._share([index])[0]
+        else:
+            varying[index_at] = self.put(index[self.lane_of])
+        return lanes._replace(problem=lanes.problem.replace(varying=varying, shared=shared))
 
     def carried(self, states: TreeT) -> TreeT:
         """Describe states of the lanes on their devices."""

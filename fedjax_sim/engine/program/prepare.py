@@ -9,6 +9,7 @@
 Dimension letters: those of `fedjax_sim.core.types`; `D` schedules, `V` evaluations.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
@@ -27,6 +28,7 @@ from fedjax_sim.engine.planning.placement import choose, measure_step
 from fedjax_sim.engine.program.opened import Machine, rows_of, sizes_of
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.engine.program.replay import Program, Replay
+from fedjax_sim.engine.program.windows import Windows, open_files
 from fedjax_sim.engine.request import Options
 from fedjax_sim.results.runs import warn_of_late
 
@@ -86,7 +88,8 @@ class Planned:
           drawn: The timelines and their ticks, if they are known.
           row: `i64[L]`, the number of each lane's timeline, if these are the caller's own.
         """
-        self.system, self.group, self.options = system, group, options
+        self.group, layout = open_files(group, options.layout)
+        self.system, self.options = system, dataclasses.replace(options, layout=layout)
         self.budget = options.budget
         self.draw(drawn, row)
         self.store(longest, per_eval)
@@ -200,10 +203,12 @@ class Planned:
         # may be over long before their ticks are.
         num_evals, per_eval = laid_out.shape[1:]
         is_stepwise = options.folder is not None or options.watch.is_needed
+        is_stepwise |= placement.window is not None
         is_stepwise |= laid_out.live is not None and not isinstance(self.budget, types.Ticks)
         asked = options.layout.evals_per_chunk or (1 if is_stepwise else num_evals)
-        chunk = min(asked, num_evals)
+        chunk = 1 if placement.window else min(asked, num_evals)
         is_stretch = options.folder is not None and options.layout.evals_per_chunk is None
+        is_stretch |= placement.window is not None
         on_cpu = placement.platform == "cpu"
         block = 1 if is_stretch else 0
         if is_stretch and not on_cpu:
@@ -222,6 +227,7 @@ class Planned:
             can_stop=options.watch.on_evaluation is not None,
             held_rows=0 if laid_out.held is None else laid_out.held.holders.shape[2],
             has_mean=options.keep.output == "mean",
+            window=cast(Any, self.group[0].problem).held.window if placement.window else 0,
             code=self.code,
         )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves((self.lanes, laid_out.stored))]
@@ -378,7 +384,11 @@ class Planned:
         padded = self.schedule
         if missing := -padded.shape[1] % self.program.chunk[0]:
             padded = schedule.pad_evaluations(padded, missing)
-        return Replay(self.program, PlacedLanes(self.placement, self.lanes, padded, starts))
+        windows, problem = None, cast(Any, self.group[0].problem)
+        if self.program.window and not self.placement.devices:
+            windows = Windows(self.program, problem, self.lanes, padded)
+        placed = PlacedLanes(self.placement, self.lanes, padded, starts)
+        return Replay(self.program, placed, windows)
 
 
 def _trace_problem(

@@ -37,12 +37,17 @@ from fedjax_sim.engine.machine import compiling, memory, processes
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import look_up
-from fedjax_sim.engine.program import opened
+from fedjax_sim.engine.program import opened, reads
 from fedjax_sim.engine.program.placed import PlacedLanes
+from fedjax_sim.engine.program.windows import Window, Windows
 from fedjax_sim.results.curves import scalars_of
 
 LIMB_BITS = 11
 """Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""
+
+
+OUTSIDE = "outside"
+"""Name of the count of chunks that looked up an example that is not in their window."""
 
 
 class Limbs(NamedTuple):
@@ -75,6 +80,7 @@ class Program(NamedTuple):
         another.
       held_rows: Rows of the store behind `client_variance`, H; 0 if that is not measured.
       has_mean: Whether the mean of the server's and all clients' models is evaluated.
+      window: Examples of files that a chunk has in memory; 0 if all examples are.
       code: Number of the users' code in the program, see `number_of_code`.
     """
 
@@ -89,6 +95,7 @@ class Program(NamedTuple):
     can_stop: bool = False
     held_rows: int = 0
     has_mean: bool = False
+    window: int = 0
     code: int = 0
 
 
@@ -126,11 +133,13 @@ class Replay:
       program: The static arguments.
       placed: The lanes on their devices.
       num_evals: Evaluations of all chunks, V.
+      windows: Where examples of files come from; None if all are in memory.
     """
 
-    def __init__(self, program: Program, placed: PlacedLanes):
+    def __init__(self, program: Program, placed: PlacedLanes, windows: Windows | None = None):
         """Take the static arguments and the lanes. Nothing is compiled yet."""
         self.program, self.placed, self.num_evals = program, placed, placed.schedule.shape[1]
+        self.windows = windows
         self._begin = _begin.quickly if program.machine.begins_quickly else _begin.well
         self._described = placed.described()
 
@@ -145,27 +154,43 @@ class Replay:
 
     def begin(self) -> tuple[Carry, Observed]:
         """Begin to compute initial carries and the first evaluation of all lanes."""
-        return self._begin(self.program, self.placed.lanes, None, self.placed.starts)
+        return self._begin(self.program, self._lanes(), None, self.placed.starts)
+
+    def _lanes(self, window: Window | None = None) -> Lanes:
+        """Put the lanes on their devices, with the examples of a window if these lie in files."""
+        if self.windows is None:
+            return self.placed.lanes
+        found = window or self.windows.make()
+        at = self.windows.data_at, self.windows.index_at
+        return self.placed.filled(*at, found.data, found.places)
 
     def advance(
-        self, carries: Carry, begin: int, end: int, is_running: np.ndarray | None = None
+        self,
+        carries: Carry,
+        begin: int,
+        end: int,
+        is_running: np.ndarray | None = None,
+        window: Window | None = None,
     ) -> tuple[Carry, Evaluated]:
         """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
 
         The memory of the old carries is reused, so they must not be read again. If the chunk ends
         between two evaluations, its metrics and models are zeros. If lanes can be stopped, those
-        that do not run (`bool[L]`) keep their carries and return zeros.
+        that do not run (`bool[L]`) keep their carries and return zeros. If examples lie in files,
+        those of the chunk are in its `window`.
         """
-        return _advance(*self._inputs(self.placed, carries, begin, end, is_running))
+        lanes = self._lanes(window)
+        return _advance(*self._inputs(self.placed, lanes, carries, begin, end, is_running))
 
     def final_models(self, carries: Carry) -> types.Params:
         """Fetch the models of all lanes, leaves `[L, ...]`."""
-        models = _final_models(self.program, self.placed.lanes, None, carries)
+        models = _final_models(self.program, self._lanes(), None, carries)
         return jax.tree.map(lambda leaf: leaf[self.placed.place_of], processes.fetch(models))
 
     def _inputs(
         self,
         placed: PlacedLanes,
+        lanes: Lanes,
         carries: Carry,
         begin: int = 0,
         end: int = 0,
@@ -176,10 +201,10 @@ class Replay:
         number, before = begin // per_eval, begin // per_eval * per_eval
         place = np.array([[number, begin - before, end - before]], "int32")
         if self.program.can_stop:
-            lanes = np.ones(len(placed.place_of), bool) if is_running is None else is_running
-            runs = placed.put(lanes[placed.lane_of])
+            asked = np.ones(len(placed.place_of), bool) if is_running is None else is_running
+            runs = placed.put(asked[placed.lane_of])
         given = placed.tables(number, number + num_evals), placed.put(place, is_whole=True)
-        return self.program, placed.lanes, given, carries, runs
+        return self.program, lanes, given, carries, runs
 
     def carries(self) -> Carry:
         """Describe the carries: shapes, dtypes and devices."""
@@ -207,7 +232,7 @@ class Replay:
         with ThreadPoolExecutor(2) as workers:
             lowered = self.lowered_beginning() if begins else None
             begun = lowered and workers.submit(lowered.compile)
-            chunk = _advance.lower(*self._inputs(self._described, carries))
+            chunk = _advance.lower(*self._inputs(self._described, lanes, carries))
             # Results are made of it, and importing it takes half a second.
             workers.submit(importlib.import_module, "xarray")
             programs = [chunk.compile()]
@@ -221,7 +246,8 @@ class Replay:
 
     def lowered(self) -> jax.stages.Lowered:
         """Lower the program of a chunk."""
-        return _advance.lower(*self._inputs(self._described, self.carries()))
+        described = self._described
+        return _advance.lower(*self._inputs(described, described.lanes, self.carries()))
 
     def lowered_beginning(self) -> jax.stages.Lowered:
         """Lower the program of the beginning."""
@@ -237,7 +263,8 @@ class Replay:
             after, further = unwrap(_advance)(self.program, lanes, given, carries, runs)
             return begun, further, unwrap(_final_models)(self.program, lanes, None, after)
 
-        _, lanes, given, _, runs = self._inputs(self._described, Carry((), ()))
+        described = self._described
+        _, lanes, given, _, runs = self._inputs(described, described.lanes, Carry((), ()))
         return jax.make_jaxpr(results, return_shape=True)(
             lanes, self._described.starts, given, runs
         )
@@ -307,6 +334,26 @@ class _ReplayedLane:
         """Replay a chunk. runs: `bool[]`, whether the lane goes on; None if none is stopped."""
         if runs is not None:
             return opened.take_if(runs, self.advance, carry)
+        if self.program.window:
+            return self.within_window(carry)
+        return self.chunk(carry)
+
+    def within_window(self, carry: Carry) -> tuple[Carry, Evaluated]:
+        """Replay a chunk, and tell whether it looked up an example that is not in its window."""
+        lane: Any = self.lane
+
+        def chunk(data: Any, carry: Carry) -> tuple[Carry, Evaluated]:
+            problem = dataclasses.replace(lane.problem, data=data)
+            same = type(lane)(lane.system, problem, lane.hyper, lane.key, lane.plan)
+            return dataclasses.replace(self, lane=same).chunk(carry)
+
+        data, window = lane.problem.data, self.program.window
+        (carry, (observed, totals)), outside = reads.checked(chunk, data, window, carry)
+        carry = opened.nan_if(carry, [outside])
+        return carry, (observed, {**totals, OUTSIDE: outside[None].astype("int32")})
+
+    def chunk(self, carry: Carry) -> tuple[Carry, Evaluated]:
+        """Replay a chunk."""
         if self.tables.until is not None:
             # Limits belong to the schedule: states begin without them.
             until = jax.tree.map(lambda leaf: look_up(leaf, (self.row,)), self.tables.until)

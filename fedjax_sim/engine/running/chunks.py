@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import clocks, events
-from fedjax_sim.core.lifecycle import Stopped, asked_to_stop, deferring_stops, say
+from fedjax_sim.core.lifecycle import InputError, Stopped, asked_to_stop, deferring_stops, say
 from fedjax_sim.core.types import Params
 from fedjax_sim.engine.machine import memory, processes
-from fedjax_sim.engine.program.replay import Carry, Limbs, Observed, Replay
+from fedjax_sim.engine.program.replay import OUTSIDE, Carry, Limbs, Observed, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.results.curves import NEVER, Curves
 
@@ -57,12 +57,18 @@ def replay_schedule(
         seen.restore(curves, 1 + done // per_eval)
     chunks = _replayed(replay, carries, first, done, seen, checkpoint)
     stops_wait = contextlib.nullcontext() if checkpoint is None else deferring_stops()
-    with stops_wait:
+    windows = contextlib.nullcontext() if replay.windows is None else replay.windows
+    with stops_wait, windows:
         for begin, done, returned, carries, _ in chunks:
             if done == 0:
                 seen.put(jax.tree.map(lambda leaf: leaf[:, None], returned), 0)
                 continue
             observed, counted = returned
+            if counted.pop(OUTSIDE, np.zeros(1)).any():
+                raise InputError(
+                    f"ticks {begin} to {done - 1} read examples that are not in their window: "
+                    "with data in files, a step must read those of its clients' mini-batches alone"
+                )
             seen.add(counted, begin // per_eval)
             has_ended = False
             if done % per_eval == 0:
@@ -121,8 +127,11 @@ def _replayed(
     """
     # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
     decides = replay.program.can_stop or replay.program.plan.live is not None
+    # A window is made while the chunk before runs, and a third one would be too many.
+    decides |= replay.windows is not None
     num_evals, per_eval = replay.program.chunk
-    pace = _Pace(replay, 1 if decides else 2) if replay.program.block else None
+    is_paced = replay.program.block > 0 and checkpoint is not None
+    pace, windows = _Pace(replay, 1 if decides else 2) if is_paced else None, replay.windows
     whole = replay.num_evals * per_eval
     waiting: deque[_Chunk] = deque()
     if first is not None:
@@ -154,17 +163,37 @@ def _replayed(
         size = memory.count_bytes((waiting[-1].returned, kept, tables))
         return size <= memory.AHEAD * memory.free_here()
 
+    def end_after(done: int) -> int:
+        """Choose the tick with which the chunk after `done` ticks ends, at the latest."""
+        return done + num_evals * per_eval if pace is None else pace.end_after(done)
+
     while waiting or (done < whole and seen.is_running.any()):
         while done < whole and (not waiting or may_overtake()):
-            begin, sent = done, time.monotonic()
-            done = done + num_evals * per_eval if pace is None else pace.end_after(done)
+            begin, sent, window = done, time.monotonic(), None
+            limit = end_after(done)
+            if windows is not None:
+                limit = min(limit, (1 + done // per_eval) * per_eval)
+                try:
+                    window = windows.take(begin, limit)
+                except ValueError:
+                    # Nothing of what was done is lost.
+                    while waiting:
+                        yield fetch_oldest()
+                    if checkpoint is not None and begin > 0:
+                        checkpoint.save(begin, carries, seen.kinds, now=True)
+                    raise
+                limit = window.end
+            done = limit
             try:
                 if waiting and checkpoint is not None:
                     # It is saved once the chunk is done, if that is due then.
                     is_saved = checkpoint.is_due(within=lasted)
                     kept = jax.tree.map(jnp.copy, carries) if is_saved else None
                     waiting[-1] = waiting[-1]._replace(carries=kept)
-                carries, returned = replay.advance(carries, begin, done, seen.is_running)
+                carries, returned = replay.advance(carries, begin, done, seen.is_running, window)
+                if windows is not None and done < whole:
+                    last = (1 + done // per_eval) * per_eval
+                    windows.prepare(done, min(end_after(done), last))
             except Exception:
                 # Programs that call the host on a CPU run, and may fail, while they are sent.
                 # What was done before them is kept.

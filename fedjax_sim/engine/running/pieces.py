@@ -158,6 +158,8 @@ class Pieces:
             usable = free if self._options.layout.max_lanes is not None else memory.SHARE * free
             leaves = stacked.hyper.shared, stacked.problem.shared
             shared = memory.bytes_to_share(leaves, devices)
+            if ready.replay.windows is not None:
+                shared += ready.replay.windows.nbytes
             room = ((free if num == 1 else usable) - shared) / here
             needed = here * ready.replay.prepare(room=room) + shared
             # One lane cannot be fewer, and is refused if its state is larger than the device.
@@ -224,6 +226,8 @@ class Pieces:
     def _say_what_is_chosen(self, ready: Ready, needed: float, free: float) -> None:
         """Say how many lanes run at a time, if not all do, and name a large store of models."""
         num, num_all, name = len(ready.planned.group), len(self._group), self._system.name
+        if ready.replay.windows is not None:
+            memory.say(ready.replay.windows.describe())
         if needed > free:
             memory.say(
                 f"one lane of {name} takes about {write_bytes(needed)}, but only "

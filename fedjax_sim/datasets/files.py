@@ -1,0 +1,338 @@
+"""Examples that stay in files and are read by their numbers.
+
+Files of NumPy, memory maps, data sets of tensorflow-datasets and everything else that has a length
+and gives an example by its number are read through one interface, `Stored`. Nothing is read before
+it is needed, and nothing is read whole.
+
+Dimension letters: `n` examples, `R` numbers of examples.
+"""
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.core.settings import ConfigError, checked
+from fedjax_sim.core.types import Params
+
+SAMPLED = 64
+"""Examples that are read to tell one set of files from another."""
+ALIGNED = 64
+"""Bytes to which arrays are aligned that a CPU takes over without a copy."""
+PAIR = {"inputs", "targets"}
+"""Names of the files of a folder of examples that are pairs."""
+
+
+class _Source(Protocol):
+    """Something that examples are read from.
+
+    Attributes:
+      num: Number of examples, n.
+      files: The files in which they lie.
+    """
+
+    num: int
+    files: tuple[Path, ...]
+
+    def read(self, numbers: np.ndarray, room: int) -> Params:
+        """Read examples `i64[R]`, sorted, into the first rows of leaves `[room, ...]`."""
+
+
+class _File:
+    """A file of NumPy with one array `[n, ...]`."""
+
+    def __init__(self, path: Path):
+        with _reported(path):
+            like = np.load(path, mmap_mode="r")
+        self._shape, self._kind, self._begin = like.shape[1:], like.dtype, like.offset
+        if not like.ndim or not like.flags.c_contiguous:
+            raise ConfigError("data", str(path), "a file with an array of numbers, examples first")
+        self.num, self.files = len(like), (path,)
+
+    def read(self, numbers: np.ndarray, room: int) -> np.ndarray:
+        found = _blank(room, self._shape, self._kind)
+        size = self._kind.itemsize * math.prod(self._shape)
+        if not found.size:
+            return found
+        view = memoryview(found.reshape(-1).view("uint8"))  # type: ignore[arg-type]
+        # Neighbours are read together.
+        firsts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
+        path = self.files[0]
+        with _reported(path), path.open("rb", buffering=0) as opened:
+            for first, last in zip(firsts, [*firsts[1:], len(numbers)], strict=True):
+                opened.seek(self._begin + int(numbers[first]) * size)
+                at, end = first * size, last * size
+                while at < end:
+                    if not (got := opened.readinto(view[at:end])):
+                        raise OSError("it is shorter than it was")
+                    at += got
+        return found
+
+
+class _Array:
+    """An array `[n, ...]`, such as a memory map."""
+
+    def __init__(self, array: np.ndarray):
+        if array.ndim < 1 or array.dtype.hasobject:
+            allowed = "an array of numbers, with examples first"
+            raise ConfigError("data", f"{array.dtype}{list(array.shape)}", allowed)
+        self._array, self.num = array, len(array)
+        name = getattr(array, "filename", None)
+        self.files = () if name is None else (Path(name),)
+
+    def read(self, numbers: np.ndarray, room: int) -> np.ndarray:
+        found = _blank(room, self._array.shape[1:], self._array.dtype)
+        return _put(found, np.asarray(self._array[numbers]))
+
+
+class _Columns:
+    """A pytree of files and arrays of equal length."""
+
+    def __init__(self, tree: Any):
+        kinds = (str, os.PathLike)
+
+        def column(leaf: Any) -> _File | _Array:
+            return _File(Path(leaf)) if isinstance(leaf, kinds) else _Array(np.asanyarray(leaf))
+
+        self.tree, self._columns = tree, jax.tree.map(column, tree)
+        leaves = jax.tree.leaves(self._columns)
+        lengths = {leaf.num for leaf in leaves}
+        if len(lengths) != 1:
+            raise ConfigError("examples in the arrays of data", sorted(lengths), "equally many")
+        self.num = lengths.pop()
+        self.files = tuple(path for leaf in leaves for path in leaf.files)
+
+    def read(self, numbers: np.ndarray, room: int) -> Params:
+        return jax.tree.map(lambda leaf: leaf.read(numbers, room), self._columns)
+
+
+class _Items:
+    """A data set that gives examples by their numbers: pytrees of numbers and arrays."""
+
+    def __init__(self, items: Any, files: Sequence[Path]):
+        self._items, self.num, self.files = items, len(items), tuple(files)
+        self._first, self._structure = self._example(0)
+
+    def _example(self, number: int) -> tuple[list[np.ndarray], Any]:
+        try:
+            example = self._items[number]
+            leaves, structure = jax.tree.flatten(example)
+            return [np.asarray(leaf) for leaf in leaves], structure
+        except Exception as error:  # Whatever a user's class raises.
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            raise InputError(f"example {number} of data could not be read ({reason})") from error
+
+    def read(self, numbers: np.ndarray, room: int) -> Params:
+        found = [_blank(room, leaf.shape, leaf.dtype) for leaf in self._first]
+        for place, number in enumerate(numbers.tolist()):
+            leaves, structure = self._example(number)
+            is_same = structure == self._structure and all(
+                leaf.shape == like.shape and np.can_cast(leaf.dtype, like.dtype)
+                for leaf, like in zip(leaves, self._first, strict=True)
+            )
+            if not is_same:
+                raise InputError(f"example {number} of data has another form than example 0")
+            for leaf, into in zip(leaves, found, strict=True):
+                into[place] = leaf
+        return jax.tree.unflatten(self._structure, found)
+
+
+class Stored:
+    """Examples in files, which are read by their numbers.
+
+    Two of the same files are equal: of equal names, sizes and times, with equal examples in
+    `SAMPLED` places.
+
+    Attributes:
+      num: Number of examples, n.
+      first: Example 0, leaves `[1, ...]`.
+      row_bytes: Bytes of an example.
+    """
+
+    def __init__(self, source: _Source):
+        """Open the files, and read a few examples."""
+        self._source, self.num = source, source.num
+        if self.num == 0:
+            raise ConfigError("number of examples in data", 0, "at least 1")
+        self._known = {path: _state_of(path) for path in source.files}
+        places = np.unique(np.linspace(0, self.num - 1, SAMPLED).astype(np.int64))
+        sampled = source.read(places, len(places))
+        for leaf in jax.tree.leaves(sampled):
+            if leaf.dtype.kind not in "biuf":
+                raise ConfigError("type of examples in data", str(leaf.dtype), "a kind of number")
+        kinds = {leaf.dtype for leaf in jax.tree.leaves(sampled)}
+        self._kinds = {kind: np.dtype(jax.dtypes.canonicalize_dtype(kind)) for kind in kinds}
+        self.first = self._checked(jax.tree.map(lambda leaf: leaf[:1], sampled), 1)
+        self.row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.first))
+        digest = hashlib.sha256(repr((self.num, self._known)).encode())
+        for leaf in jax.tree.leaves(sampled):
+            digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
+        self._identity = digest.hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __repr__(self) -> str:
+        return f"Stored({self.num} examples, {self._identity})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stored) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def read(self, numbers: np.ndarray, room: int = 0) -> Params:
+        """Read some examples.
+
+        Args:
+          numbers: `i64[R]`, their numbers, which rise.
+          room: Rows of the arrays; R if it is less.
+
+        Returns:
+          Leaves `[R or room, ...]`; rows after the first R mean nothing.
+
+        Raises:
+          InputError: If a file is missing, has changed, or cannot be read.
+        """
+        self._check_files()
+        read = self._source.read(numbers, max(room, len(numbers)))
+        return self._checked(read, len(numbers))
+
+    @property
+    def targets(self) -> "Stored | None":
+        """The second parts of examples that are pairs and lie apart; otherwise None."""
+        tree = getattr(self._source, "tree", None)
+        return Stored(_Columns(tree[1])) if isinstance(tree, tuple) and len(tree) == 2 else None
+
+    def alone(self, room: int) -> Params:
+        """Put example 0 into the first row of arrays, without reading it again.
+
+        Args:
+          room: Rows of the arrays.
+
+        Returns:
+          Leaves `[room, ...]`; the other rows mean nothing.
+        """
+
+        def first(leaf: np.ndarray) -> np.ndarray:
+            return _put(_blank(room, leaf.shape[1:], leaf.dtype), leaf)
+
+        return jax.tree.map(first, self.first)
+
+    def _check_files(self) -> None:
+        """Check that the files are those that were opened."""
+        for path, known in self._known.items():
+            if _state_of(path) != known:
+                raise InputError(
+                    f"{path} has changed since the run opened it; it must stay as it is"
+                )
+
+    def _checked(self, read: Params, num: int) -> Params:
+        """Convert the first examples to types of JAX, if these are finite and fit."""
+
+        def converted(leaf: np.ndarray) -> np.ndarray:
+            kind = self._kinds[leaf.dtype]
+            if kind.kind == "f" and not np.isfinite(leaf[:num]).all():
+                raise InputError("data have nan or inf among them")
+            if kind == leaf.dtype:
+                return leaf
+            found = _put(_blank(len(leaf), leaf.shape[1:], kind), leaf[:num])
+            if kind.kind in "iu" and (found[:num] != leaf[:num]).any():
+                raise InputError(
+                    f"its {self.num} examples have whole numbers that do not fit {kind}"
+                )
+            return found
+
+        return jax.tree.map(converted, read)
+
+    @functools.cached_property
+    def whole(self) -> Params:
+        """All examples, in memory: leaves `[n, ...]`."""
+        return jax.tree.map(jax.numpy.asarray, self.read(np.arange(self.num)))
+
+
+def _blank(num: int, shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Make an array `[num, ...]` that a CPU takes over without a copy, with any numbers."""
+    size = num * kind.itemsize * math.prod(shape)
+    raw = np.empty(size + ALIGNED, np.uint8)
+    first = -raw.ctypes.data % ALIGNED
+    return raw[first : first + size].view(kind).reshape(num, *shape)
+
+
+def _put(into: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Write examples into the first rows of an array, and return it."""
+    into[: len(rows)] = rows
+    return into
+
+
+@contextlib.contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Say in one sentence that a file cannot be read."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path} could not be read as data ({reason})") from error
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    """Return the size of a file, and the time at which it was written."""
+    with _reported(path):
+        found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+@checked
+def stored(data: Any, *, split: str = "train") -> Stored:
+    """Open examples in files, which are read when they are needed.
+
+        examples = stored((np.ones((5, 2), "float32"), np.arange(5)))  # or paths of two files
+        assert examples.num == 5 and examples.read(np.array([3]))[1] == [3]
+
+    Args:
+      data: A file of NumPy; a pytree of such files, of memory maps or of arrays; a folder of such
+        files, whose examples are pairs if they are called inputs.npy and targets.npy, and otherwise
+        dicts with the names of the files; a folder in which tensorflow-datasets has prepared a
+        data set as ArrayRecord; or anything with `__len__` and `__getitem__`, such as a data set of
+        PyTorch, whose examples are pytrees of numbers and arrays.
+      split: Which part of a data set of tensorflow-datasets.
+
+    Returns:
+      The examples.
+
+    Raises:
+      ConfigError: If the data are none of these, or not of numbers.
+      InputError: If a file cannot be read.
+    """
+    if not isinstance(data, str | os.PathLike):
+        leaves = jax.tree.leaves(data)
+        if leaves and all(isinstance(x, str | os.PathLike | np.ndarray) for x in leaves):
+            return Stored(_Columns(data))
+        if hasattr(type(data), "__getitem__") and hasattr(type(data), "__len__"):
+            return Stored(_Items(data, ()))
+        allowed = "files, memory maps, or something with __len__ and __getitem__"
+        raise ConfigError("data", type(data).__name__, allowed)
+    path = Path(data)
+    if not path.is_dir():
+        return Stored(_Columns(path))
+    files = {each.stem: each for each in sorted(path.glob("*.npy"))}
+    if files:
+        is_pair = files.keys() == PAIR
+        return Stored(_Columns((files["inputs"], files["targets"]) if is_pair else files))
+    import tensorflow_datasets as tfds
+
+    try:
+        source = tfds.builder_from_directory(path).as_data_source(split=split)
+    except Exception as error:  # Whatever tensorflow-datasets raises.
+        reason = str(error).strip().split("\n")[0]
+        allowed = f"a folder of .npy files or of tensorflow-datasets as ArrayRecord ({reason})"
+        raise ConfigError("data", str(path), allowed) from error
+    return Stored(_Items(source, sorted(each for each in path.iterdir() if each.is_file())))
