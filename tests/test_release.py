@@ -77,7 +77,7 @@ def test_the_oldest_and_the_newest_versions_are_tested() -> None:
     assert [command for _, command in jobs] == [
         "./scripts/test",
         "./scripts/test --oldest",
-        "VENV=.venv-newest CONSTRAINTS=/dev/null ./scripts/test",
+        "./scripts/test --newest",
     ]
 
 
