@@ -201,7 +201,7 @@ def test_what_is_known_before_compiling_changes_no_result(
 class Merged(SimpleNamespace):
     """A program as JAX 0.11 and later have them: with constants, and its own body."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
     jaxpr = property(lambda self: self)
 
 

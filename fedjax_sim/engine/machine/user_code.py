@@ -341,7 +341,8 @@ def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
         if isinstance(value, Jaxpr | ClosedJaxpr):
             if id(value) not in known:
                 # From JAX 0.11 on both are one class, with a `jaxpr` that is the program again.
-                body, consts = getattr(value, "jaxpr", value), getattr(value, "consts", ())
+                body = value.jaxpr if isinstance(value, ClosedJaxpr) else value
+                consts = getattr(value, "consts", ())
                 known[id(value)] = _parts_of_jaxpr(body, of), *map(of, consts)
             return known[id(value)]
         if type(value) in (tuple, list):
