@@ -45,6 +45,7 @@ traced. Results have JAX's default float type, which is 64-bit where that is ena
 """
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, NamedTuple
 
@@ -142,7 +143,7 @@ class StepCounts:
         """Compute E[X], `f[...]`: FAVANO's deterministic reweighting, eq. (3). Derived."""
         return jnp.sum(self.at_least(max_steps), axis=-1)
 
-    def _arrays(self) -> list[Array]:
+    def _arrays(self) -> Sequence[Array]:
         """Rate, contact probability and time of a round, as floats of one shape."""
         numbers = self.rate, self.contact_probability, self.round_time
         return jnp.broadcast_arrays(*(jnp.asarray(number, float) for number in numbers))

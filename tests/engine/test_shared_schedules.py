@@ -3,12 +3,14 @@
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import fedjax_sim
 from fedjax_sim import Plan
@@ -16,8 +18,8 @@ from fedjax_sim.clients import local_training
 from fedjax_sim.core.batching import look_ahead
 from fedjax_sim.core.settings import full_name, value_of
 from fedjax_sim.core.types import Event, Facts
+from fedjax_sim.engine.machine import user_code
 from fedjax_sim.engine.machine.processes import hash_programs
-from fedjax_sim.engine.machine.user_code import number_of_program
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import Schedules, draw_timelines, read_timeline
 from fedjax_sim.engine.planning.schedule import lay_out, without_repetition
@@ -196,15 +198,53 @@ def test_what_is_known_before_compiling_changes_no_result(
     assert int(counted.executed) == (9 if runs_its_own_steps else 20)
 
 
-def test_programs_are_told_apart_by_their_constants() -> None:
-    """Also by those of a program inside; names, and the order of equal traces, do not matter."""
+class Merged(SimpleNamespace):
+    """A program as JAX 0.11 and later have them: with constants, and its own body."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    jaxpr = property(lambda self: self)
+
+
+def merged(value: Any) -> Any:
+    """Convert a program, and those inside it."""
+    if isinstance(value, tuple):
+        return tuple(map(merged, value))
+    if not isinstance(value, Jaxpr | ClosedJaxpr):
+        return value
+    body = getattr(value, "jaxpr", value)
+    equations = [
+        SimpleNamespace(
+            primitive=each.primitive,
+            invars=each.invars,
+            outvars=each.outvars,
+            params={name: merged(param) for name, param in each.params.items()},
+        )
+        for each in body.eqns
+    ]
+    consts = getattr(value, "consts", ())
+    variables = {name: getattr(body, name) for name in ("constvars", "invars", "outvars")}
+    return Merged(eqns=equations, consts=consts, **variables)
+
+
+@pytest.mark.parametrize("is_merged", [False, True], ids=["of this JAX", "one class"])
+def test_programs_are_told_apart_by_their_constants(
+    is_merged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by those of a program inside; names, and the order of equal traces, do not matter.
+
+    JAX before 0.11 has a class for programs without constants and one for those with them.
+    """
+    if is_merged:
+        monkeypatch.setattr(user_code, "Jaxpr", Merged)
+        monkeypatch.setattr(user_code, "ClosedJaxpr", Merged)
 
     def told(table: np.ndarray, factor: float = 2.0) -> tuple[str, int]:
         def step(carry: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
             return carry + jnp.asarray(table).sum(), carry * factor
 
         traced = jax.jit(lambda x: jax.lax.scan(step, x, None, 3)).trace(1.0)
-        return hash_programs(traced.lower()), number_of_program(traced.jaxpr)
+        program = merged(traced.jaxpr) if is_merged else traced.jaxpr
+        return hash_programs(traced.lower()), user_code.number_of_program(program)
 
     table = np.arange(2000.0, dtype="float32")
     changed = table.copy()

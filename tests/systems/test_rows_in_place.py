@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Event, Layout, Plan
+from fedjax_sim.core import trees
 from fedjax_sim.core.events import DRAWN
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine.shares import listed
@@ -76,11 +77,7 @@ def operations(program: Any) -> float:
     total = 0.0
     for equation in program.eqns:
         (out, *_), name = (var.aval for var in equation.outvars), equation.primitive.name
-        inner = [
-            operations(getattr(each, "jaxpr", each))
-            for each in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "jaxpr"))
-            if hasattr(each, "jaxpr") or hasattr(each, "eqns")
-        ]
+        inner = [*map(operations, trees.programs_within(equation))]
         if inner:
             total += sum(inner) * (equation.params["length"] if name == "scan" else 1)
         elif name == "dot_general":

@@ -341,8 +341,9 @@ def parts_of_program(program: ClosedJaxpr, results: object) -> Hashable:
     def of(value: Any) -> Hashable:
         if isinstance(value, Jaxpr | ClosedJaxpr):
             if id(value) not in known:
-                consts = getattr(value, "consts", ())  # From JAX 0.11 on both are one class.
+                # From JAX 0.11 on both are one class, with a `jaxpr` that is the program again.
                 body = value.jaxpr if isinstance(value, ClosedJaxpr) else value
+                consts = getattr(value, "consts", ())
                 known[id(value)] = _parts_of_jaxpr(body, of), *map(of, consts)
             return known[id(value)]
         if type(value) in (tuple, list):
