@@ -97,8 +97,9 @@ def load(
     Args:
       name: One of `names()`. For your own file, give its path; the prefix `npz:` may be left out
         if the path ends in `.npz`. The set is then named after the file.
-      data_dir: Folder with the raw files of a fetched set, which are then not downloaded. The files
-        must be there, but are not read if the cache already holds the set. Other sets ignore it.
+      data_dir: Folder with the raw files of a fetched set, which are then not downloaded, or with a
+        folder of its name that has them. The files must be there, but are not read if the cache
+        already holds the set. Other sets ignore it.
       cache_dir: Folder in which fetched sets are kept. By default the folder in the environment
         variable FEDJAX_SIM_CACHE, otherwise `~/.cache/fedjax_sim`.
 

@@ -230,6 +230,9 @@ def _find_or_prepare(asked: _Asked, prepare: Callable[[_Asked], dict[str, np.nda
       ConfigError: As `fetch`, or if the file is damaged.
     """
     name, source, data_dir, cache = asked
+    if data_dir and (data_dir / name).is_dir():
+        data_dir = data_dir / name
+        asked = asked._replace(data_dir=data_dir)
     missing = [file for file in source.raw_files if data_dir and not (data_dir / file).is_file()]
     if missing:
         allowed = f"a folder with the raw files of {name} ({missing[0]} is missing)"

@@ -331,8 +331,9 @@ def describe_metrics(curves: "xr.Dataset", problems: Sequence[AnyProblem]) -> "x
     """
     distinct = list({id(problem): problem for problem in problems}.values())
     # Looked up without a problem's `__getattr__`, which may raise anything.
-    for problem in distinct:
-        for name in problem.chance() if trees.has(problem, "chance") else ():
+    known: list[Any] = [each for each in distinct if trees.has(each, "chance")]
+    for problem in known:
+        for name in problem.chance():
             if name in curves:
                 curves[name].attrs["has_chance"] = 1
     names = "metric_labels", "less_is_better"

@@ -49,8 +49,10 @@ def test_raw_files_come_back_as_arrays_and_are_prepared_once(raw, tmp_path, monk
 
 
 def test_prepared_set_is_read_without_raw_files_or_network(raw, tmp_path, monkeypatch):
-    folder, _ = raw
-    got = datasets.load("mnist", data_dir=folder, cache_dir=tmp_path / "cache")
+    """The raw files lie in a folder of several sets, each in one of its name."""
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "mnist").symlink_to(raw[0])
+    got = datasets.load("mnist", data_dir=tmp_path / "sets", cache_dir=tmp_path / "cache")
     (tmp_path / "cache" / "mnist.npz").unlink()
     monkeypatch.setattr(fetched.urllib.request, "urlopen", None)
     again = datasets.load("mnist", cache_dir=tmp_path / "cache")
