@@ -287,6 +287,13 @@ def test_the_face_loads_what_is_asked_for() -> None:
         fedjax_sim.swep  # noqa: B018
 
 
+def test_the_modules_of_the_core_are_loaded_from_the_face_first_of_all() -> None:
+    script = "import fedjax_sim; print(*(getattr(fedjax_sim, each).__name__ for each in {}))"
+    names = [name for name in ("types", *fedjax_sim.CORE) if name in fedjax_sim.__all__]
+    found = run_python(script.format(names)).split()
+    assert found == [f"fedjax_sim.core.{name}" for name in names]
+
+
 @pytest.mark.parametrize("old", fedjax_sim.MOVED)
 def test_an_old_address_gets_the_new_one(old: str) -> None:
     new = f"fedjax_sim.{fedjax_sim.MOVED[old]}"

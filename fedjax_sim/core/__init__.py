@@ -11,3 +11,20 @@
 - `targets`: the device that a program is compiled for.
 - `lifecycle`: exit codes, stops, and folders that stay readable.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    [
+        "batching",
+        "clocks",
+        "events",
+        "lifecycle",
+        "settings",
+        "streams",
+        "targets",
+        "trees",
+        "types",
+    ],
+)

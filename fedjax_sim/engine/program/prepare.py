@@ -9,7 +9,6 @@
 Dimension letters: those of `fedjax_sim.core.types`; `D` schedules, `V` evaluations.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
@@ -21,6 +20,7 @@ from jax.extend.core import ClosedJaxpr
 
 from fedjax_sim.core import lifecycle, trees, types
 from fedjax_sim.core.settings import ConfigError, alternatives_in
+from fedjax_sim.datasets import Stored
 from fedjax_sim.engine.machine import processes, user_code
 from fedjax_sim.engine.planning import budgets, drawing, lanes, schedule
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
@@ -88,8 +88,11 @@ class Planned:
           drawn: The timelines and their ticks, if they are known.
           row: `i64[L]`, the number of each lane's timeline, if these are the caller's own.
         """
-        self.group, layout = open_files(group, options.layout)
-        self.system, self.options = system, dataclasses.replace(options, layout=layout)
+        problem: Any = group[0].problem
+        # A problem that hands on another one's attributes would be lost in it.
+        if hasattr(type(problem), "stored") and isinstance(problem.stored, Stored):
+            group, options = open_files(group, options)
+        self.system, self.group, self.options = system, group, options
         self.budget = options.budget
         self.draw(drawn, row)
         self.store(longest, per_eval)

@@ -330,30 +330,20 @@ class _ReplayedLane:
             return carry.output
         return self.lane.algorithm.model(self.lane.learnt(carry.state))
 
-    def advance(self, carry: Carry, runs: types.Array | None = None) -> tuple[Carry, Evaluated]:
-        """Replay a chunk. runs: `bool[]`, whether the lane goes on; None if none is stopped."""
+    def advance(
+        self, carry: Carry, runs: types.Array | None = None, *, is_checked: bool = False
+    ) -> tuple[Carry, Evaluated]:
+        """Replay a chunk.
+
+        Args:
+          carry: The carry.
+          runs: `bool[]`, whether the lane goes on; None if none is stopped.
+          is_checked: Whether it is checked already that examples are in their window.
+        """
         if runs is not None:
             return opened.take_if(runs, self.advance, carry)
-        if self.program.window:
+        if self.program.window and not is_checked:
             return self.within_window(carry)
-        return self.chunk(carry)
-
-    def within_window(self, carry: Carry) -> tuple[Carry, Evaluated]:
-        """Replay a chunk, and tell whether it looked up an example that is not in its window."""
-        lane: Any = self.lane
-
-        def chunk(data: Any, carry: Carry) -> tuple[Carry, Evaluated]:
-            problem = dataclasses.replace(lane.problem, data=data)
-            same = type(lane)(lane.system, problem, lane.hyper, lane.key, lane.plan)
-            return dataclasses.replace(self, lane=same).chunk(carry)
-
-        data, window = lane.problem.data, self.program.window
-        (carry, (observed, totals)), outside = reads.checked(chunk, data, window, carry)
-        carry = opened.nan_if(carry, [outside])
-        return carry, (observed, {**totals, OUTSIDE: outside[None].astype("int32")})
-
-    def chunk(self, carry: Carry) -> tuple[Carry, Evaluated]:
-        """Replay a chunk."""
         if self.tables.until is not None:
             # Limits belong to the schedule: states begin without them.
             until = jax.tree.map(lambda leaf: look_up(leaf, (self.row,)), self.tables.until)
@@ -362,6 +352,20 @@ class _ReplayedLane:
             return self.stretch(carry)
         evaluations = jnp.arange(self.program.chunk[0], dtype="int32")
         return jax.lax.scan(self.evaluation, carry, evaluations)
+
+    def within_window(self, carry: Carry) -> tuple[Carry, Evaluated]:
+        """Replay a chunk, and tell whether it looked up an example that is not in its window."""
+        lane: Any = self.lane
+
+        def chunk(data: Any, carry: Carry) -> tuple[Carry, Evaluated]:
+            problem = dataclasses.replace(lane.problem, data=data)
+            same = type(lane)(lane.system, problem, lane.hyper, lane.key, lane.plan)
+            return dataclasses.replace(self, lane=same).advance(carry, is_checked=True)
+
+        data, window = lane.problem.data, self.program.window
+        (carry, (observed, totals)), outside = reads.checked(chunk, data, window, carry)
+        carry = opened.nan_if(carry, [outside])
+        return carry, (observed, {**totals, OUTSIDE: outside[None].astype("int32")})
 
     def stretch(self, carry: Carry) -> tuple[Carry, Evaluated]:
         """Replay a chunk that is a stretch of ticks up to the next evaluation, or not so far."""

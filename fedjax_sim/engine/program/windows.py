@@ -22,13 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import batching, trees, types
+from fedjax_sim.core import batching, types
 from fedjax_sim.core.lifecycle import write_bytes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.planning.lanes import Lane, Lanes
 from fedjax_sim.engine.planning.schedule import Schedule
 from fedjax_sim.engine.program import opened, reads
+from fedjax_sim.engine.request import Options
 
 SHARE = 0.5
 """Share of the free memory that windows may take if nothing else is asked for."""
@@ -36,24 +37,21 @@ TOGETHER = 2
 """Windows in memory at a time: of the chunk that runs, and of the next."""
 
 
-def open_files(group: list[Lane], layout: types.Layout) -> tuple[list[Lane], types.Layout]:
+def open_files(group: list[Lane], options: Options) -> tuple[list[Lane], Options]:
     """Put examples that lie in files into memory, or make room for windows.
 
     Args:
-      group: Lanes of equal static settings and shapes.
-      layout: The layout; `window` says how many bytes windows may take together.
+      group: Lanes of equal static settings and shapes, with problems whose data lie in files.
+      options: The options; `layout.window` says how many bytes windows may take together.
 
     Returns:
-      The lanes, and the layout with the bytes that are taken; both as they were if no data lie in
-      files.
+      The lanes, and the options with the bytes that are taken.
 
     Raises:
       ConfigError: If windows are asked for where they cannot be.
     """
     first: Any = group[0].problem
-    files = first.stored if trees.has(first, "within") else None
-    if files is None:
-        return group, layout
+    files, layout = first.stored, options.layout
     free = layout.window or int(SHARE * memory.free_here())
     num = free // files.row_bytes
     if num >= files.num:
@@ -67,6 +65,7 @@ def open_files(group: list[Lane], layout: types.Layout) -> tuple[list[Lane], typ
             allowed = "in memory on several processes, and with slots split over devices"
             raise ConfigError("data", str(files), allowed)
         layout = layout._replace(client_devices=1, window=free)
+        options = dataclasses.replace(options, layout=layout)
         # Placeholders take no memory.
         data = jax.tree.map(
             lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), (num + 1, *leaf.shape[1:])),
@@ -74,7 +73,7 @@ def open_files(group: list[Lane], layout: types.Layout) -> tuple[list[Lane], typ
         )
     different = {id(lane.problem): lane.problem for lane in group}
     made = {key: problem.within(data, num) for key, problem in different.items()}  # type: ignore
-    return [lane._replace(problem=made[id(lane.problem)]) for lane in group], layout
+    return [lane._replace(problem=made[id(lane.problem)]) for lane in group], options
 
 
 class Window(NamedTuple):
