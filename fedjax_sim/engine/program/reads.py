@@ -286,8 +286,3 @@ def checked(function: Callable[..., Any], data: Any, window: int, *given: Any) -
 def note_rows(flags: Array, positions: Array) -> Array:
     """Mark the examples at some positions, `i32[...]`: the next flags, `bool[n]`."""
     return flags.at[positions.reshape(-1)].set(True)
-
-
-def as_rows(leaf: Any, rows: Sequence[Any]) -> bool:
-    """Tell whether a leaf is one of some arrays of examples."""
-    return any(leaf is each for each in rows)
