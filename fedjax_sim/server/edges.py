@@ -242,7 +242,7 @@ class EdgeWire(Wire):
       members: The messages between clients and their local servers.
     """
 
-    Coding, Aggregation = EdgeCoding, EdgeAggregation
+    _Coding, _Aggregation = EdgeCoding, EdgeAggregation
 
     def __init__(
         self, problem: Losses, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False

@@ -175,7 +175,7 @@ class Wire:
       sum: The method of `rule`, and so are `mean` and `mean_with_server`.
     """
 
-    Coding, Aggregation = stages.Coding, stages.Aggregation
+    _Coding, _Aggregation = stages.Coding, stages.Aggregation
 
     def __init__(
         self,
@@ -204,10 +204,10 @@ class Wire:
         senders = self.senders = Senders(number, hyper.adversary, can_repeat)
         self.noise = stages.LocalNoise(messages.local_privacy, senders)
         self.attack = stages.Forgery(hyper.adversary.attack, senders)
-        self.code = self.Coding(messages.compression, senders, messages.error_feedback)
+        self.code = self._Coding(messages.compression, senders, messages.error_feedback)
         kind = getattr(hyper, "privacy", privacy.NoPrivacy())
         self.privacy = stages.PrivateSum(kind, senders, hyper)
-        self.rule = self.Aggregation(hyper.aggregator, senders, train is not None)
+        self.rule = self._Aggregation(hyper.aggregator, senders, train is not None)
         self.downlink = stages.Downlink(messages.downlink, senders)
         self.sum, self.mean = self.rule.sum, self.rule.mean
         self.mean_with_server = self.rule.mean_with_server

@@ -121,6 +121,9 @@ class Criterion:
 
         Args:
           curves: Curves of a sweep, as in `values`.
+
+        Returns:
+          A bool for each lane, with the dimensions of lanes.
         """
         return (curves["collapsed_at"] >= 0) & bool(curves[self.metric].attrs.get(CHANCE))
 
