@@ -497,7 +497,7 @@ def command(module: str, *words: str) -> str:
 
 def is_em(name: str) -> bool:
     """Return whether a system is one of expectation maximisation."""
-    return name in ("em", "fedem", "vr_fedem")
+    return name in ("em", "fedem", "vr_fedem", "async_fedem")
 
 
 def draw(system: Any, hyper: Any) -> Any:

@@ -313,6 +313,16 @@ PROBLEMS: dict[str, Callable[..., Made]] = {
 }
 
 
+OF_SYSTEMS = {
+    "mimelite": {"gradient": "minibatch"},
+    "qfedavg": {"client_losses": "minibatch"},
+    "tifl": {"num_selected": 1},
+    "fedat": {"num_selected": 1},
+}
+"""Settings with which systems run on the tiny problem. FedBN needs a network with norms, and
+VR-DIANA a problem with `client_loss`."""
+
+
 def _tiny(name: str) -> dict[str, Any]:
     """Return arguments of `sweep` for any system on a tiny problem."""
     import fingerprint
@@ -323,13 +333,11 @@ def _tiny(name: str) -> dict[str, Any]:
     system = fedjax_sim.SYSTEMS[name]
     few = {"num_clients": fingerprint.NUM_CLIENTS, "batch_size": 2, "num_selected": 4}
     few |= {"concurrency": 5, "buffer_size": 4}
-    settings = {key: few[key] for key in few if key in system.Hyper.__dataclass_fields__}
-    if name == "fedasync":
-        del settings["buffer_size"]
-    known, idle = names_of(system.Hyper), idle_of(system.Hyper(**settings))
+    known = names_of(system.Hyper)
+    settings = {key: few[key] for key in few if key in known}
+    idle = idle_of(system.Hyper(**settings))
     settings = {key: value for key, value in settings.items() if known[key] not in idle}
-    if name == "mimelite":
-        settings["gradient"] = "minibatch"
+    settings |= OF_SYSTEMS.get(name, {})
     if name in fingerprint.LAYOUT_SYSTEMS:
         settings |= fingerprint.LAYOUT_SYSTEMS[name][0]
     problem = fingerprint.tiny_problem(fingerprint.is_em(name), "float32")
