@@ -26,10 +26,11 @@ from fedjax_sim.timelines import (
     draw_client_speeds,
     draw_runtimes,
     presets,
+    read_client_table,
     schedule_cohort_rounds,
     schedule_contacts,
 )
-from fedjax_sim.timelines.delays.laws import read_client_table, update_time
+from fedjax_sim.timelines.delays.laws import update_time
 
 SPREAD_LAWS = tuple(name for name, law in LAWS.items() if law.spreads)
 CONTACTS = presets.preset(Contacts, presets.FAVANO)
