@@ -20,7 +20,6 @@ from jax.extend.core import ClosedJaxpr
 
 from fedjax_sim.core import lifecycle, trees, types
 from fedjax_sim.core.settings import ConfigError, alternatives_in
-from fedjax_sim.datasets import Stored
 from fedjax_sim.engine.machine import processes, user_code
 from fedjax_sim.engine.planning import budgets, drawing, lanes, schedule
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
@@ -90,7 +89,8 @@ class Planned:
         """
         problem: Any = group[0].problem
         # A problem that hands on another one's attributes would be lost in it.
-        if hasattr(type(problem), "stored") and isinstance(problem.stored, Stored):
+        has_files = all(hasattr(type(problem), name) for name in ("stored", "within"))
+        if has_files and problem.stored is not None:
             group, options = open_files(group, options)
         self.system, self.group, self.options = system, group, options
         self.budget = options.budget
