@@ -333,7 +333,7 @@ REFUSED: list[tuple[Clients, str]] = [
     *(
         (
             CLIENTS(**THREE, **{name: value}),
-            f"delays.{name} is {value!r}, but must be left at {default!r} with a table of clients, "
+            f"delays.{name} is {value!r}, but must be left at {default} with a table of clients, "
             "where it has no effect",
         )
         for name, value, default in (
