@@ -44,13 +44,14 @@ RUNS = {
     "favano-fig6": Queued("favano/fig6"),
     "favano-fig7": Queued("favano/fig7", is_on_cifar10=False),
 }
-"""By the name of the folder. On one H200 with TF32, beside each other: nine minutes for five seeds
-of the first, of which the one lane of Algorithm 1's formula takes three; nine for the second, two
-for the third, and four each for five seeds of fald's two data sets. favano/fig3a compiles for over
-five minutes.
+"""The runs by the names of their folders.
 
-favano/fig3b is a day's work: 6,000 of a ResNet's updates a run on TinyImageNet, which are not kept
-as one file."""
+Times on one H200 in TF32, while others ran beside: nine minutes for five seeds of the first, three
+of them for the one lane of Algorithm 1's formula; nine minutes for the second; two for the third;
+four for five further seeds on each of the two data sets of fald/fig3_4. favano/fig3a had not begun
+its first step after three minutes. favano/fig3b is not in the list: it takes a day, with 6,000
+updates of a ResNet on TinyImageNet, whose images are not kept as one file.
+"""
 
 
 def run(given: argparse.Namespace) -> None:

@@ -131,7 +131,7 @@ def _of_dataset(dataset: str, unknown: Sizes) -> Sizes:
 
 
 def panel_of(size: Sizes) -> str:
-    """Name under which runs on CIFAR-10 are kept beside those on its substitute."""
+    """Name of the panel of a record: "cifar10" for runs on CIFAR-10, and none for other data."""
     return "cifar10" if Path(size.dataset).stem.startswith("cifar10") else ""
 
 

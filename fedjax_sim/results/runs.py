@@ -638,7 +638,7 @@ def warn_of_lanes(curves: "xr.Dataset") -> None:
 
 
 def sentence_of(curves: "xr.Dataset", name: str, system: str) -> str:
-    """Say which lanes failed in one way; at most `NAMED` of them are named.
+    """Name the lanes that diverged, collapsed or were stopped, at most `NAMED`, in a sentence.
 
     Args:
       curves: The curves of a sweep.

@@ -2,9 +2,10 @@
 
     python scripts/benchmark.py beyond [--gigabytes 2] [--shares 1 0.5 0.1] [--limit 4] [--folder X]
 
-FedAvg on random bytes, examples of 3,072 bytes in a file of NumPy that is written first and holds
-no holes. Each share of the data runs in a process of its own, with all its anonymous memory limited
-(`RLIMIT_DATA`). The program waits for a window if this is not there when the chunk before is done.
+FedAvg on random bytes: examples of 3,072 bytes in a file of NumPy, which is written first, in full.
+A share is the memory for windows as a part of the data. Each share runs in its own process, and
+`--limit` bounds the memory of that process in GB (`RLIMIT_DATA`; what is mapped from files does not
+count). The program waits for a window if this is not there when the chunk before is done.
 Peak memory is the process's own: what the kernel keeps of the files does not count.
 """
 
@@ -109,7 +110,7 @@ def run(folder: Path, share: float, asked: argparse.Namespace) -> dict[str, Any]
 
 
 def main(words: list[str]) -> None:
-    """Measure each share of the data in a process of its own, and print a table."""
+    """Run each share in its own process, and print a table of the measurements."""
     parser = argparse.ArgumentParser(prog="benchmark.py beyond", description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the data")
     parser.add_argument("--shares", type=float, nargs="+", default=[1, 0.5, 0.1], help="of it")

@@ -30,7 +30,7 @@ SLOW = (
     "recorded_traces",
 )
 RUN_FIRST = ("question_to_table",)
-"""Pages whose commands write the files that their Python blocks read."""
+"""Pages of which the shell commands run first: the Python blocks read the files they write."""
 PAGES = [*GUIDES, ROOT / ".github" / "CONTRIBUTING.md", ROOT / "README.md"]
 CODE_AND_OUTPUT = re.compile(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", flags=re.DOTALL)
 COMMAND = re.compile(r"^fedjax-sim (.*)$", flags=re.MULTILINE)

@@ -96,7 +96,7 @@ def _equation(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple
 
 
 def _barred(value: Any) -> Any:
-    """Keep a value behind a barrier of its own, if it has one."""
+    """Put an optimization barrier around an array; leave `Rows` and `UNKNOWN` as they are."""
     is_array = value is not UNKNOWN and not isinstance(value, Rows)
     return jax.lax.optimization_barrier(value) if is_array else value
 
@@ -143,7 +143,7 @@ def _is_look_up(equation: JaxprEqn) -> bool:
 
 
 def _known(values: Sequence[Any]) -> list[bool]:
-    """Tell which values are arrays, and not unknown."""
+    """Flags of the values that are arrays: True for an array, False for `UNKNOWN`."""
     if any(isinstance(value, Rows) for value in values):
         raise NotKnownError("all examples are carried along")
     return [value is not UNKNOWN for value in values]
@@ -161,7 +161,7 @@ def _keep(flags: Sequence[bool], values: Sequence[Any]) -> list:
 
 
 def _flags(run: Callable[..., tuple[Sequence, Any]], *given: Any) -> list[bool]:
-    """Tell which results of a part of a program are known, without computing them."""
+    """Flags of the results of `run` that are arrays; it is traced and computes nothing."""
     found: list = []
     jax.eval_shape(lambda *given: found.extend(run(*given)[0]), *given)
     return _known(found)
