@@ -632,7 +632,7 @@ def warn_of_lanes(curves: "xr.Dataset") -> None:
       curves: The curves of a sweep.
     """
     for name, kind in KINDS.items():
-        if (curves[name] >= 0).any():
+        if (curves[name].values >= 0).any():
             sentence = sentence_of(curves, name, curves.attrs["system"])
             warnings.warn(sentence, kind, stacklevel=_frames_inside())
 
