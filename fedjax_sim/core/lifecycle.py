@@ -109,15 +109,17 @@ class Stopped(BaseException):
           saved: Whether the run's newest state was saved just before.
         """
         self.number = number
+        _Asked.ending = _Asked.listening  # A second signal must not end the ending.
         when = "after saving" if saved else "while no lane was running"
         super().__init__(f"stopped by {signal.Signals(number).name} {when}")
 
 
 class _Asked:
-    """The signal that asked to stop, if one did; whether stops wait; whether anybody listens."""
+    """The signal that asked to stop, if any; whether stops wait, work is ending, anybody listens."""
 
     number: int | None = None
     deferred: bool = False
+    ending: bool = False
     listening: bool = False
 
 
@@ -148,7 +150,7 @@ def listening() -> Iterator[None]:
 
     def note(number: int, frame: object) -> None:
         _Asked.number = number
-        if not _Asked.deferred:
+        if not _Asked.deferred and not _Asked.ending:
             raise Stopped(number, saved=False)
 
     def send_again(lost: "sys.UnraisableHookArgs") -> None:
@@ -158,6 +160,7 @@ def listening() -> Iterator[None]:
             hook(lost)
             return
         number = error.number if isinstance(error, Stopped) else signal.SIGINT
+        _Asked.ending = False
 
         def send() -> None:
             if _Asked.listening:
@@ -176,7 +179,7 @@ def listening() -> Iterator[None]:
     try:
         yield
     finally:
-        _Asked.listening, _Asked.number = False, None
+        _Asked.listening, _Asked.ending, _Asked.number = False, False, None
         sys.unraisablehook = hook
         for number, handler in earlier.items():
             signal.signal(number, handler)
@@ -212,11 +215,10 @@ def exit_code_of(program: str, work: Callable[[], object], *, resumes: bool = Tr
     """
     _end_with_parent()
     sentence, code = "", 0
-    with _usable_streams():
+    with _usable_streams(), listening():  # To the last word: a launcher may ask a second time.
         try:
-            with listening():
-                work()
-                sys.stdout.flush()
+            work()
+            sys.stdout.flush()
         except BrokenPipeError:
             poll = select.poll()
             poll.register(sys.stdout.fileno(), 0)

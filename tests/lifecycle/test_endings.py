@@ -12,6 +12,7 @@ import pytest
 from jax.experimental import multihost_utils
 
 from fedjax_sim.cli import main, plotting, training
+from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import (
     BAD_INPUT,
     EXIT_CODES,
@@ -147,6 +148,34 @@ def test_a_signal_ends_what_is_not_replaying(
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 10
     assert capsys.readouterr().err.count("\n") == 1
+    assert asked_to_stop() is None
+
+
+def test_a_second_signal_does_not_end_the_ending(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm signals all processes, and then a launcher asks its parts, which may be saying why."""
+    say, unheard = lifecycle.say, []
+
+    def work() -> None:
+        try:
+            at_once(signal.SIGUSR2)
+            time.sleep(20)
+        finally:
+            at_once(signal.SIGTERM)
+
+    def say_slowly(*words: str) -> None:
+        at_once(signal.SIGTERM)
+        time.sleep(0.01)
+        say(*words)
+
+    monkeypatch.setattr(lifecycle, "say", say_slowly)
+    before = signal.signal(signal.SIGTERM, lambda *_: unheard.append(1))
+    try:
+        assert exit_code_of("test", work) == STOPPED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "stopped by SIGUSR2" in capsys.readouterr().err and not unheard
     assert asked_to_stop() is None
 
 
