@@ -115,7 +115,7 @@ class Stopped(BaseException):
 
 
 class _Asked:
-    """The signal that asked to stop, if any; whether stops wait, work is ending, anybody listens."""
+    """The signal that asked to stop, if any; whether stops wait, work ends, anybody listens."""
 
     number: int | None = None
     deferred: bool = False
