@@ -56,7 +56,9 @@ _arrays: dict[int, Hashable] = {}
 _last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
 """When code was last asked for, how long its trace took, and its number."""
 
-_of_call: ContextVar[dict[Hashable, int] | None] = ContextVar("of_call", default=None)
+_of_call: ContextVar[dict[Hashable, tuple[int, object]] | None] = ContextVar(
+    "of_call", default=None
+)
 """Numbers of the code in the call that is under way, in which nobody edits code.
 
 A context variable and no argument, because it only spares traces and decides no number: every
@@ -95,10 +97,17 @@ def number_of_code(
       facts: What else decides the program.
       may_rest: Whether a slow trace need not be repeated soon; the user is then told so.
     """
+    of_call, objects = _of_call.get(), (*map(id, used), facts)
+    if of_call is not None and objects in of_call:
+        return of_call[objects][0]
     is_users, parts = _look_through(used)
-    if not is_users:
-        return _number(parts) if parts else 0
-    return _number_of_users(trace, parts, used, facts, may_rest)
+    if is_users:
+        number = _number_of_users(trace, parts, used, facts, may_rest)
+    else:
+        number = _number(parts) if parts else 0
+    if of_call is not None:
+        of_call[objects] = number, used  # Kept, so that nothing else gets their addresses.
+    return number
 
 
 def _number_of_users(
@@ -109,7 +118,7 @@ def _number_of_users(
     asked = parts, trees.typed_structure(used), forms, jax.dtypes.result_type(float), facts
     of_call = _of_call.get()
     if of_call is not None and asked in of_call:
-        return of_call[asked]
+        return of_call[asked][0]
     now = time.monotonic()
     asked_at, seconds, number = _last.pop(asked, (0.0, 0.0, 0))
     if may_rest and seconds > SLOW[0] and now - asked_at < SLOW[1] * seconds:
@@ -122,7 +131,7 @@ def _number_of_users(
     else:
         number, seconds = _number_of_trace(trace, parts, used)
     if of_call is not None:
-        of_call[asked] = number
+        of_call[asked] = number, None
     if may_rest and seconds > SLOW[0]:
         _last[asked] = now, seconds, number
     while len(_last) > MOST_NUMBERED:
@@ -260,8 +269,8 @@ def _is_fixed(module: str) -> bool:
 
 
 _members_lock = threading.RLock()
-_members: "weakref.WeakKeyDictionary[type, list[object]]" = weakref.WeakKeyDictionary()
-"""Members of classes of this package, as they were when nothing of them was a user's."""
+_members: "weakref.WeakKeyDictionary[type, tuple[list, list]]" = weakref.WeakKeyDictionary()
+"""Members of classes of this package, and their addresses, when nothing of them was a user's."""
 
 
 def _replaced(kind: type) -> list[object]:
@@ -271,9 +280,10 @@ def _replaced(kind: type) -> list[object]:
         if not base.__module__.startswith(OWN):
             continue
         members = list(vars(base).values())
+        addresses = [*map(id, members)]
         with _members_lock:  # Another thread must not see what is not looked through yet.
-            if [*map(id, members)] != [*map(id, _members.get(base, ()))]:
-                _members[base] = members
+            if base not in _members or addresses != _members[base][1]:
+                _members[base] = members, addresses
                 if any(_look_through((each,))[0] for each in members):
                     del _members[base]
                     found += members
@@ -312,8 +322,10 @@ def _inside(value: object) -> Iterator[object]:
     kind = type(value)
     if issubclass(kind, HOLDERS):
         yield from gc.get_referents(value)
-    with contextlib.suppress(AttributeError):
+    try:
         yield from object.__getattribute__(value, "__dict__").values()
+    except AttributeError:
+        pass
     for member in _slots_of(kind):  # type: ignore[arg-type]
         with contextlib.suppress(AttributeError):  # Not assigned yet.
             yield member.__get__(value, kind)
