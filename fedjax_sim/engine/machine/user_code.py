@@ -59,7 +59,7 @@ _last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
 _of_call: ContextVar[dict[Hashable, tuple[int, object]] | None] = ContextVar(
     "of_call", default=None
 )
-"""Numbers of the code in the call that is under way, in which nobody edits code.
+"""Numbers of the code in the call that is under way, in which nobody edits code, and its objects.
 
 A context variable and no argument, because it only spares traces and decides no number: every
 function between a caller and a schedule would pass it on.
@@ -322,10 +322,8 @@ def _inside(value: object) -> Iterator[object]:
     kind = type(value)
     if issubclass(kind, HOLDERS):
         yield from gc.get_referents(value)
-    try:
+    with contextlib.suppress(AttributeError):
         yield from object.__getattribute__(value, "__dict__").values()
-    except AttributeError:
-        pass
     for member in _slots_of(kind):  # type: ignore[arg-type]
         with contextlib.suppress(AttributeError):  # Not assigned yet.
             yield member.__get__(value, kind)
