@@ -552,5 +552,6 @@ RELIED_ON = (
     *((stage.name, stage.idle) for stage in CHAIN),
     ("messages.error_feedback", False),
     ("messages.edge_compression", Identity()),
+    ("edge_aggregator", Mean()),
 )
 """Settings by which bits are counted and privacy is accounted for, with their idle values."""

@@ -15,6 +15,7 @@ from fedjax_sim.core.types import Event, LatentProblem, Plan, Work
 from fedjax_sim.engine.contract import check_step
 from fedjax_sim.server.compression import Identity, RandK, TopK
 from fedjax_sim.server.privacy import parse_privacy
+from fedjax_sim.server.rules import Median
 
 PRIVATE = {
     "privacy": parse_privacy("fixed:noise=1"),
@@ -104,7 +105,13 @@ def problem_of(regression: Callable[..., Any], noisy_mean: Callable[..., Any]) -
                 "dynamics.friction": {"friction": 0.5},
             },
         ),
-        ("hierarchical", {"messages.edge_compression": {"edge_compression": TopK(kept=1)}}),
+        (
+            "hierarchical",
+            {
+                "messages.edge_compression": {"edge_compression": TopK(kept=1)},
+                "edge_aggregator": {"edge_aggregator": Median()},
+            },
+        ),
         ("async_hierarchical", {"messages.downlink": {"downlink": TopK(kept=1)}}),
         (
             "fedem",
