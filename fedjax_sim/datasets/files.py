@@ -12,13 +12,15 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError, checked
 from fedjax_sim.core.types import Params
@@ -114,35 +116,153 @@ class _Columns:
         return jax.tree.map(lambda leaf: leaf.read(numbers, room), self._columns)
 
 
-class _Items:
-    """A data set that gives examples by their numbers: pytrees of numbers and arrays."""
+class Items:
+    """A data set that gives examples by their numbers: pytrees of numbers, arrays and tensors.
 
-    def __init__(self, items: Any, files: Sequence[Path]):
-        self._items, self.num, self.files = items, len(items), tuple(files)
-        self._first, self._structure = self._example(0)
+    The examples of the first reading decide how numbers are kept: as floats if some are.
 
-    def _example(self, number: int) -> tuple[list[np.ndarray], Any]:
+    Attributes:
+      row_bytes: Bytes of example 0.
+    """
+
+    def __init__(self, name: str, items: Any, files: Sequence[Path] = ()):
+        """Read example 0.
+
+        Args:
+          name: What error messages call the data set.
+          items: Has `__len__` and `__getitem__`.
+          files: The files in which the examples lie.
+
+        Raises:
+          ConfigError: If it is no data set, or not one of numbers.
+        """
         try:
-            example = self._items[number]
-            leaves, structure = jax.tree.flatten(example)
-            return [np.asarray(leaf) for leaf in leaves], structure
+            self.num, first = len(items), items[0]
         except Exception as error:  # Whatever a user's class raises.
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            raise InputError(f"example {number} of data could not be read ({reason})") from error
+            allowed = "arrays, tensors, or a data set with __len__ and __getitem__"
+            reason = f"{allowed} ({first_line(error)})"
+            raise ConfigError(name, type(items).__name__, reason) from error
+        self._name, self._items, self.files = name, items, tuple(files)
+        self._first, self._structure = _read_example(f"example 0 of {name}", first)
+        self._form = form_of(jax.tree.unflatten(self._structure, self._first))
+        if not self._first or not all(map(is_real, self._first)):
+            raise ConfigError(f"example 0 of {name}", self._form, "numbers")
+        self.row_bytes = sum(leaf.nbytes for leaf in self._first)
+        self._kinds: list[np.dtype] = []
 
-    def read(self, numbers: np.ndarray, room: int) -> Params:
-        found = [_blank(room, leaf.shape, leaf.dtype) for leaf in self._first]
-        for place, number in enumerate(numbers.tolist()):
-            leaves, structure = self._example(number)
-            is_same = structure == self._structure and all(
-                leaf.shape == like.shape and np.can_cast(leaf.dtype, like.dtype)
-                for leaf, like in zip(leaves, self._first, strict=True)
+    def read(self, numbers: Iterable[int], room: int) -> Params:
+        """Read examples into the first rows of leaves `[room, ...]`."""
+        kinds = self._kinds or [leaf.dtype for leaf in self._first]
+        rows = [_blank(room, x.shape, kind) for x, kind in zip(self._first, kinds, strict=True)]
+        for row, number in enumerate(map(int, numbers)):
+            place = f"example {number} of {self._name}"
+            try:
+                example = self._items[number]
+            except Exception as error:  # Whatever a user's class raises.
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                raise InputError(f"{place} could not be read ({reason})") from error
+            leaves, found = _read_example(place, example)
+            is_same = found == self._structure and all(
+                leaf.shape == like.shape for leaf, like in zip(leaves, self._first, strict=True)
             )
+            for i, leaf in enumerate(leaves if is_same else ()):
+                if not np.can_cast(leaf.dtype, rows[i].dtype):
+                    is_same = is_same and not self._kinds
+                    rows[i] = rows[i].astype(np.result_type(rows[i].dtype, leaf.dtype))
+                rows[i][row] = leaf
             if not is_same:
-                raise InputError(f"example {number} of data has another form than example 0")
-            for leaf, into in zip(leaves, found, strict=True):
-                into[place] = leaf
-        return jax.tree.unflatten(self._structure, found)
+                other = form_of(jax.tree.unflatten(found, leaves))
+                raise ConfigError(place, other, f"{self._form}, as example 0")
+        self._kinds = [leaf.dtype for leaf in rows]
+        return jax.tree.unflatten(self._structure, rows)
+
+
+def _read_example(place: str, example: object) -> tuple[list[np.ndarray], Any]:
+    """Read one example of a data set: its arrays, and the structure that they have."""
+    if isinstance(example, Mapping):
+        example = dict(example)
+    elif isinstance(example, list) and not all(isinstance(x, int | float) for x in example):
+        example = tuple(example)  # As of inputs and targets.
+    leaves, structure = jax.tree.flatten(example, is_leaf=lambda leaf: isinstance(leaf, list))
+    try:
+        read = [leaf if isinstance(leaf, list) else read_leaf(place, leaf) for leaf in leaves]
+        return [np.asarray(leaf) for leaf in read], structure
+    except ValueError as error:  # Lists of different lengths in a list.
+        raise ConfigError(place, type(example).__name__, f"numbers ({error})") from error
+
+
+def read_leaf(name: str, leaf: Any) -> Params:
+    """Read an array, a tensor or a number as an array, and a data set as a pytree of arrays.
+
+    Args:
+      name: What error messages call it.
+      leaf: What a user gave. A data set is read with a progress bar on a terminal.
+
+    Raises:
+      ConfigError: If it cannot be read, or takes more memory than is free.
+    """
+    if isinstance(leaf, np.ndarray | np.generic | jax.Array):
+        return leaf
+    if isinstance(leaf, bool | int | float | complex | str | bytes):
+        return np.asarray(leaf)
+    if any(hasattr(leaf, form) for form in ("__array__", "__array_interface__", "__dlpack__")):
+        return read_tensor(name, leaf)
+    items = Items(name, leaf)
+    needed, free = items.num * items.row_bytes, lifecycle.free_on_host()
+    if needed > free:
+        allowed = f"at most {lifecycle.write_bytes(free)}, what is free"
+        raise ConfigError(f"size of {name}", lifecycle.write_bytes(needed), allowed)
+    numbers: Iterable[int] = range(items.num)
+    if sys.stderr is not None and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
+        console = Console(file=sys.stderr)
+        numbers = track(numbers, f"reading {name}", console=console, transient=True)
+    return items.read(numbers, items.num)
+
+
+def read_tensor(name: str, tensor: Any) -> Any:
+    """Read a tensor of another library, detached from its gradients, as an array.
+
+    Args:
+      name: What error messages call it.
+      tensor: The tensor.
+
+    Raises:
+      ConfigError: If neither NumPy nor JAX can read it.
+    """
+    tensor, reasons = tensor.detach() if hasattr(tensor, "detach") else tensor, []
+    for convert in (np.asarray, jax.numpy.from_dlpack):  # NumPy knows no bfloat16.
+        try:
+            return convert(tensor)
+        except Exception as error:  # Whatever a library raises.
+            reasons.append(first_line(error))
+    allowed = f"a tensor that NumPy can read ({reasons[0]})"
+    raise ConfigError(name, type(tensor).__name__, allowed)
+
+
+def is_real(array: Any) -> bool:
+    """Tell whether an array is of real numbers or bools."""
+    kinds = np.floating, np.integer, np.bool_
+    return any(jax.numpy.issubdtype(array.dtype, kind) for kind in kinds)
+
+
+def form_of(tree: Params) -> str:
+    """Write the types and shapes of a pytree, such as "float32[2, 5]"."""
+    return str(jax.tree.map(lambda leaf: _Text(f"{leaf.dtype}{list(leaf.shape)}"), tree))
+
+
+class _Text(str):
+    """Text that is written without quotation marks."""
+
+    __repr__ = str.__str__
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or else its type."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")[:200]
 
 
 class Stored:
@@ -317,7 +437,7 @@ def stored(data: Any, *, split: str = "train") -> Stored:
         if leaves and all(isinstance(x, str | os.PathLike | np.ndarray) for x in leaves):
             return Stored(_Columns(data))
         if hasattr(type(data), "__getitem__") and hasattr(type(data), "__len__"):
-            return Stored(_Items(data, ()))
+            return Stored(Items("data", data))
         allowed = "files, memory maps, or something with __len__ and __getitem__"
         raise ConfigError("data", type(data).__name__, allowed)
     path = Path(data)
@@ -332,7 +452,8 @@ def stored(data: Any, *, split: str = "train") -> Stored:
     try:
         source = tfds.builder_from_directory(path).as_data_source(split=split)
     except Exception as error:  # Whatever tensorflow-datasets raises.
-        reason = str(error).strip().split("\n")[0]
-        allowed = f"a folder of .npy files or of tensorflow-datasets as ArrayRecord ({reason})"
+        allowed = "a folder of .npy files or of tensorflow-datasets as ArrayRecord"
+        allowed += f" ({first_line(error)})"
         raise ConfigError("data", str(path), allowed) from error
-    return Stored(_Items(source, sorted(each for each in path.iterdir() if each.is_file())))
+    files_of_set = sorted(each for each in path.iterdir() if each.is_file())
+    return Stored(Items("data", source, files_of_set))

@@ -19,7 +19,6 @@ import hashlib
 import itertools
 import math
 import re
-import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -30,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 import optax
 from flax import struct
-from jax.tree_util import PyTreeDef
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.lifecycle import free_on_host, write_bytes
@@ -46,7 +44,7 @@ from fedjax_sim.core.settings import (
 )
 from fedjax_sim.core.targets import TreeT
 from fedjax_sim.core.types import Array, Key, Leaf, Params
-from fedjax_sim.datasets import Stored
+from fedjax_sim.datasets import Stored, files
 from fedjax_sim.partition import Partition, parts
 
 if TYPE_CHECKING:
@@ -525,13 +523,13 @@ def read_arrays(name: str, data: Any) -> tuple[Params, int]:
         data = data.read(np.arange(data.num))
     # JAX would warn of iterators.
     read = jax.tree.map(
-        functools.partial(_read, name), data, is_leaf=lambda x: isinstance(x, Iterator)
+        functools.partial(files.read_leaf, name), data, is_leaf=lambda x: isinstance(x, Iterator)
     )
     leaves, structure = jax.tree.flatten(read)
     for leaf in leaves:
-        if np.ndim(leaf) < 1 or not _is_real(leaf):
+        if np.ndim(leaf) < 1 or not files.is_real(leaf):
             allowed = "numbers, with examples first; numpy.stack makes an array of a list"
-            raise ConfigError(f"an array of {name}", form_of(leaf), allowed)
+            raise ConfigError(f"an array of {name}", files.form_of(leaf), allowed)
     lengths = {leaf.shape[0] for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         raise ConfigError(f"examples in the arrays of {name}", sorted(lengths), "equally many")
@@ -551,101 +549,6 @@ def _is_finite(array: Array) -> Array:
     return jnp.isfinite(array).all()
 
 
-def _is_real(array: np.ndarray | Array) -> bool:
-    """Tell whether an array is of real numbers or bools."""
-    return any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
-
-
-def _read(name: str, leaf: Any) -> Params:
-    """Read an array, a tensor or a number as an array, and a data set as a pytree of arrays."""
-    if isinstance(leaf, np.ndarray | np.generic | jax.Array):
-        return leaf
-    if isinstance(leaf, bool | int | float | complex | str | bytes):
-        return np.asarray(leaf)
-    if any(hasattr(leaf, form) for form in ("__array__", "__array_interface__", "__dlpack__")):
-        return _read_tensor(name, leaf)
-    try:
-        num, first = len(leaf), leaf[0]
-    except Exception as error:  # Whatever a user's class raises.
-        allowed = "arrays, tensors, or a data set with __len__ and __getitem__"
-        raise ConfigError(name, type(leaf).__name__, f"{allowed} ({first_line(error)})") from error
-    return _read_data_set(name, leaf, num, first)
-
-
-def _read_tensor(name: str, tensor: Any) -> np.ndarray | Array:
-    """Read a tensor of another library, detached from its gradients."""
-    tensor, reasons = tensor.detach() if hasattr(tensor, "detach") else tensor, []
-    for convert in (np.asarray, jnp.from_dlpack):  # NumPy knows no bfloat16 and no accelerator.
-        try:
-            return convert(tensor)
-        except Exception as error:  # Whatever a library raises.
-            reasons.append(first_line(error))
-    allowed = f"a tensor that NumPy can read ({reasons[0]})"
-    raise ConfigError(name, type(tensor).__name__, allowed)
-
-
-def _read_data_set(name: str, data: Any, num: int, first: object) -> Params:
-    """Read the examples of a data set, with a progress bar on a terminal.
-
-    Args:
-      name: What error messages call it.
-      data: From a number below n to a pytree of numbers, arrays, tensors, and lists of numbers.
-      num: Number of examples, n.
-      first: Example 0.
-
-    Returns:
-      A pytree of arrays `[n, ...]`.
-    """
-    like, structure = _read_example(f"example 0 of {name}", first)
-    form = form_of(jax.tree.unflatten(structure, like))
-    if not like or not all(map(_is_real, like)):
-        raise ConfigError(f"example 0 of {name}", form, "numbers")
-    needed, free = num * sum(leaf.nbytes for leaf in like), free_on_host()
-    if needed > free:
-        allowed = f"at most {write_bytes(free)}, what is free"
-        raise ConfigError(f"size of {name}", write_bytes(needed), allowed)
-    rows = [np.empty((num, *leaf.shape), leaf.dtype) for leaf in like]
-    numbers: Iterable[int] = range(num)
-    if sys.stderr is not None and sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import track
-
-        console = Console(file=sys.stderr)
-        numbers = track(numbers, f"reading {name}", console=console, transient=True)
-    for number in numbers:
-        place = f"example {number} of {name}"
-        try:
-            example = data[number]
-        except Exception as error:  # Whatever a user's class raises.
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            raise ConfigError(place, "missing", f"there, as there are {num} ({reason})") from error
-        leaves, found = _read_example(place, example)
-        if found != structure or any(
-            leaf.shape != row.shape[1:] for leaf, row in zip(leaves, rows, strict=True)
-        ):
-            other = form_of(jax.tree.unflatten(found, leaves))
-            raise ConfigError(place, other, f"{form}, as example 0")
-        for i, leaf in enumerate(leaves):
-            if leaf.dtype != rows[i].dtype:  # A number may be whole in some examples only.
-                rows[i] = rows[i].astype(np.result_type(rows[i].dtype, leaf.dtype), copy=False)
-            rows[i][number] = leaf
-    return jax.tree.unflatten(structure, rows)
-
-
-def _read_example(place: str, example: object) -> tuple[list[np.ndarray], PyTreeDef]:
-    """Read one example of a data set: its arrays, and the structure that they have."""
-    if isinstance(example, Mapping):
-        example = dict(example)
-    elif isinstance(example, list) and not all(isinstance(x, int | float) for x in example):
-        example = tuple(example)  # As of inputs and targets.
-    leaves, structure = jax.tree.flatten(example, is_leaf=lambda leaf: isinstance(leaf, list))
-    try:
-        read = [leaf if isinstance(leaf, list) else _read(place, leaf) for leaf in leaves]
-        return [np.asarray(leaf) for leaf in read], structure
-    except ValueError as error:  # Lists of different lengths in a list.
-        raise ConfigError(place, type(example).__name__, f"numbers ({error})") from error
-
-
 def _check_length(name: str, found: int, num: int) -> None:
     if found != num:
         raise ConfigError(f"length of {name}", found, f"{num}, the number of examples")
@@ -656,11 +559,11 @@ def _ids_of(name: str, clients: Iterable[Hashable]) -> list[Hashable]:
     try:
         ids: list[Any] = list(clients)
     except TypeError as error:
-        allowed = f"the client of each example ({first_line(error)})"
+        allowed = f"the client of each example ({files.first_line(error)})"
         raise ConfigError(name, type(clients).__name__, allowed) from error
     is_tensor = any(hasattr(each, "__array__") and np.ndim(each) == 0 for each in ids[:1])
     if is_tensor and not isinstance(ids[0], np.generic):
-        return np.asarray(_read_tensor(name, clients)).tolist()
+        return np.asarray(files.read_tensor(name, clients)).tolist()
     return ids
 
 
@@ -721,23 +624,6 @@ def read_owners(
     for partition in partitions:
         check_partition(partition, num)
     return partitions, None
-
-
-def form_of(tree: Params) -> str:
-    """Write the types and shapes of a pytree, such as "float32[2, 5]"."""
-    return str(jax.tree.map(lambda leaf: _Text(f"{leaf.dtype}{list(leaf.shape)}"), tree))
-
-
-class _Text(str):
-    """Text that is written without quotation marks."""
-
-    __repr__ = str.__str__
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or else its type."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")[:200]
 
 
 class Checked:

@@ -31,6 +31,7 @@ from flax import struct
 from fedjax_sim.core import settings, trees
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.datasets import files
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data
@@ -83,9 +84,9 @@ class LogDensity(client_data.ExampleLosses, client_data.ClientLosses):
             try:
                 found = jax.eval_shape(getattr(self, name), *arguments)
             except Exception as error:  # Whatever a user's function raises.
-                words = f"a function of {' and '.join(map(client_data.form_of, arguments))}"
+                words = f"a function of {' and '.join(map(files.form_of, arguments))}"
                 raise ConfigError(
-                    name, "another one", f"{words} ({client_data.first_line(error)})"
+                    name, "another one", f"{words} ({files.first_line(error)})"
                 ) from error
             if getattr(found, "shape", None) != ():
                 shape = f"a function to {getattr(found, 'shape', type(found).__name__)}"

@@ -41,9 +41,10 @@ from fedjax_sim.core.settings import ConfigError, Count, Limit, shape
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import is_for_cpu, lanes_together
 from fedjax_sim.core.types import Array, Batch, Extras, Key, LocalLoss, Params
+from fedjax_sim.datasets.files import first_line, form_of
 from fedjax_sim.models import calls
 from fedjax_sim.problems import client_data
-from fedjax_sim.problems.client_data import along, first_line, form_of, rows_of
+from fedjax_sim.problems.client_data import along, rows_of
 from fedjax_sim.problems.losses import Metric, PerExample
 
 Prepare = Callable[[Params], tuple[Params, Params]]

@@ -164,7 +164,10 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
 
         return Failing()
 
-    for number, words in ((5, r"could not be read \(the disk is gone\)"), (6, "another form")):
+    for number, words in (
+        (5, r"could not be read \(OSError: the disk is gone\)"),
+        (6, "as example 0"),
+    ):
         with pytest.raises(InputError, match=rf"example {number} of data .*{words}"):
             datasets.stored(failing(number))
 

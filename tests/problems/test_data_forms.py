@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import ConfigError, partition, problems
+from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.partition.parts import gather_by_owner
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.client_data import read_arrays
@@ -225,7 +226,7 @@ RAGGED = ([[1.0, 2.0], [3.0]], TARGETS)
         ),
         (
             DataSet(lambda i: pair({}[i] if i == 7 else i)),
-            "example 7 of data is 'missing', but must be there, as there are 10 .KeyError: 7",
+            "example 7 of data could not be read .KeyError: 7",
         ),
         (DataSet(lambda i: "text"), r"example 0 of data is '<U4\[\]', but must be numbers"),
         (DataSet(lambda i: {"x": [[1], [1, 2]]}), "example 0 of data is 'dict', but must be numb"),
@@ -234,7 +235,7 @@ RAGGED = ([[1.0, 2.0], [3.0]], TARGETS)
     ],
 )
 def test_what_cannot_be_read_is_refused(data: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as refusal:
+    with pytest.raises(InputError, match=words) as refusal:
         make(data)
     assert "\n" not in str(refusal.value)
 

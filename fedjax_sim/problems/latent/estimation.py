@@ -23,6 +23,7 @@ from flax import struct
 from fedjax_sim.core import trees
 from fedjax_sim.core.settings import ConfigError, Limit, OneOf, checked, shape
 from fedjax_sim.core.types import Array, Key, Params
+from fedjax_sim.datasets import files
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data
 
@@ -110,7 +111,7 @@ class Estimation(client_data.ClientExamples):
         except Exception as error:  # Whatever a model raises.
             reason = " ".join(str(error).split())
             allowed = f"examples that {type(self.model).__name__} takes ({reason})"
-            raise ConfigError("data", client_data.form_of(self.data), allowed) from error
+            raise ConfigError("data", files.form_of(self.data), allowed) from error
         if self.start is not None and self.start.shape != drawn.shape:
             raise ConfigError(
                 "shape of start", self.start.shape, f"{drawn.shape}, as of the statistics"
@@ -337,6 +338,6 @@ def make_estimations(
         except Exception as error:  # Whatever a model raises.
             reason = " ".join(str(error).split())
             allowed = f"examples that {type(model).__name__} takes ({reason})"
-            raise ConfigError("data", client_data.form_of(data), allowed) from error
+            raise ConfigError("data", files.form_of(data), allowed) from error
         problems.append(problem)
     return problems
