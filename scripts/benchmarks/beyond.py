@@ -1,12 +1,17 @@
 """Data beyond memory: rounds per second and peak memory against the memory that windows are given.
 
     python scripts/benchmark.py beyond [--gigabytes 2] [--shares 1 0.5 0.1] [--limit 4] [--folder X]
+    python scripts/benchmark.py beyond --peers fedjax pfl    then also these, on the same files
 
 FedAvg on random bytes: examples of 3,072 bytes in a file of NumPy, which is written first, in full.
 A share is the memory for windows as a part of the data. Each share runs in its own process, and
 `--limit` bounds the memory of that process in GB (`RLIMIT_DATA`; what is mapped from files does not
 count). The program waits for a window if this is not there when the chunk before is done.
 Peak memory is the process's own: what the kernel keeps of the files does not count.
+
+FedJAX reads whole clients from SQLite, which is written first, and pfl-research the mini-batches of
+a user from mapped files, when it draws the user. Both run in environments of their own, as in
+`peers`, under the same limit. What they compile or do in a first round is left out.
 """
 
 import argparse
@@ -24,6 +29,9 @@ import numpy as np
 
 FEATURES, CLASSES = 3072, 10
 ROW = FEATURES + 4
+COHORT, BATCH, LR = 50, 32, 0.05
+"""Clients of a round, examples of a step, and its learning rate."""
+WORKERS = Path(__file__).parent / "peer_workers"
 BLOCK = 2**16
 """Examples that are drawn, and written again and again."""
 
@@ -85,7 +93,11 @@ def run(folder: Path, share: float, asked: argparse.Namespace) -> dict[str, Any]
     )
     system = fedjax_sim.SYSTEMS["fedavg"]
     hyper = system.Hyper(
-        num_clients=asked.clients, num_selected=50, local_steps=asked.steps, batch_size=32
+        num_clients=asked.clients,
+        num_selected=COHORT,
+        local_steps=asked.steps,
+        batch_size=BATCH,
+        lr=LR,
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = fedjax_sim.simulate(
@@ -109,6 +121,24 @@ def run(folder: Path, share: float, asked: argparse.Namespace) -> dict[str, Any]
     }
 
 
+def run_peer(name: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any] | str:
+    """Run another simulator on the same files: what it took, or why it did not run."""
+    from benchmarks.peers.environments import environment_of
+
+    environment = environment_of(name, asked.cache)
+    if environment.python is None:
+        return environment.reason
+    own = {key: getattr(asked, key) for key in ("clients", "steps", "hidden", "rounds", "limit")}
+    job = own | {"folder": str(folder), "cohort": COHORT, "batch": BATCH, "lr": LR}
+    job |= {"features": FEATURES, "classes": CLASSES, "cores": len(os.sched_getaffinity(0))}
+    worker = WORKERS / f"beyond_{name}.py"
+    command = [str(environment.python), str(worker), json.dumps(job)]
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=kept)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if not done.returncode else {}
+    return found or f"exit code {done.returncode}"
+
+
 def main(words: list[str]) -> None:
     """Run each share in its own process, and print a table of the measurements."""
     parser = argparse.ArgumentParser(prog="benchmark.py beyond", description=__doc__)
@@ -120,6 +150,13 @@ def main(words: list[str]) -> None:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=10, help="local steps")
     parser.add_argument("--hidden", type=int, default=64, help="units of the hidden layer")
+    parser.add_argument("--peers", nargs="+", default=[], choices=("fedjax", "pfl"))
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("~/.cache/fedjax_sim/peers").expanduser(),
+        help="folder of the peers' environments",
+    )
     parser.add_argument("--one", type=float, default=None, help=argparse.SUPPRESS)
     asked = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as scratch:
@@ -145,4 +182,13 @@ def main(words: list[str]) -> None:
                 f"{share:5}  {found['rounds_per_second']:8.2f}  {found['peak_gb']:7.2f}  "
                 f"{found['peak_before_gb']:8.2f}  {found['reading']:7.1%}  "
                 f"{found['waiting']:7.1%}  {found['loss']:.6f}"
+            )
+        for name in asked.peers:
+            peer = run_peer(name, folder, asked)
+            if isinstance(peer, str):
+                print(f"{name} is absent: {peer}")
+                continue
+            print(
+                f"{name:>6} {peer['rounds_per_second']:8.2f}  {peer['peak_gb']:7.2f}  "
+                f"{peer['peak_before_gb']:8.2f}"
             )
