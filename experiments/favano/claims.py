@@ -73,9 +73,9 @@ CLAIMS = Claims(
             "statement",
             "App. C.2",
             (
-                '"The inter-arrival time of two successive requests [is] distributed according '
-                'to a geometric distribution of parameter s/n", so that fast and slow clients '
-                "are contacted T s / n times in expectation."
+                '"The inter-arrival time of two successive requests are therefore independent and '
+                'distributed according to a geometric distributions of parameter s/n" [sic], so '
+                "that fast and slow clients are contacted T s / n times in expectation."
             ),
             Criterion(
                 "Tails and means of the gaps and the contacts per client are within {far:g} "

@@ -48,8 +48,8 @@ CLAIMS = Claims(
             "statement",
             "A4",
             (
-                "A4: the gradient of W is -B h with B positive definite. Tested on a fitted "
-                "mixture and two toy problems."
+                "A4, without its bounds on all of space: the gradient of W is -B h with B positive "
+                "definite. Tested on a fitted mixture and two toy problems."
             ),
             Criterion(
                 "The relative error of the gradient is below {error:g} and the least "

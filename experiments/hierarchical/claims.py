@@ -486,7 +486,8 @@ CLAIMS = Claims(
             follows="kappa is evaluated.",
             changed=(
                 "no row -> fails: the second term is kappa, which is 1 with one group, and with "
-                "any number of equal groups."
+                "any number of equal groups. That with one group the bound depends on t alone is "
+                "true."
             ),
         ),
         31: Claim(
