@@ -64,6 +64,7 @@ class Claim(NamedTuple):
       kind: "measured" (runs with sampling error), "exact" (numbers compared to rounding error) or
         "algebra" (follows from formulas, so that the test has one outcome but for a mistake in
         code; does not count).
+      follows: Why a claim of kind "algebra" has one outcome; empty for all others.
       stated: The number or outcome that the paper states; empty if the text has it.
       by: The entries that decide, by name, if several judge the claim. The first one is the
         deciding part, the others are parts of the same sentence. Entries that are not named are
@@ -80,6 +81,7 @@ class Claim(NamedTuple):
     text: str
     criterion: Criterion
     kind: str = "measured"
+    follows: str = ""
     stated: str = ""
     by: tuple[str, ...] = ()
     corrected: bool = False
@@ -153,6 +155,9 @@ class Claims(Mapping[int, Claim]):
         written after the runs of earlier dates.
       pictures: The numbers of the claims that a picture shows, by its name without ".png". A
         picture without numbers stands with every claim that its experiment judges.
+
+    Raises:
+      ValueError: If a claim is algebra without a reason, or has one and is not.
     """
 
     def __init__(
@@ -163,6 +168,12 @@ class Claims(Mapping[int, Claim]):
         since: str,
         pictures: Mapping[str, Collection[int]] | None = None,
     ):
+        for number, claim in claims.items():
+            if claim.counts == bool(claim.follows):
+                raise ValueError(
+                    f"{paper}-{number}: `follows` is given if, and only if, a claim is algebra, "
+                    f"got {claim.follows!r} and {claim.kind!r}"
+                )
         self.pictures = pictures or {}
         self._claims = {
             number: claim._replace(id=f"{paper}-{number}", since=claim.since or since)

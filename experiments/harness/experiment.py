@@ -9,6 +9,7 @@ import xarray as xr
 from experiments.harness.claims import Verdict
 from experiments.harness.parts import ExperimentPart
 from fedjax_sim import Checkpoints
+from fedjax_sim.core import lifecycle
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.request import Precision
 
@@ -122,11 +123,14 @@ class Arguments(NamedTuple):
     def kept(self, name: str) -> dict[str, Any]:
         """Return the options of a sweep by which it can be resumed, run in parts or in TF32.
 
+        A line on stderr says that the sweep begins, as long runs otherwise say nothing.
+
         Args:
           name: Name of the sweep, different for every sweep of the experiment.
         """
         if self.checkpoints is None:
             return {"precision": self.precision}
+        lifecycle.say(f"{name} ...", "experiments")
         folder = self.checkpoints / name.replace("/", " of ")
         return {
             "precision": self.precision,

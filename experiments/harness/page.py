@@ -265,7 +265,7 @@ def article(row: Row, pictures: Sequence[str]) -> str:
     if row.scope:
         facts.append(("scope", row.scope))
     facts.append(("criterion", f"{claim.criterion}{told_criterion(row)}"))
-    facts.append(("kind", claim.kind if claim.counts else f"{claim.kind}: not counted"))
+    facts.append(("kind", claim.kind if claim.counts else f"algebra, not counted: {claim.follows}"))
     facts += [("changed", claim.changed)] if claim.changed else []
     for each, entry in row.found:
         facts.append(("run", f"{entry['command']} ({told_run(each, entry)}; {cost_of(entry)})"))

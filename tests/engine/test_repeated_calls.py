@@ -4,6 +4,9 @@ Dimension letters: `N` clients, `P` parameters.
 """
 
 import gc
+import itertools
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +22,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim.core.clocks import Instant
-from fedjax_sim.engine.machine import compiling, memory, processes
+from fedjax_sim.engine.machine import compiling, memory, processes, user_code
 from fedjax_sim.engine.planning import placement
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.timelines.delays.client_table import Trace
@@ -223,6 +226,35 @@ def test_a_method_that_is_replaced_in_its_class(
     assert loss_of(sweep(distances(Edited))) == by_hand != loss_of(first)
     monkeypatch.undo()
     assert_same(sweep(distances(Edited)), first)
+
+
+def test_packages_in_other_folders_are_no_code_of_users(tmp_path: Path) -> None:
+    """Such as those of the user, or of the system below an environment."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "elsewhere.py").touch()
+    words = (
+        f"import sys; sys.path.append({str(folder)!r}); import elsewhere; "
+        "from fedjax_sim.engine.machine import user_code; print(user_code._is_fixed('elsewhere'))"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_code_of_users_in_many_classes_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each class in which there is some was looked through again from each that leads to it."""
+    ours = tuple(each for each in user_code.FIXED if "fedjax_sim" in each)
+    monkeypatch.setattr(user_code, "FIXED", ours)
+    monkeypatch.setattr(user_code, "_members", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(user_code, "_is_fixed", user_code._is_fixed.__wrapped__)
+    look_through, calls = user_code._look_through, itertools.count(1)
+
+    def counted(*given: Any) -> tuple[bool, tuple]:
+        assert next(calls) < 20_000
+        return look_through(*given)
+
+    monkeypatch.setattr(user_code, "_look_through", counted)
+    assert user_code._look_through((FEDAVG, OORT))[0]
 
 
 def test_code_that_is_replaced_in_its_function(

@@ -1,7 +1,8 @@
 """Every criterion of a claim that counts can be met and failed, on made-up numbers on either side.
 
-It collects what the tests of verdicts try: the numbers of `test_verdicts` for accuracies, and those
-of the other tests for theory, where one number is changed at a time.
+It collects what the tests of verdicts try: the numbers of `test_verdicts` for accuracies, those of
+`test_verdicts_studies` for our own studies, and those of the other tests for theory, where one
+number is changed at a time. Claims that have one outcome say why, and do not count.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from experiments.harness import Verdict, ledger
+from experiments.favano import claims as favano_claims
+from experiments.harness import Claims, Verdict, ledger
 from experiments.harness.statistics import FAILS, HOLDS, NOT_HERE, PARTLY
 from tests.experiments import (
     test_headlines,
@@ -19,6 +21,7 @@ from tests.experiments import (
     test_verdicts_fedem,
     test_verdicts_fedstaleweight,
     test_verdicts_hierarchical,
+    test_verdicts_studies,
 )
 from tests.experiments.verdict_rows import changed
 
@@ -37,6 +40,7 @@ def tried() -> Iterator[Verdict]:
         for name, path, value, _ in module.ROWS:
             yield module.CASES[name].judge(changed(module.found_of(name), path, value))
     yield from test_headlines.tried()
+    yield from test_verdicts_studies.tried()
     stale = test_verdicts_fedstaleweight
     for number, judge in stale.JUDGES.items():
         yield judge(stale.NUMBERS[number])
@@ -59,11 +63,10 @@ def found() -> dict[str, set[str]]:
 
 
 def test_every_criterion_can_be_met_and_failed(found: dict[str, set[str]]) -> None:
-    papers = ("favano", "fald", "fedem", "fedstaleweight", "hierarchical")
     counted = [
         claim.id
-        for paper in papers
-        for claim in ledger.all_claims()[paper].values()
+        for claims in ledger.all_claims().values()
+        for claim in claims.values()
         if claim.counts and claim.id not in NEEDS_DATA
     ]
     one_sided = {
@@ -72,4 +75,11 @@ def test_every_criterion_can_be_met_and_failed(found: dict[str, set[str]]) -> No
         if not found.get(id, set()) & {HOLDS, PARTLY}
         or not found.get(id, set()) & {FAILS, NOT_HERE}
     }
-    assert not one_sided and len(counted) > 100
+    assert not one_sided and len(counted) > 170
+
+
+def test_claims_with_one_outcome_say_why() -> None:
+    claim = favano_claims.CLAIMS[1]
+    for wrong in (claim._replace(follows=""), claim._replace(kind="exact")):
+        with pytest.raises(ValueError, match="favano-1: `follows` is given if, and only if"):
+            Claims("favano", {1: wrong}, since="2026-11-30")

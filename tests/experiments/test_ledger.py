@@ -56,6 +56,8 @@ def test_every_claim_has_one_row() -> None:
         assert set(row.claim.by) <= set(names), row.claim.id
         assert all(ledger.is_by_todays_criterion(each) for each, _ in row.found), row.claim.id
         assert all(each.why for each, _ in row.found)
+        _, arrow, now = row.claim.changed.rpartition("-> ")
+        assert now.startswith(row.verdict) if arrow else not now.startswith("no row"), row.claim.id
 
 
 def test_the_readmes_agree_with_the_results() -> None:

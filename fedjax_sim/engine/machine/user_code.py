@@ -31,7 +31,11 @@ from jax.extend.linear_util import WrappedFun
 
 from fedjax_sim.core import lifecycle, trees
 
-_INSTALLED = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
+_INSTALLED = (
+    *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
+    # Those of the user, of the system, and of other environments are not among these.
+    *(folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")),
+)
 FIXED = tuple(map("{}/".format, (Path(__file__).parents[2], *_INSTALLED)))
 """Folders of this package and of installed ones, in which nobody edits code while it runs."""
 
@@ -202,8 +206,15 @@ def _named(used: Iterable[object]) -> str:
 # Which code is there.
 
 
-def _look_through(used: Iterable[object]) -> tuple[bool, tuple[Hashable, ...]]:
+def _look_through(
+    used: Iterable[object], found: set[type] | None = None
+) -> tuple[bool, tuple[Hashable, ...]]:
     """Look for code of users in values, without running any of it.
+
+    Args:
+      used: The values.
+      found: Classes of this package in which there is some. If they are given, only whether there
+        is some is asked for, and nothing is looked at twice for it.
 
     Returns:
       Whether there is some, and what tells apart the functions and classes that were found, and
@@ -212,8 +223,8 @@ def _look_through(used: Iterable[object]) -> tuple[bool, tuple[Hashable, ...]]:
     leaves = jax.tree.leaves(used)
     known = {id(leaf): leaf for leaf in leaves if _is_data(leaf)}
     rest: list[Any] = list(used)
-    is_users, parts = False, []
-    while rest:
+    is_users, parts, classes = False, [], set[type]() if found is None else found
+    while rest and (found is None or not is_users):
         value = rest.pop()
         kind = type(value)
         if kind in PLAIN or id(value) in known:
@@ -232,7 +243,9 @@ def _look_through(used: Iterable[object]) -> tuple[bool, tuple[Hashable, ...]]:
         elif issubclass(kind, type):
             if _is_fixed(value.__module__):
                 if value.__module__.startswith(OWN):
-                    rest += _replaced(value)
+                    replaced = _replaced(value, classes)
+                    is_users |= found is not None and bool(replaced)
+                    rest += replaced
                 continue
             is_users = True
             parts.append(value.__qualname__)
@@ -273,8 +286,11 @@ _members: "weakref.WeakKeyDictionary[type, tuple[list, list]]" = weakref.WeakKey
 """Members of classes of this package, and their addresses, when nothing of them was a user's."""
 
 
-def _replaced(kind: type) -> list[object]:
-    """List the members of a class of this package and of its bases if there may be other ones."""
+def _replaced(kind: type, classes: set[type]) -> list[object]:
+    """List the members of a class of this package and of its bases if there may be other ones.
+
+    The classes that have some are added to `classes`.
+    """
     found: list[object] = []
     for base in kind.__mro__:
         if not base.__module__.startswith(OWN):
@@ -284,8 +300,9 @@ def _replaced(kind: type) -> list[object]:
         with _members_lock:  # Another thread must not see what is not looked through yet.
             if base not in _members or addresses != _members[base][1]:
                 _members[base] = members, addresses
-                if any(_look_through((each,))[0] for each in members):
+                if base in classes or any(_look_through((each,), classes)[0] for each in members):
                     del _members[base]
+                    classes.add(base)
                     found += members
     return found
 
