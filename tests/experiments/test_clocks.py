@@ -114,7 +114,7 @@ def test_orders_are_of_one_task() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rack", "machines", "routing"])
+@pytest.mark.parametrize("name", ["rack", "machines", "routing", "coverage"])
 def test_smoke_runs(name: str, tmp_path: Path) -> None:
     done = run(f"clocks/{name}", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 import fedjax_sim
+from experiments.clocks import coverage
 from fedjax_sim import ConfigError, System, timelines
 from fedjax_sim.core.settings import check
 from fedjax_sim.systems import favano, fedbuff
 from fedjax_sim.timelines import calibration
-from scripts.calibration_coverage import cover
 
 SPREADS = {
     "runtime_exp": 0.0,
@@ -61,7 +61,7 @@ def test_law_and_clients_are_found_again(law: str) -> None:
 @pytest.mark.parametrize("law", calibration.SHAPES)
 def test_intervals_have_the_truth(law: str) -> None:
     """Of 50 logs' intervals, as many have the truth as 95 % allow, at a level of 0.2 %."""
-    found = cover(law, 0, 200, 0.3)
+    found = coverage.cover(law, 0, 200, 0.3)
     assert found["logs"] == 50 and 0.25 < found["censored"] / 50 < 0.35 and not found["refused"]
     for name in ("rate", "spread"):
         assert found[name] >= stats.binom.ppf(0.002, 50, 0.95)
