@@ -3,9 +3,9 @@
 Judges claims 9 to 14 on drawn schedules, without learning: how many updates a system needs to the
 target is taken from the machines. A clock is fitted to the first half of a run of FedAsync. The
 first update of each machine, which includes its start-up, is left out of logs and of seconds. If
-a machine has fewer than ten updates in that half, as in two runs on Shakespeare, it is refused: then
-the fit is to the whole run, from which other runs are predicted, but not its own second half. The
-staleness of measured updates is not published, and follows from the order in which they end.
+a machine has fewer than ten updates in that half, as in two runs on Shakespeare, the fit would be
+refused: then it is to the whole run, from which other runs are predicted, but not its own second
+half. The staleness of measured updates is not published, and follows from the order of their ends.
 
 Dimension letters: `L` lanes, `T` server steps, `R` updates.
 """
