@@ -16,7 +16,16 @@ import numpy as np
 
 from experiments import harness
 from experiments.clocks.claims import CLAIMS
-from experiments.harness import NOT_RUN, Arguments, Outcome, Sizes, Study, Verdict, rule
+from experiments.harness import (
+    NOT_RUN,
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    rule,
+    unless_unknown,
+)
 from fedjax_sim import timelines
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.studies.tables import table
@@ -125,10 +134,10 @@ def _kept(arguments: Arguments, block: tuple[str, int, int, float, int]) -> dict
 
 
 def shares_of(law: str, counts: Mapping[str, float]) -> dict[str, float]:
-    """Return shares of the fitted logs in which intervals have the truth; {} if none was fitted."""
+    """Return shares of the fitted logs in which intervals have the truth; nan if none is fitted."""
     fits = counts["logs"] - counts["refused"]
     names = ("rate", "spread") if SPREADS[law][1] else ("rate",)
-    return {name: counts[name] / fits for name in names} if fits else {}
+    return {name: counts[name] / fits if fits else np.nan for name in names}
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
@@ -145,5 +154,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     why = f"{min(flat.values()):.1%} to {max(flat.values()):.1%}: " + ", ".join(
         f"{name} {share:.1%}" for name, share in flat.items()
     )
-    is_in = {name: marks.least <= share <= marks.most for name, share in flat.items()}
+    is_in = {
+        name: unless_unknown(marks.least <= share <= marks.most, share)
+        for name, share in flat.items()
+    }
     return [CLAIMS.verdict(18, shares, rule(is_in), why)]
