@@ -3,9 +3,9 @@
 Judges claims 9 to 14 on drawn schedules, without learning: how many updates a system needs to the
 target is taken from the machines. A clock is fitted to the first half of a run of FedAsync. The
 first update of each machine, which includes its start-up, is left out of logs and of seconds. If
-a machine has fewer than ten updates in that half, as on Shakespeare, the fit would be refused: then
-it is to the whole run, from which other runs are predicted, but not its own second half. The
-staleness of measured updates is not published, and follows from the order in which they end.
+a machine has fewer than ten updates in that half, as in two runs on Shakespeare, the fit would be
+refused: then it is to the whole run, from which other runs are predicted, but not its own second
+half. The staleness of measured updates is not published, and follows from the order of their ends.
 
 Dimension letters: `L` lanes, `T` server steps, `R` updates.
 """
@@ -158,7 +158,8 @@ def run(arguments: Arguments) -> Outcome:
     for task in sources.TASKS:
         for number in "0" if arguments.smoke else map(str, range(sources.NUM_RUNS)):
             found, told = compare(task, number, sizes)
-            drawn.setdefault(task, told)
+            if "11" in found:  # Pictures are of the first run of a task that is predicted.
+                drawn.setdefault(task, told)
             for name, pair in found.pop("13").items():
                 seconds.setdefault(name, []).append(pair)
             for claim, pairs in found.items():
@@ -177,7 +178,7 @@ def run(arguments: Arguments) -> Outcome:
 
 @styled()
 def draw_times(fits: Mapping[str, timelines.Calibration]) -> Figure:
-    """Draw probability plots of the first run of each task."""
+    """Draw probability plots of one run of each task."""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axes, (task, fit) in zip(figure.subplots(1, len(fits)), fits.items(), strict=True):
         for number, (name, (law, seen, _)) in enumerate(
@@ -193,7 +194,7 @@ def draw_times(fits: Mapping[str, timelines.Calibration]) -> Figure:
 
 @styled()
 def draw_laws(drawn: Mapping[str, Any]) -> Figure:
-    """Draw the laws of staleness of the first run of each task."""
+    """Draw the laws of staleness of one run of each task."""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axes, (task, each) in zip(figure.subplots(1, len(drawn)), drawn.items(), strict=True):
         for number, name in enumerate(("measured", "simulated")):

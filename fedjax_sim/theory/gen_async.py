@@ -123,7 +123,7 @@ def predict(
         assert abs(predict(table, 3, [0.5, 0.5]).throughput - 1.5) < 1e-6  # 3 / 4 each at work
 
     Args:
-      table: Clients with rates of whole tasks.
+      table: Clients with rates of whole tasks, `time_of="update"`; of one step this is the same.
       concurrency: C.
       routing: `[N]`, the probabilities p_i up to a common factor; they may be traced by JAX.
       local_steps: Local steps of a task, for their energy.
@@ -133,13 +133,16 @@ def predict(
       Means, float64 if JAX's 64-bit types are enabled.
 
     Raises:
-      ConfigError: If the table has no rates, or has what exponential servers do not have.
+      ConfigError: If the table has no rates or those of steps of which a task has several, or has
+        what exponential servers do not have.
     """
-    return _predict(_rates(table), _energies(table, local_steps, num_bytes), concurrency, routing)
+    return _predict(
+        _rates(table, local_steps), _energies(table, local_steps, num_bytes), concurrency, routing
+    )
 
 
-def _rates(table: ClientTable) -> npt.NDArray[np.float64]:
-    """Check that clients are exponential servers, and return their rates."""
+def _rates(table: ClientTable, local_steps: int) -> npt.NDArray[np.float64]:
+    """Check that clients are exponential servers, and return their rates of tasks."""
     has = {"up or down": table.has_bandwidth, "drop_rate": table.drop_rate is not None}
     has |= {"available": table.windows is not None, "spread above 0": bool(np.any(table.spread))}
     for name, found in has.items():
@@ -148,6 +151,9 @@ def _rates(table: ClientTable) -> npt.NDArray[np.float64]:
             raise ConfigError("table", f"with {name}", allowed)
     if table.rate is None:
         raise ConfigError("table", "without rate", "with the clients' rates")
+    if local_steps > 1 and table.time_of != "update":
+        allowed = '"update" if local_steps is above 1: the sum of their times is not exponential'
+        raise ConfigError("table.time_of", table.time_of, allowed)
     return table.rate
 
 
@@ -223,7 +229,7 @@ def optimise(
         assert optimise(table, [1, 2, 4], Learning()).routing[1] > 0.5
 
     Args:
-      table: Clients with rates of whole tasks.
+      table: Clients with rates of whole tasks, as of `predict`.
       concurrencies: Values of C to try.
       learning: Constants of the problem.
       least: Time, energy, or their product.
@@ -232,9 +238,9 @@ def optimise(
       iterations: Steps of each search.
 
     Raises:
-      ConfigError: If the table has no rates, or no energy where that is asked for.
+      ConfigError: If `predict` refuses the table, or it has no energy where that is asked for.
     """
-    rate, energy = _rates(table), _energies(table, local_steps, num_bytes)
+    rate, energy = _rates(table, local_steps), _energies(table, local_steps, num_bytes)
     if least != "time" and not energy.all():
         raise ConfigError("least", least, "time for clients without energy_step or energy_byte")
     most, powers = max(concurrencies), {"time": (1, 0), "energy": (0, 1), "product": (1, 1)}[least]

@@ -352,9 +352,9 @@ def calibrate(
         draws[:, i] = SHAPES[law].speeds(*fit)
         none = np.zeros(len(x), bool)
         seen, measured, width = kaplan_meier(x, ended)
-        more = SHAPES[law].chance(seen, none[: len(seen)], *fit)
-        plots.append(np.stack([1 - more, measured, width]))
         longer = SHAPES[law].chance(x, none, *fit)
+        more = longer[np.unique(x, return_index=True)[1]][np.isin(np.unique(x), seen)]
+        plots.append(np.stack([1 - more, measured, width]))
         normal = scipy.special.ndtri(np.clip(1 - longer, 1e-9, 1 - 1e-9))
         follows = ended[1:] & ended[:-1] & (found.client[own][1:] == found.client[own][:-1])
         pairs.append(np.stack([normal[:-1], normal[1:]])[:, follows])

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.clocks import machines, rack, sources, verdicts
+from experiments.clocks import coverage, machines, rack, sources, verdicts
+from experiments.harness import Arguments
 from fedjax_sim import ConfigError, timelines
 from tests.experiments.running import FILES, judged, run
 
@@ -113,8 +114,25 @@ def test_orders_are_of_one_task() -> None:
     assert verdicts.orders(pairs, 1.5) == {}
 
 
+def test_coverage_is_judged_by_law_and_resumed(tmp_path: Path) -> None:
+    """One law outside of the marks decides; blocks that are in the folder are not fitted again."""
+    good = {"logs": 1000, "rate": 950, "spread": 950, "refused": 0, "censored": 300.0}
+    laws: dict[str, dict[str, float]] = dict.fromkeys(coverage.SPREADS, good)
+    changes = [("runtime_exp", "spread", 0, True), ("runtime_exp", "rate", 900, False)]
+    for law, name, hits, holds in [*changes, ("runtime_normal", "spread", 990, False)]:
+        counts = {coverage.JUDGED: laws | {law: good | {name: hits}}}
+        (verdict,) = coverage.judge({"smoke": False, "counts": counts})
+        assert verdict.holds is holds
+    block = ("runtime_exp", 0, 10, 0.0, 2)
+    found = coverage._kept(Arguments(checkpoints=tmp_path), block)
+    assert found["logs"] == 2 and not found["refused"]
+    (file,) = tmp_path.iterdir()
+    file.write_text('{"logs": 7}')
+    assert coverage._kept(Arguments(checkpoints=tmp_path), block) == {"logs": 7}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rack", "machines", "routing"])
+@pytest.mark.parametrize("name", ["rack", "machines", "routing", "coverage"])
 def test_smoke_runs(name: str, tmp_path: Path) -> None:
     done = run(f"clocks/{name}", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

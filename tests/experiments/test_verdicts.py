@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.clocks import routing, verdicts
+from experiments.clocks import coverage, routing, verdicts
 from experiments.clocks.claims import CLAIMS as CLOCKS
 from experiments.favano import fig3a, fig3b, fig6, fig7, fig7_own_rates, table2, table2_grid
 from experiments.favano.fig3a import FAVANO, FEDBUFF
@@ -311,6 +311,13 @@ def routing_inputs(outcome: str) -> Inputs:
     return {**MADE_UP, **samples, "target": 0.8, "tasks": {}, "rates": {}}
 
 
+def coverage_inputs(outcome: str) -> Inputs:
+    hits = {"holds": 95, "fails": 80, "undecided": np.nan}[outcome]
+    counts = {"logs": 100, "rate": hits, "spread": hits, "refused": 0}
+    return {"smoke": False, "counts": {coverage.JUDGED: dict.fromkeys(coverage.SPREADS, counts)}}
+
+
+CASES["clocks/coverage"] = coverage.judge, coverage_inputs
 CASES["clocks/rack"] = verdicts.judge, clocks_inputs
 CASES["clocks/routing"] = routing.judge, routing_inputs
 DECIDED = {"hierarchical-27", "fedstaleweight-19"}

@@ -99,7 +99,8 @@ def test_laws_of_the_network() -> None:
 
 def test_energy_and_gradients() -> None:
     """Energy counts steps and bytes; a gradient is that of differences."""
-    table = timelines.ClientTable(rate=RATE, energy_step=[1, 2, 3, 4], energy_byte=[0, 0, 0, 1])
+    energies = {"energy_step": [1, 2, 3, 4], "energy_byte": [0, 0, 0, 1]}
+    table = timelines.ClientTable(rate=RATE, **energies, time_of="update")
     found = gen_async.predict(table, TASKS, SHARE, local_steps=2, num_bytes=10)
     assert found.energy == pytest.approx(SHARE @ np.array([2.0, 4.0, 6.0, 18.0]))
 
@@ -142,6 +143,15 @@ def test_bad_input() -> None:
         gen_async.predict(spread, 2, [1.0, 1.0])
     with pytest.raises(ConfigError, match="table is 'without rate', but must be with the clients"):
         gen_async.predict(timelines.ClientTable(names=["a"]), 2, [1.0])
+    # A task of several steps takes a sum of exponential times, which is not exponential.
+    for time_of in ("step", None):
+        steps = timelines.ClientTable(rate=[1.0, 2.0], energy_step=[1.0, 2.0], time_of=time_of)
+        gen_async.predict(steps, 2, [1.0, 1.0])
+        words = f'table.time_of is {time_of!r}, but must be "update" if local_steps is above 1'
+        with pytest.raises(ConfigError, match=words):
+            gen_async.predict(steps, 2, [1.0, 1.0], local_steps=5)
+        with pytest.raises(ConfigError, match=words):
+            gen_async.optimise(steps, [1], LEARNING, local_steps=5)
     with pytest.raises(ConfigError, match="routing is "):
         gen_async.predict(TABLE, 2, [1.0, 1.0])
     with pytest.raises(

@@ -9,11 +9,12 @@ import pytest
 from scipy import stats
 
 import fedjax_sim
+from experiments.clocks import coverage
 from fedjax_sim import ConfigError, System, timelines
 from fedjax_sim.core.settings import check
+from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import favano, fedbuff
 from fedjax_sim.timelines import calibration
-from scripts.calibration_coverage import cover
 
 SPREADS = {
     "runtime_exp": 0.0,
@@ -61,7 +62,7 @@ def test_law_and_clients_are_found_again(law: str) -> None:
 @pytest.mark.parametrize("law", calibration.SHAPES)
 def test_intervals_have_the_truth(law: str) -> None:
     """Of 50 logs' intervals, as many have the truth as 95 % allow, at a level of 0.2 %."""
-    found = cover(law, 0, 200, 0.3)
+    found = coverage.cover(law, 0, 200, 0.3)
     assert found["logs"] == 50 and 0.25 < found["censored"] / 50 < 0.35 and not found["refused"]
     for name in ("rate", "spread"):
         assert found[name] >= stats.binom.ppf(0.002, 50, 0.95)
@@ -156,6 +157,36 @@ def test_result_is_used_and_saved_in_one_line(tmp_path: Path) -> None:
     assert str(again) == str(fitted.table)
     drawn = np.array([table.rate for table in fitted.draw_tables(200)])
     assert drawn.std(axis=0) == pytest.approx(fitted.error[0], rel=0.3)
+
+
+def test_bands_have_the_time_to_a_level() -> None:
+    """An interval from a log has the true clients' time, but not that of clients half as fast."""
+    law, rates = "runtime_lognormal", 0.1 * np.arange(1, 5)
+    fitted = timelines.calibrate(draw(law), law=law)
+    true, slow = (
+        timelines.ClientTable(rates * share, SPREADS[law], time_of="update") for share in (1, 0.5)
+    )
+    hyper = fedbuff.Hyper(
+        num_clients=4, buffer_size=2, local_steps=1, batch_size=1, lr=0.02, delays=fitted.delays
+    )
+    problem = Quadratic.of([[0.0, 1.0], [2.0, 0.0], [4.0, 4.0], [1.0, 3.0]])
+    curves = fedjax_sim.sweep(
+        fedbuff.system,
+        problem,
+        hyper,
+        settings={"client_table": [*fitted.draw_tables(20), true, slow]},
+        seeds=4,
+        budget=fedjax_sim.Time(400),
+        num_evals=100,
+    ).curves
+    start = curves.loss.isel(eval=0)
+    level = 0.3 * start.mean() + 0.7 * curves.loss.min()
+    reached = curves.time.where(curves.loss < level).min("eval")
+    low, high = reached.isel(client_table=slice(20)).quantile(
+        [0.025, 0.975], ["client_table", "seed"]
+    )
+    assert low < reached.isel(client_table=20).median() < high < 200
+    assert reached.isel(client_table=21).median() > high
 
 
 def test_equal_times_are_constant() -> None:
