@@ -396,7 +396,7 @@ def test_names_of_both_sides_must_be_the_same(
     with pytest.raises(
         ConfigError, match="client_table client is 'without c', but must be one row"
     ):
-        ClientTable(names=["a", "b"]).in_order_of(["b", "c", "a"])
+        client_table.in_order_of(ClientTable(names=["a", "b"]), ("b", "c", "a"))
 
 
 def test_a_trace_without_a_table_may_name_the_problem_s_clients(tmp_path: Path) -> None:
@@ -426,4 +426,4 @@ def test_a_table_counts_steps_or_updates(tmp_path: Path, cells: tuple[str, str])
     with pytest.raises(ConfigError, match=r"time_of is .* but must be step in all rows"):
         read_client_table(path)
     path.write_text("rate,time_of\n1,step\n2,step\n")
-    assert read_client_table(path).in_order_of([]).time_of == "step"
+    assert read_client_table(path).time_of == "step"
