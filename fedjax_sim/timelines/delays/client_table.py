@@ -228,11 +228,6 @@ class ClientTable:
         """Whether a column is in units of time, or per unit."""
         return self.rate is not None or self.has_bandwidth or self.windows is not None
 
-    @property
-    def only_names(self) -> bool:
-        """Whether the table says nothing but who the clients are."""
-        return not self.has_times and self.drop_rate is None
-
     def _windows(self, available: Sequence[Windows], period: npt.ArrayLike | None) -> ClientWindows:
         """Check windows and periods, and group the windows by client."""
         latest = max((end for windows in available for _, end in windows), default=1.0)

@@ -412,7 +412,8 @@ class ClientDelays(Checked):
             names += ["drop_rate"]
         if table is not None and table.windows is not None:
             names += ["on_time", "off_time"]
-        kept = ("trace", "client_table") if table is not None and table.only_names else ("trace",)
+        only_names = table is not None and not table.has_times and table.drop_rate is None
+        kept = ("trace", "client_table") if only_names else ("trace",)
         replaced = (name for name in settings.fields(type(self)) if name not in kept)
         return dict.fromkeys(names, "a table of clients") | self.decided_by_trace(*replaced)
 

@@ -243,7 +243,7 @@ def test_energy_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("client,energy_step,energy_byte\na,2.5,\nb,1,0.25\n")
     table = read_client_table(path)
-    assert table.counts_energy and table.only_names
+    assert table.counts_energy and not table.has_times
     assert table.energy_step.tolist() == [2.5, 1.0] and table.energy_byte.tolist() == [0.0, 0.25]
     with pytest.raises(ConfigError, match="energy_step in row 1"):
         ClientTable([1.0], energy_step=[-1.0])
