@@ -58,6 +58,7 @@ from fedjax_sim.timelines.grouped import GroupClock as GroupClock
 from fedjax_sim.timelines.grouped import Grouping as Grouping
 from fedjax_sim.timelines.grouped import Groups as Groups
 from fedjax_sim.timelines.grouped import IterationDelays as IterationDelays
+from fedjax_sim.timelines.grouped import Members as Members
 from fedjax_sim.timelines.grouped import aggregation_weights as aggregation_weights
 from fedjax_sim.timelines.grouped import complete_groups as complete_groups
 from fedjax_sim.timelines.grouped import delay_sizes as delay_sizes
@@ -66,6 +67,7 @@ from fedjax_sim.timelines.grouped import group_rounds_within as group_rounds_wit
 from fedjax_sim.timelines.grouped import list_members as list_members
 from fedjax_sim.timelines.grouped import schedule_group_arrivals as schedule_group_arrivals
 from fedjax_sim.timelines.grouped import schedule_group_rounds as schedule_group_rounds
+from fedjax_sim.timelines.logs import Log as Log
 from fedjax_sim.timelines.logs import read_log as read_log
 from fedjax_sim.timelines.rounds import Cohort as Cohort
 from fedjax_sim.timelines.rounds import CohortClock as CohortClock
