@@ -32,7 +32,7 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "no state": (lambda state, info: (None, info), "state that step returns is 'a NoneType'"),
     "other shape": (
         lambda state, info: (jax.tree.map(lambda leaf: leaf[None], state), info),
-        r"state\.\S+ that step returns is \S+, but must be \S+, as init returns it",
+        r"state\.\S+ that step returns is .*, but must be .*, as init returns it",
     ),
     "other dtype": (
         lambda state, info: (jax.tree.map(lambda leaf: leaf.astype("bfloat16"), state), info),
