@@ -32,7 +32,7 @@ from jax.typing import ArrayLike
 
 from fedjax_sim.core import settings, streams, types
 from fedjax_sim.core.clocks import Clock, Instant, Live, Received, Sizes
-from fedjax_sim.core.settings import ConfigError, Count, checked, struct
+from fedjax_sim.core.settings import ConfigError, Count, checked, fields, struct
 from fedjax_sim.core.targets import put, repeat, repeat_while
 from fedjax_sim.core.types import EMPTY, Array, Event, InfoT, Key, Settings, StateT, Timeline
 from fedjax_sim.timelines import presets, rounds
@@ -227,6 +227,18 @@ class LiveCohorts(CohortRounds):
     cohort: Cohort = settings.group(
         Cohort(), "what the reports weigh", without=("selection", "with_replacement")
     )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: As of `CohortRounds`, or if the server's sum is to be private.
+        """
+        private = fields(type(self)).get("privacy")
+        if private is not None:
+            why = "because no accountant covers cohorts that follow from what is learnt"
+            settings.check_left(self, {"privacy": private.default}, why)
+        super().check_together()
 
     @property
     def num_asked(self) -> int:

@@ -96,7 +96,7 @@ def test_reports_weigh_as_the_settings_say() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"privacy": parse_privacy("fixed:clip=0.5:noise=1")}, "privacy .* whom a live clock"),
+        ({"privacy": parse_privacy("fixed:clip=0.5:noise=1")}, "privacy .* no accountant covers"),
         ({"selection": "by_examples"}, "selection"),
         ({"local_epochs": 1.0}, "local_epochs"),
     ],
