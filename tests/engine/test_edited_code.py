@@ -458,6 +458,26 @@ def test_random_numbers_of_python_get_one_warning(capsys: pytest.CaptureFixture)
     assert capsys.readouterr().err.count("Problem is traced to another program each time") == 1
 
 
+def test_a_slow_trace_rests(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """In calls that follow each other soon; another function is noticed all the same."""
+    user = User("D = {'k': 1.0}\ndef get(): return D['k']", "get() * x")
+
+    def number() -> int:
+        return number_of_code(partial(_trace_problem, user.problem, 1), user.problem, may_rest=True)
+
+    monkeypatch.setattr(user_code, "SLOW", (0.0, 1e6))
+    first = number()
+    assert number() == first
+    user.run("D['k'] = 2.0")
+    assert number() == number() == first
+    assert capsys.readouterr().err.count("changes inside it are not noticed until") == 1
+    user.run("def get(): return 3.0")
+    assert number() != first
+    monkeypatch.undo()
+    user.run("def get(): return D['k']")
+    assert number() != first
+
+
 def test_no_look_up_of_a_user_is_run() -> None:
     """What `__getattr__` raises ends no sweep, in the problem and in what its loss calls."""
     broken = "\n    def __getattr__(self, name): return {}[name]\n"

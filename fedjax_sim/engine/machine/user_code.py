@@ -15,7 +15,9 @@ import itertools
 import sys
 import sysconfig
 import threading
+import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -44,9 +46,15 @@ MOST_NUMBERED = 512
 """Programs that keep their numbers; one that is seen again later gets a new number."""
 
 
+SLOW = 0.1, 10
+"""Seconds from which a trace is slow, and within how many times as long it is not repeated."""
+
 _numbers, _lock = itertools.count(1), threading.Lock()
 _arrays: dict[int, Hashable] = {}
 """Objects that are alive, by their address: contents of arrays, and numbers of others."""
+
+_last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
+"""When code was last asked for, how long its trace took, and its number."""
 
 _of_call: ContextVar[dict[Hashable, tuple[int, object]] | None] = ContextVar(
     "of_call", default=None
@@ -75,6 +83,7 @@ def number_of_code(
     trace: Callable[[], tuple[ClosedJaxpr, object]],
     *used: object,
     facts: Hashable = None,
+    may_rest: bool = False,
 ) -> int:
     """Number the program that code of users is traced to: 0 without any, else equal programs alike.
 
@@ -86,13 +95,14 @@ def number_of_code(
         to find out whether traces of the same code differ.
       used: Trees that the program is made of: problems, settings, systems and functions.
       facts: What else decides the program.
+      may_rest: Whether a slow trace need not be repeated soon; the user is then told so.
     """
     of_call, objects = _of_call.get(), (*map(id, used), facts)
     if of_call is not None and objects in of_call:
         return of_call[objects][0]
     is_users, parts = _look_through(used)
     if is_users:
-        number = _number_of_users(trace, parts, used, facts)
+        number = _number_of_users(trace, parts, used, facts, may_rest)
     else:
         number = _number(parts) if parts else 0
     if of_call is not None:
@@ -101,7 +111,7 @@ def number_of_code(
 
 
 def _number_of_users(
-    trace: Callable, parts: Hashable, used: Iterable[object], facts: Hashable
+    trace: Callable, parts: Hashable, used: Iterable[object], facts: Hashable, may_rest: bool
 ) -> int:
     """Number a program with code of users, as `number_of_code`."""
     forms = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(used) if _is_data(leaf))
@@ -109,34 +119,56 @@ def _number_of_users(
     of_call = _of_call.get()
     if of_call is not None and asked in of_call:
         return of_call[asked][0]
-    number = _number_of_trace(trace, parts, used)
+    now = time.monotonic()
+    asked_at, seconds, number = _last.pop(asked, (0.0, 0.0, 0))
+    if may_rest and seconds > SLOW[0] and now - asked_at < SLOW[1] * seconds:
+        _say_once(
+            parts,
+            f"tracing {_named(used)} takes {seconds:.1f} s; in calls that follow each other soon "
+            "it is taken for unchanged, unless a function or class in it is another one: changes "
+            f"inside it are not noticed until {SLOW[1] * seconds:.0f} s have passed.",
+        )
+    else:
+        number, seconds = _number_of_trace(trace, parts, used)
     if of_call is not None:
         of_call[asked] = number, None
+    if may_rest and seconds > SLOW[0]:
+        _last[asked] = now, seconds, number
+    while len(_last) > MOST_NUMBERED:
+        _last.popitem(last=False)
     return number
 
 
-def _number_of_trace(trace: Callable, parts: Hashable, used: Iterable[object]) -> int:
-    """Trace, and return the number of the program."""
-    try:
+def _number_of_trace(trace: Callable, parts: Hashable, used: Iterable[object]) -> tuple[int, float]:
+    """Trace, and return the number of the program and the seconds that it took."""
+
+    def traced() -> tuple[Hashable, float]:
+        begin = time.thread_time()
         key = parts, parts_of_program(*trace())
+        return key, time.thread_time() - begin
+
+    try:
+        key, seconds = traced()
     except Exception as error:  # Where it is called next says what is wrong, in better words.
         if parts in _failed:
             sentence = f"is compiled at each call, as its trace fails: {error!r}"
             _say_once(parts, f"{_named(used)} {sentence}")
         _failed.add(parts)
-        return next(_numbers)
+        return next(_numbers), 0.0
     with _lock:
         known = _number.cache_info().misses
         number = _number(key)
         is_new = _number.cache_info().misses > known
-    if is_new and (parts, parts_of_program(*trace())) != key:
-        _say_once(
-            parts,
-            f"{_named(used)} is traced to another program each time, as with random numbers "
-            "or the time of Python, and is compiled at each call: draw from the key that it "
-            "gets.",
-        )
-    return number
+    if is_new:
+        again, seconds = traced()[0], 0.0  # What is traced first takes longer than later.
+        if again != key:
+            _say_once(
+                parts,
+                f"{_named(used)} is traced to another program each time, as with random numbers "
+                "or the time of Python, and is compiled at each call: draw from the key that it "
+                "gets.",
+            )
+    return number, seconds
 
 
 @functools.lru_cache(maxsize=64)
@@ -290,8 +322,10 @@ def _inside(value: object) -> Iterator[object]:
     kind = type(value)
     if issubclass(kind, HOLDERS):
         yield from gc.get_referents(value)
-    with contextlib.suppress(AttributeError):
+    try:
         yield from object.__getattribute__(value, "__dict__").values()
+    except AttributeError:
+        pass
     for member in _slots_of(kind):  # type: ignore[arg-type]
         with contextlib.suppress(AttributeError):  # Not assigned yet.
             yield member.__get__(value, kind)

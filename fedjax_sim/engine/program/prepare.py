@@ -153,7 +153,7 @@ class Planned:
         self.num_examples = self.system.hints.step_examples(self.group[0].hyper)
         has_loss = self.system.fit.learns is not types.LatentProblem
         trace = partial(_trace_problem, problem, self.num_examples, has_loss=has_loss)
-        self.code = user_code.number_of_code(trace, problem, facts=self.num_examples)
+        self.code = user_code.number_of_code(trace, problem, facts=self.num_examples, may_rest=True)
         self.model, self.cost = measure_step(
             problem, self.num_examples, has_loss=has_loss, code=self.code
         )
