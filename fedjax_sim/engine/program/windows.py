@@ -111,8 +111,7 @@ class Windows:
           ConfigError: If it is not known before learning which examples are read.
         """
         self._files, self._size = problem.stored, problem.held.window
-        self._num_ticks = schedule.shape[1] * schedule.shape[2]
-        self._per_eval, self._block = schedule.shape[2], max(1, program.block)
+        self._schedule, self._block = schedule, max(1, program.block)
         self.data_at, self.index_at = _places(problem)
         index = lanes.problem.varying[self.index_at]
         self._index = np.asarray(lanes.problem.shared[self.index_at] if index is None else index)
@@ -167,7 +166,6 @@ class Windows:
     def make(self, begin: int = 0, limit: int = 0) -> Window:
         """Read the examples of the ticks from `begin` on, as many ticks as there is room for."""
         flags, end = np.zeros(self._files.num, bool), begin
-        limit = min(limit, (1 + begin // self._per_eval) * self._per_eval)
         flags[0] = True
         while end < limit:
             of_block = self._known.pop(end, None)
@@ -193,8 +191,9 @@ class Windows:
 
     def _of_block(self, begin: int) -> np.ndarray:
         """Find the examples that the ticks of a block read: `bool[n]`."""
-        ticks = range(begin, min(begin + self._block, self._num_ticks))
-        return np.any([self._read(tick, *divmod(tick, self._per_eval)) for tick in ticks], 0)
+        per_eval = self._schedule.shape[2]
+        last = min(begin + self._block, self._schedule.shape[1] * per_eval)
+        return np.any([self._read(tick, *divmod(tick, per_eval)) for tick in range(begin, last)], 0)
 
 
 def _places(problem: Any) -> tuple[list[int], int]:

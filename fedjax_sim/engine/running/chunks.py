@@ -169,28 +169,37 @@ def _replayed(
 
     while waiting or (done < whole and seen.is_running.any()):
         while done < whole and (not waiting or may_overtake()):
-            begin, sent, window, end = done, time.monotonic(), None, end_after(done)
+            begin, sent, window = done, time.monotonic(), None
+            limit = end_after(done)
+            if windows is not None:
+                limit = min(limit, (1 + done // per_eval) * per_eval)
+                try:
+                    window = windows.take(begin, limit)
+                except ValueError:
+                    # Nothing of what was done is lost.
+                    while waiting:
+                        yield fetch_oldest()
+                    if checkpoint is not None and begin > 0:
+                        checkpoint.save(begin, carries, seen.kinds, now=True)
+                    raise
+                limit = window.end
+            done = limit
             try:
-                if windows is not None:
-                    window = windows.take(begin, end)
-                    end = window.end
                 if waiting and checkpoint is not None:
                     # It is saved once the chunk is done, if that is due then.
                     is_saved = checkpoint.is_due(within=lasted)
                     kept = jax.tree.map(jnp.copy, carries) if is_saved else None
                     waiting[-1] = waiting[-1]._replace(carries=kept)
-                carries, returned = replay.advance(carries, begin, end, seen.is_running, window)
-                if windows is not None and end < whole:
-                    windows.prepare(end, end_after(end))
+                carries, returned = replay.advance(carries, begin, done, seen.is_running, window)
+                if windows is not None and done < whole:
+                    last = (1 + done // per_eval) * per_eval
+                    windows.prepare(done, min(end_after(done), last))
             except Exception:
                 # Programs that call the host on a CPU run, and may fail, while they are sent.
-                # What was done before them, or before a window that is too small, is kept.
+                # What was done before them is kept.
                 if waiting:
                     yield fetch_oldest()
-                elif checkpoint is not None and windows is not None and window is None and begin:
-                    checkpoint.save(begin, carries, seen.kinds, now=True)
                 raise
-            done = end
             waiting.append(_Chunk(begin, done, returned, carries, sent))
         yield fetch_oldest()
 
