@@ -28,6 +28,8 @@ from numpy.typing import ArrayLike
 
 NUMPYS = ("numpy._typing", "<class 'numpy._typing")
 """How the types begin that NumPy's `ArrayLike` is a union of."""
+NAMED_TYPES: Any = getattr(typing, "TypeAliasType", ())
+"""The class of types that are named by a statement `type`, as NumPy's are from Python 3.12 on."""
 CONTAINERS = ("builtins", "collections.abc")
 NO_LISTS = (str, bytes, Mapping)
 MOST_WHOLE = 2**63 - 1
@@ -248,6 +250,8 @@ def kind_of(annotation: Any) -> Kind:
     kind = origin or annotation
     if isinstance(kind, TypeVar):
         return OPEN
+    if isinstance(kind, NAMED_TYPES):
+        return kind_of(kind.__value__)
     if kind in UNCHECKED:
         return ANYTHING
     if not isinstance(kind, type):

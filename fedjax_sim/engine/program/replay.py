@@ -424,17 +424,54 @@ class _ReplayedLane:
     @property
     def scan(self) -> Callable[..., tuple[Carry, Counted]]:
         """The function that takes ticks one after another, as `jax.lax.scan` does."""
+        # Lanes that are batched together may end at different ticks.
+        may_differ = self.num_ticks is not None and self.program.plan.lanes_at_once
+        if may_differ and len(self.tables.num_ticks) > 1:
+            return self.scan_unequal
         return jax.lax.scan if targets.is_for_cpu() else targets.packed_scan
+
+    def scan_unequal(self, _: object, carry: Carry, ticks: tuple) -> tuple[Carry, Counted]:
+        """Take ticks of lanes some of which end before others.
+
+        First the ticks of all lanes, without a copy of their states; then, until the last lane
+        ends, those of some, where the states of the others are selected.
+        """
+        (number, begin), length = (each[0] for each in ticks[0]), len(ticks[0][0])
+        before = (self.place[0, 0] + number) * self.program.chunk[1] + begin
+        left = jnp.clip(self.num_ticks - before, 0, length)
+        shortest, longest = (of(left, batching.LANE_AXIS) for of in (jax.lax.pmin, jax.lax.pmax))
+
+        def take(
+            i: types.Array, both: tuple[Carry, Counted], **of_all: bool
+        ) -> tuple[Carry, Counted]:
+            carry, found = self.tick(both[0], ((number, begin + i), None), **of_all)
+            return carry, jax.tree.map(lambda all, one: all.at[i].set(one), both[1], found)
+
+        found = jax.eval_shape(lambda: self.tick(carry, ((number, begin + 0), None))[1])
+        found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
+        both = jax.lax.fori_loop(
+            0, shortest, functools.partial(take, is_of_all=True), (carry, found)
+        )
+        return jax.lax.fori_loop(shortest, longest, take, both)
 
     @jax.named_scope("tick")
     def tick(
-        self, carry: Carry, inputs: tuple[tuple[types.Array, Any], Any]
+        self,
+        carry: Carry,
+        inputs: tuple[tuple[types.Array, Any], Any],
+        *,
+        is_of_all: bool = False,
     ) -> tuple[Carry, Counted]:
-        """Take a tick, from its place among evaluations and ticks, and what was drawn ahead."""
+        """Take a tick.
+
+        Args:
+          inputs: Its place among evaluations and ticks, and what was drawn ahead.
+          is_of_all: Whether it is known to pad no lane.
+        """
         lane, tables, (place, ahead) = self.lane, self.tables, inputs
         number = (self.place[0, 0] + place[0]) * self.program.chunk[1] + place[1]
         event = tables.ticks.event(self.row, number, place, self.program.facts)
-        if self.num_ticks is None:
+        if self.num_ticks is None or is_of_all:
             state, info = lane.step(carry.state, event, ahead)
         else:  # Ticks that pad a lane change nothing and count nothing.
             state, info = opened.learn_if(number < self.num_ticks, lane.step, carry.state, event)
