@@ -25,6 +25,7 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.tree_util import PyTreeDef
 
+from fedjax_sim.core import batching, targets
 from fedjax_sim.core.types import Array, PackedRows, Params
 
 LARGEST_COPIED = 2**16
@@ -160,11 +161,10 @@ def _batchable(
             # Otherwise the slots of all lanes share rows, with copies of what
             # differs between lanes.
             num = steps.shape[1]
-            pooled = jax.tree.map(
-                _merge, (steps, carries, _with_lanes(of_slots, are_of_slots, size))
-            )
+            of_lanes = steps, carries, _with_lanes(of_slots, are_of_slots, size)
+            pooled = batching.merge(of_lanes)
             copies = [
-                _merge(jnp.broadcast_to(leaf[:, None], (size, num, *leaf.shape[1:])))
+                batching.merge(jnp.broadcast_to(leaf[:, None], (size, num, *leaf.shape[1:])))
                 for leaf in varying
             ]
 
@@ -194,11 +194,6 @@ def _with_lanes(leaves: list[Array], are_batched: Sequence[bool], size: int) -> 
         leaf if it else jnp.broadcast_to(leaf, (size, *leaf.shape))
         for leaf, it in zip(leaves, are_batched, strict=True)
     ]
-
-
-def _merge(leaf: Array) -> Array:
-    """Merge the two leading axes of an array."""
-    return leaf.reshape(-1, *leaf.shape[2:])
 
 
 class Places(NamedTuple):
@@ -235,8 +230,8 @@ def lay_in_rows(steps: Array, num_rows: int, length: int) -> tuple[Places, Place
     # Unrolled, so that an accelerator has one kernel.
     slot = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")
     is_idle, slot = slot == steps.shape[0], jnp.minimum(slot, steps.shape[0] - 1).astype("int32")
-    end = _rows_at(ends, slot)
-    first = end - _rows_at(steps, slot)
+    end = targets.take_rows(ends, slot)
+    first = end - targets.take_rows(steps, slot)
     cut = (first // length + 1) * length  # where the next row begins
     carried = jnp.maximum(end - cut, 0)  # steps of the slot in the next row
     number = jnp.where(place < cut, carried + place - first, place - cut)
@@ -287,13 +282,15 @@ def _run(
             jax.lax.dynamic_index_in_dim(each, t, keepdims=False)
             for each in (places.slot, places.number, target, is_next, following)
         )
-        leaves = in_rows(shared, [_rows_at(leaf, slot) for leaf in of_slots], number, leaves)
+        leaves = in_rows(
+            shared, [targets.take_rows(leaf, slot) for leaf in of_slots], number, leaves
+        )
         store = [
             into.at[to].set(leaf, mode="drop", unique_indices=True)
             for into, leaf in zip(store, _join(leaves), strict=True)
         ]
         # At the end of a row the next slot does not matter.
-        kept = _split([_rows_at(each, new) for each in store], leaves)
+        kept = _split([targets.take_rows(each, new) for each in store], leaves)
         leaves = [
             jnp.where(is_new.reshape(-1, *(1,) * (leaf.ndim - 1)), there, leaf)
             for there, leaf in zip(kept, leaves, strict=True)
@@ -301,7 +298,7 @@ def _run(
         return store, leaves
 
     store = _join(carries)
-    first = _split([_rows_at(each, places.slot[0]) for each in store], carries)
+    first = _split([targets.take_rows(each, places.slot[0]) for each in store], carries)
     store, _ = jax.lax.fori_loop(0, length, trip, (store, first))
     idle = num_rows * length - steps.sum()
     share = idle // num + (jnp.arange(num) < idle % num)
@@ -329,8 +326,3 @@ def _split(joined: list[Array], like: list[Array]) -> list[Array]:
         part = jax.lax.slice_in_dim(whole, begin, at[leaf.dtype], axis=1)
         leaves.append(part.reshape(whole.shape[0], *leaf.shape[1:]))
     return leaves
-
-
-def _rows_at(leaf: Array, rows: Array) -> Array:
-    """Look up rows that are known to be there."""
-    return leaf.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)

@@ -51,7 +51,7 @@ def map_lanes(
         with targets.batching(jax.tree.leaves(lanes)[0].shape[0] // batches):
             if batches == 1:
                 return batched(lanes)
-            return _merge(jax.lax.map(batched, _split(lanes, batches)))
+            return merge(jax.lax.map(batched, _split(lanes, batches)))
     if jax.tree.leaves(lanes)[0].shape[0] == 1:
         return jax.tree.map(lambda leaf: leaf[None], run(jax.tree.map(lambda leaf: leaf[0], lanes)))
     return jax.lax.map(run, lanes)
@@ -91,7 +91,7 @@ def map_families(
 
     num = jax.tree.leaves(shared)[0].shape[0] // size
     firsts = jax.tree.map(lambda leaf: leaf[:, 0], _split(shared, num))
-    return _merge(map_over(family, (firsts, _split(varying, num))))
+    return merge(map_over(family, (firsts, _split(varying, num))))
 
 
 def map_slots(
@@ -171,7 +171,7 @@ def _map_blocks(
     back = jnp.argsort(order[:num])
 
     def in_order(results: TreeT) -> TreeT:
-        return jax.tree.map(lambda leaf: leaf[:num][back], _merge(results))
+        return jax.tree.map(lambda leaf: leaf[:num][back], merge(results))
 
     if weights is not None:
         return (results[0], in_order(results[1])), taken.sum()
@@ -352,6 +352,6 @@ def _split(tree: TreeT, num: int) -> TreeT:
     return jax.tree.map(lambda leaf: leaf.reshape(num, -1, *leaf.shape[1:]), tree)
 
 
-def _merge(tree: TreeT) -> TreeT:
+def merge(tree: TreeT) -> TreeT:
     """Merge the two leading axes of every leaf."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)

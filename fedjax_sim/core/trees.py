@@ -27,8 +27,15 @@ def paths_of(model: Params) -> list[str]:
     Args:
       model: A model, or a part of it.
     """
-    leaves, _ = jax.tree.flatten_with_path(model)
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    return [name for name, _ in named_leaves(model, "/")]
+
+
+def named_leaves(tree: object, separator: str = ".") -> list[tuple[str, Any]]:
+    """List the leaves of a tree with their names, such as "delays.rate_fast"."""
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator=separator), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
 
 
 def is_traced(tree: object) -> bool:

@@ -16,10 +16,8 @@ statistic.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fedjax_sim.core.clocks import Clock as Clock
 from fedjax_sim.core.clocks import Instant as Instant
 from fedjax_sim.core.clocks import Live as Live
-from fedjax_sim.core.clocks import Received as Received
 from fedjax_sim.core.clocks import Sizes as Sizes
 from fedjax_sim.core.events import EMPTY as EMPTY
 from fedjax_sim.core.events import Event as Event

@@ -18,7 +18,7 @@ from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.planning.drawing import read_timeline
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
-from fedjax_sim.engine.program.bound import Static, named_leaves
+from fedjax_sim.engine.program.bound import Static
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.request import Options, Precision
@@ -235,7 +235,7 @@ def _bounds_of(
     for i in range(len(group)):
         varying = [leaf if leaf is None else leaf[i] for leaf in stacked.varying]
         hypers.append(jax.tree.map(jnp.asarray, stacked.of_lane(varying)))
-    names = [name for name, _ in named_leaves(hypers[0])]
+    names = [name for name, _ in trees.named_leaves(hypers[0])]
     # A timeline of the caller's own has read nothing.
     reads = read_timeline(system, hyper).reads if is_drawn else [False] * len(names)
     places = read_timeline(system, hyper).places if system.weigh else reads

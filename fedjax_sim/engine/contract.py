@@ -172,34 +172,30 @@ def fit_start(model: types.Params, problem: types.AnyProblem) -> types.Params:
     return jax.tree_util.tree_map_with_path(fit, drawn, model)
 
 
-def check_state(state: object, first: object) -> None:
-    """Check that a state has the form of the first one. Leaves are traced.
+def check_alike(name: str, state: object, first: object, *, may_widen: bool = False) -> None:
+    """Check that a state has the form of an earlier one. Leaves are traced.
 
     Args:
+      name: What the state is called, `state` with more words or none.
       state: The state.
-      first: The first state, or only its shapes.
+      first: The earlier state, or only its shapes.
+      may_widen: Whether a leaf of fewer than 32 bits may become a wider one.
 
     Raises:
       ConfigError: If it has another structure, or a leaf another shape or dtype.
     """
-    if trees.typed_structure(state) != trees.typed_structure(first):
-        ours, theirs = (
-            f"a {type(each).__name__} with {len(jax.tree.leaves(each))} of its arrays"
-            for each in (first, state)
-        )
-        theirs = "an array" if isinstance(state, jax.Array) else theirs
-        raise ConfigError("state", theirs, f"{ours}, as init returns it")
-    leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(first), strict=True)
-    for (path, leaf), like in leaves:
-        place, given = f"state{jax.tree_util.keystr(path)}", jax.typeof(leaf)
-        if given.shape != like.shape:
-            allowed = f"{list(like.shape)}, as init returns it"
-            raise ConfigError(f"shape of {place}", list(given.shape), allowed)
+    had, has = trees.typed_structure(first), trees.typed_structure(state)
+    if had != has:
+        found = "an array" if isinstance(state, jax.Array) else f"a {type(state).__name__}"
+        raise ConfigError(name, found, f"of the structure that init returns, {had.structure}")
+    leaves = zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(state), strict=True)
+    for (path, before), leaf in leaves:
+        was, now = (x if hasattr(x, "weak_type") else jax.typeof(x) for x in (before, leaf))
         # A scan promotes what has no definite type, such as a number that Python made.
-        if given.dtype != like.dtype and not like.weak_type:
-            raise ConfigError(
-                f"dtype of {place}", str(given.dtype), f"{like.dtype}, as init returns it"
-            )
+        is_free = was.weak_type or (may_widen and trees.is_narrow(was.dtype))
+        if was.shape != now.shape or not (is_free or was.dtype == now.dtype):
+            field = name.replace("state", f"state{jax.tree_util.keystr(path)}", 1)
+            raise ConfigError(field, _form(now), f"{_form(was)}, as init returns it")
 
 
 def check_model(problem: types.AnyProblem, model: object) -> None:
@@ -292,18 +288,7 @@ def check_step(
     changed = getattr(info, "event", None)
     if changes or isinstance(changed, types.Event):
         _check_changed(changed, event, changes)
-    had, has = trees.typed_structure(state), trees.typed_structure(after)
-    if had != has:
-        allowed = f"of the structure that init returns, {had.structure}"
-        raise ConfigError("state that step returns", has.structure, allowed)
-    leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(after), strict=True)
-    for (path, before), leaf in leaves:
-        was, now = jax.typeof(before), jax.typeof(leaf)
-        # A scan promotes what has no definite type, such as a number that Python made.
-        is_alike = was.dtype == now.dtype or was.weak_type or trees.is_narrow(was.dtype)
-        if was.shape != now.shape or not is_alike:
-            name = f"state{jax.tree_util.keystr(path)} that step returns"
-            raise ConfigError(name, now.str_short(), f"{was.str_short()}, as init returns it")
+    check_alike("state that step returns", after, state, may_widen=True)
 
 
 def _check_changed(changed: object, event: types.Event, changes: Collection[str]) -> None:

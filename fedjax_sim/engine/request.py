@@ -262,8 +262,8 @@ def settings_completed_from(
       hyper: Settings that are not completed yet.
     """
     whole = trees.typed_structure(_completed(system, hyper, problem))
-    pairs, structure = jax.tree_util.tree_flatten_with_path(hyper)
-    leaves, found = [leaf for _, leaf in pairs], set()
+    leaves, structure = jax.tree.flatten(hyper)
+    found = set()
 
     def note(place: int, name: str, value: Any) -> None:
         given = jax.tree.unflatten(structure, [*leaves[:place], value, *leaves[place + 1 :]])
@@ -276,8 +276,7 @@ def settings_completed_from(
         if trees.typed_structure(completed) != whole or list(map(id, mapped)) != [id(value)]:
             found.add(name)
 
-    for place, (path, leaf) in enumerate(pairs):
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
+    for place, (name, leaf) in enumerate(trees.named_leaves(hyper)):
         jax.vmap(partial(note, place, name))(np.asarray(leaf, float)[None])
     return found
 

@@ -4,7 +4,6 @@ What each lane will do is known before anything is compiled, so that every part 
 division alone. It depends on the study and the number of parts, and not on the machine.
 """
 
-import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,15 +25,11 @@ from fedjax_sim.results.runs import Run
 LaneT = TypeVar("LaneT")
 
 
-MOST_UNEVEN = 1.25
-"""Work of the largest part over an equal share, above which units are divided."""
-
-
 class Unit(NamedTuple, Generic[LaneT]):
     """Lanes of equal program and schedule.
 
     They share the drawing of their schedule, and those that differ only in numeric settings are
-    batched. A part runs them together if it can.
+    batched.
 
     Attributes:
       lanes: The lanes, by whatever names them.
@@ -44,45 +39,31 @@ class Unit(NamedTuple, Generic[LaneT]):
     lanes: tuple[LaneT, ...]
     work: int
 
-    @property
-    def total(self) -> int:
-        """The work of all lanes."""
-        return len(self.lanes) * self.work
-
 
 def divide(units: Sequence[Unit[LaneT]], num_parts: int) -> list[list[LaneT]]:
-    """Divide lanes among parts.
+    """Divide lanes among parts of nearly equal work.
 
-    A part gets consecutive units, so that units of one program, which stand together, lie in as few
-    parts as possible. Units stay whole unless there are fewer units than parts, or the largest part
-    would do more than `MOST_UNEVEN` times its share: then the largest units are halved, down to
-    single lanes.
+    A part gets consecutive lanes, so that lanes of one program and schedule, which stand together,
+    lie in as few parts as possible. No part has more work than an equal share and one lane.
 
     Args:
       units: All units of the study, those of one program next to each other.
       num_parts: Number of parts, n.
 
     Returns:
-      The lanes of each of the n parts.
+      The lanes of each of the n parts, at least one.
 
     Raises:
       ConfigError: If there are more parts than lanes.
     """
-    check_num_parts(num_parts, sum(len(unit.lanes) for unit in units))
-    pieces, total = list(units), sum(unit.total for unit in units)
-    while True:
-        parts = _cut(pieces, num_parts) if len(pieces) >= num_parts else []
-        largest = max((sum(unit.total for unit in part) for part in parts), default=total)
-        whole = [piece.total for piece in pieces if len(piece.lanes) > 1]
-        is_even = bool(parts) and largest <= MOST_UNEVEN * total / num_parts
-        if is_even or not whole:
-            return [[lane for piece in part for lane in piece.lanes] for part in parts]
-        halved = []
-        for piece in pieces:
-            middle = (len(piece.lanes) + 1) // 2 if 2 * piece.total > max(whole) else None
-            halves = piece.lanes[:middle], piece.lanes[middle:] if middle else ()
-            halved += [piece._replace(lanes=lanes) for lanes in halves if lanes]
-        pieces = halved
+    lanes = [lane for unit in units for lane in unit.lanes]
+    check_num_parts(num_parts, len(lanes))
+    work = np.array([unit.work for unit in units for _ in unit.lanes])
+    ends, part = np.cumsum(work), np.arange(1, num_parts)
+    # Each part begins with the first lane of which half or more lies in its share, and has one.
+    first = np.searchsorted(ends - work / 2, ends[-1] * part / num_parts) - part
+    first = part + np.clip(np.maximum.accumulate(first), 0, len(lanes) - num_parts)
+    return [lanes[i:j] for i, j in itertools.pairwise([0, *first.tolist(), len(lanes)])]
 
 
 def check_num_parts(num_parts: int, num_lanes: int) -> None:
@@ -98,30 +79,6 @@ def check_num_parts(num_parts: int, num_lanes: int) -> None:
     if not 1 <= num_parts <= num_lanes:
         allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
         raise ConfigError("number of parts", num_parts, allowed)
-
-
-def _cut(pieces: Sequence[Unit[LaneT]], num_parts: int) -> list[list[Unit[LaneT]]]:
-    """Cut a sequence into parts, at least one piece in each, so that the largest is least.
-
-    The least possible largest part is found by bisection; pieces are whole numbers of work.
-    """
-    totals = [piece.total for piece in pieces]
-    limits = range(max(totals), sum(totals) + 1)
-    at = bisect.bisect_left(limits, -num_parts, key=lambda most: -len(_filled(pieces, most)))
-    return _filled(pieces, limits[at], num_parts)
-
-
-def _filled(pieces: Sequence[Unit[LaneT]], limit: int, least: int = 1) -> list[list[Unit[LaneT]]]:
-    """Fill parts with consecutive pieces: at most `limit` work in each, and at least some parts."""
-    parts: list[list[Unit[LaneT]]] = []
-    filled = 0
-    for left, piece in zip(itertools.count(len(pieces), -1), pieces, strict=False):
-        filled += piece.total
-        if not parts or filled > limit or left == least - len(parts):
-            parts.append([])
-            filled = piece.total
-        parts[-1].append(piece)
-    return parts
 
 
 class Listed(NamedTuple):

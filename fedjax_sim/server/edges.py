@@ -44,7 +44,7 @@ from fedjax_sim.clients import gradient_steps, mini_batches, rows
 from fedjax_sim.clients.gradient_steps import Training
 from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
-from fedjax_sim.core import batching, settings, trees, types
+from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import Checked, ConfigError, Count, group, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Timeline
@@ -148,7 +148,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     @property
     def has_one_step(self) -> bool:
         """Whether every client does one local step in an iteration, as in the paper."""
-        return self.client_steps == 1 and settings.is_known(self.client_epochs, 0)
+        return self.client_steps == 1
 
     @property
     def has_one_batch(self) -> bool:
@@ -300,18 +300,13 @@ def _iterations(
     # A group's clients train like the slots of a tick, whose steps are known or counted.
     at_once = 1 if plan.slots_at_once == 1 else hyper.work.clients_at_once
     within = Plan(slots_at_once=at_once, narrow=plan.narrow)
-    is_even = settings.is_known(hyper.client_epochs, 0)
-    most_steps = hyper.client_steps if is_even else None
-    facts = types.Facts(all_filled=True, most_steps=most_steps, same_steps=is_even)
+    facts = types.Facts(all_filled=True, most_steps=hyper.client_steps, same_steps=True)
     lost_shares = loss_shares(hyper)
 
     def training(own: EdgeTraining, key: Key, event: Event, *group: Array) -> Training:
         offset, clients, weight = group
         train_clients = gradient_steps.local_training(problem, own, within)
         steps = jnp.broadcast_to(jnp.int32(hyper.client_steps), clients.shape)
-        if hyper.steps_of_epochs is not None:
-            of_epochs = jnp.asarray(hyper.steps_of_epochs, "int32")
-            steps = jnp.where(weight > 0, of_epochs[clients], 0)
 
         def first(edge: Params) -> tuple[Array, Params]:
             zeros = batching.replicate(jax.tree.map(jnp.zeros_like, edge), clients.shape[0])
@@ -430,10 +425,8 @@ def present_clients(
 def iteration_examples(hyper: EdgeTraining) -> int:
     """Count the examples of an iteration of the largest group that are in memory together.
 
-    With client_epochs, those of one local step.
-
-        hyper = EdgeTraining(num_clients=8, num_groups=2, batch_size=10, client_steps=3)
-        assert iteration_examples(hyper) == 4 * 10 * 3  # four clients in a group
+    hyper = EdgeTraining(num_clients=8, num_groups=2, batch_size=10, client_steps=3)
+    assert iteration_examples(hyper) == 4 * 10 * 3  # four clients in a group
     """
     largest = list_members(hyper).clients.shape[1]
     clients = min(hyper.grouping.active_per_group or largest, largest, hyper.work.clients_at_once)

@@ -3,7 +3,7 @@
 Dimension letters: `N` clients, `T` ticks, `S` slots of a tick.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -90,16 +90,9 @@ def mean_weights(weighting: str, counts: Array, clients: Array, is_in: Array) ->
     return share / jnp.maximum(share.sum(), 1)
 
 
-class Draws(NamedTuple):
-    """One multiset of clients per tick. A client fills at most one slot, whatever its count.
-
-    Attributes:
-      clients: `i32[T, S]`, the drawn clients; `EMPTY` in unused slots.
-      times: `i32[T, S]`, how often the client was drawn; 0 in unused slots. A row sums to S.
-    """
-
-    clients: Array
-    times: Array
+Draws = tuple[Array, Array]
+"""Different clients `i32[T, S]` of each tick, and how often each was drawn; EMPTY, and 0, in unused
+slots."""
 
 
 def draw_with_replacement(key: Key, share: Array, num_draws: int, num_ticks: int) -> Draws:
@@ -124,7 +117,7 @@ def draw_with_replacement(key: Key, share: Array, num_draws: int, num_ticks: int
     is_first = jnp.diff(drawn, axis=1, prepend=-1) != 0
     times = (drawn[:, :, None] == drawn[:, None, :]).sum(axis=-1)
     clients, times = jnp.where(is_first, drawn, EMPTY), jnp.where(is_first, times, 0)
-    return Draws(clients.astype("int32"), times.astype("int32"))
+    return clients.astype("int32"), times.astype("int32")
 
 
 def draw_by_share(key: Key, share: Array, num_selected: int, num_ticks: int) -> Array:

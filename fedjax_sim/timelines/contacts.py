@@ -38,11 +38,6 @@ class ContactClock(Checked):
         "Duration of the server's exchange with clients, in units of virtual time.",
         of_time=True,
     )
-    first_contact: AtLeast0 = setting(
-        1.0,
-        "Time of the first contact, in periods. 1 gives clients a first window of work; 0 makes "
-        "contact at time 0, when no step is done.",
-    )
 
 
 @struct
@@ -106,7 +101,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     """
     # Who is contacted when, without those that are away or not reached.
     tick, period = jnp.arange(num_ticks)[:, None], jnp.asarray(hyper.period, float)
-    clock = (jnp.arange(num_ticks) + hyper.clock.first_contact) * period
+    clock = jnp.arange(1, num_ticks + 1) * period
     cohorts = streams.lane_stream(key, "cohorts")
     clients = draw_cohorts(cohorts, hyper.num_clients, hyper.num_selected, num_ticks)
     devices, selected = draw_devices(key, hyper), clients
@@ -118,21 +113,19 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     previous, _ = previous_visits(clients)
     # Multiply a whole number of ticks by the period, because a difference of two large clock times
     # would be rounded. A window that is whole up to rounding is made whole.
-    since_start = (tick + hyper.clock.first_contact) * period
-    window = jnp.where(previous >= 0, (tick - previous) * period, since_start)
+    window = (tick - previous) * period
+    begin = jnp.where(previous >= 0, clock[previous], 0.0)
+    end = jnp.broadcast_to(clock[:, None], begin.shape)
     # Time in which a client can work: without breaks and transfers.
     if devices.windows is not None:
-        begin = jnp.where(previous >= 0, clock[previous], 0.0)
-        end = jnp.broadcast_to(clock[:, None], begin.shape)
-        window = jnp.where(window > 0, devices.windows.time_available(selected, begin, end), 0.0)
+        window = devices.windows.time_available(selected, begin, end)
     if devices.transfer is not None:
         window -= devices.transfer[selected]
     is_whole = jnp.abs(window - jnp.round(window)) < 1e-9 * (1 + window)
     window = jnp.where(is_whole, jnp.round(window), jnp.maximum(window, 0.0))
     # Local steps in the windows.
     if hyper.delays.trace is not None:
-        start = jnp.where(previous >= 0, clock[previous], 0.0)
-        steps = _trace_steps(clients, start, jnp.broadcast_to(clock[:, None], start.shape), hyper)
+        steps = _trace_steps(clients, begin, end, hyper)
     else:
         steps = _law_steps(key, clients, window, hyper)
     steps = jnp.where(clients == EMPTY, 0, steps)

@@ -63,7 +63,7 @@ from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import EMPTY, Array, Key, Leaf, Problem, Settings, Timeline
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays.devices import close, draw_devices
-from fedjax_sim.timelines.delays.laws import ClientDelays, Clients, Speeds, draw_runtimes
+from fedjax_sim.timelines.delays.laws import ClientDelays, Clients, draw_runtimes
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
 """Rules for the weight of a group's progress; the setting `aggregation` explains them."""
@@ -247,22 +247,14 @@ class Groups(Clients):
     client_steps: Count = setting(
         1, "Local steps of a client in one iteration of its group, E (kappa_1 of HierFAVG)."
     )
-    client_epochs: AtLeast0 = setting(
-        0.0,
-        "Passes over a client's examples in one iteration of its group, instead of client_steps: "
-        "ceil(client_epochs m / batch_size) local steps for a client of m examples. 0 for "
-        "client_steps, the same number for all clients.",
-        simpler_at=(0.0,),
-    )
     delays: ClientDelays = group(
         ClientDelays(),
         'which clients are fast, and how long work takes, with `delays_of = "client"`',
         without=("trace",),
     )
     # What `complete_groups` fills in from the problem, where something depends on it: the clients'
-    # numbers of examples, `f64[N]`, and with client_epochs their local steps, `[N]`.
+    # numbers of examples, `f64[N]`.
     examples: np.ndarray | None = settings.filled()
-    steps_of_epochs: np.ndarray | None = settings.filled()
     num_groups: Count = setting(2, "Number of groups, M.")
     sync_time: AtLeast0 = setting(
         5.0,
@@ -333,8 +325,6 @@ class Groups(Clients):
     def decided(self) -> dict[str, str]:
         """Settings without effect by name, with words for their replacements."""
         found = super().decided()
-        if np.all(np.asarray(self.client_epochs) > 0):
-            found["client_steps"] = "client_epochs"
         if np.all(np.asarray(self.sync_time) == 0):
             found["clock.sync_growth"] = "sync_time = 0"
         if self.clock.delays_of == "client":
@@ -463,28 +453,17 @@ def complete_groups(hyper: GroupsT, problem: Problem | None) -> GroupsT:
         assert complete_groups(hyper, problem).examples.tolist() == [1.0] * 8  # one each
 
     Args:
-      hyper: Settings that passed `check`; with client_epochs they have a `batch_size`.
+      hyper: Settings that passed `check`.
       problem: What is learnt, or None.
 
     Returns:
       The settings.
-
-    Raises:
-      ConfigError: If iterations last for epochs and there is no problem.
     """
-    has_epochs = not settings.is_known(hyper.client_epochs, 0)
-    if problem is None and has_epochs:
-        allowed = "0 for a schedule without a problem, which says how many examples clients have"
-        raise ConfigError("client_epochs", hyper.client_epochs, allowed)
+    if hyper.grouping.group_weights != "examples":
+        return hyper
     counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
     completed: Settings = hyper
-    if hyper.grouping.group_weights == "examples":
-        completed = completed.replace(examples=counts)
-    if has_epochs:
-        # A product that is a whole number must not become the next one by rounding.
-        batches = np.asarray(hyper.client_epochs) * counts / completed.batch_size
-        completed = completed.replace(steps_of_epochs=np.ceil(batches - 1e-9))
-    return completed
+    return completed.replace(examples=counts)
 
 
 class Members(NamedTuple):
@@ -573,28 +552,14 @@ def iteration_times(
     iteration_key = jax.random.fold_in(round_key, iteration)
     if groups.clock.delays_of == "client":
         devices, clients = draw_devices(key, groups), jnp.asarray(list_members(groups).clients)
-        running = _client_times(iteration_key, devices.speeds, groups)[clients]
+        num, law = groups.times_per_update, groups.delays.law
+        running = draw_runtimes(iteration_key, devices.speeds, num, law).sum(axis=1)[clients]
         begin = jnp.zeros(len(clients)) if begin is None else begin
         start = begin[:, None] + jnp.zeros_like(running)
         finish = devices.times_of_work(clients, start, running)[1]
         return (finish - begin[:, None]).max(axis=1)
     shift, mean = groups.iteration_law()
     return shift + mean * jax.random.exponential(iteration_key, shift.shape)
-
-
-def _client_times(key: Key, speeds: Speeds, groups: Groups) -> Array:
-    """Draw how long every client's local steps of one iteration take: `f64[N]`."""
-    if groups.steps_of_epochs is None or groups.delays.time_of == "update":
-        num = groups.times_per_update
-        return draw_runtimes(key, speeds, num, groups.delays.law).sum(axis=1)
-
-    steps = jnp.asarray(groups.steps_of_epochs).astype(int)
-
-    def add(q: Array, total: Array) -> Array:
-        taken = draw_runtimes(jax.random.fold_in(key, q), speeds, 1, groups.delays.law)
-        return jnp.where(q < steps, total + taken[:, 0], total)
-
-    return jax.lax.fori_loop(0, steps.max(), add, jnp.zeros_like(speeds.rate))
 
 
 def exchange_times(key: Key, groups: Groups, num_rounds: int) -> Array:

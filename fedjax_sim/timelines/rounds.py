@@ -311,17 +311,17 @@ def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draw
     """Draw the clients that are asked, and how often each was drawn: `[T, A]`."""
     if hyper.cohort.selection == "poisson":
         cohort, is_member = cohorts.draw_poisson_cohorts(key, hyper.num_clients, num, num_ticks)
-        return Draws(cohort, is_member.astype(cohort.dtype))
+        return cohort, is_member.astype(cohort.dtype)
     if hyper.cohort.selection == "uniform" and not hyper.cohort.with_replacement:
         clients = cohorts.draw_cohorts(key, hyper.num_clients, num, num_ticks)
-        return Draws(clients, jnp.ones_like(clients))
+        return clients, jnp.ones_like(clients)
     share: Leaf = jnp.ones(hyper.num_clients)
     if hyper.cohort.selection == "by_examples" and hyper.examples is not None:
         share = hyper.examples
     if hyper.cohort.with_replacement:
         return cohorts.draw_with_replacement(key, share, num, num_ticks)
     clients = cohorts.draw_by_share(key, share, num, num_ticks)
-    return Draws(clients, jnp.ones_like(clients))
+    return clients, jnp.ones_like(clients)
 
 
 def assemble_rounds(

@@ -157,7 +157,7 @@ def test_list_shows_each_setting_with_meaning_default_and_allowed_values(call):
         assert is_shown == (name not in idle), name
         assert re.search(rf" {name if name in idle else name.rpartition('.')[2]}[ ,]", f"{text} ")
     assert " lr 0.1 " in text
-    assert " first_contact 1 " in text
+    assert " server_wait 1 " in text
     assert " reweight stochastic " in text
 
 

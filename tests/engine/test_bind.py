@@ -276,7 +276,6 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
     [
         *(("fedavg", "local_epochs", value, {}) for value in (0.0, 2.0)),
         ("fednova", "local_epochs", 0.0, {}),
-        *(("hierarchical", "client_epochs", value, {}) for value in (0.0, 2.0)),
         ("fedavg", "privacy", FixedClipping(epsilon=9.0, rounds=9), {"sampling": "reshuffled"}),
     ],
 )
@@ -705,12 +704,12 @@ def test_what_methods_are_given_is_checked(bound: Bound, regression: Callable) -
         (lambda: jax.vmap(bound.init)(jnp.zeros((2, 4))), r"start at the model is 'float32\[4\]'"),
         (lambda: bound.init({"w": model}), "structure of start is"),
         (lambda: bound.init("zeros"), "start is 'zeros', but must be a pytree of arrays"),
-        (lambda: bound.step(other.init(), event), r"state is 'a RoundState .* a Versioned with ."),
-        (lambda: other.run(state), r"state is 'a Versioned .* a RoundState with 3 of its arrays"),
-        (lambda: other.model(bound.model(state)), "state is 'an array', but must be a RoundState"),
-        (lambda: other.evaluate(None), "state is 'a NoneType with 0 of its arrays'"),
+        (lambda: bound.step(other.init(), event), "state is 'a RoundState', but .*Versioned"),
+        (lambda: other.run(state), "state is 'a Versioned', but .*RoundState"),
+        (lambda: other.model(bound.model(state)), "state is 'an array', but .*RoundState"),
+        (lambda: other.evaluate(None), "state is 'a NoneType', but must be of the struc"),
         (lambda: bound.evaluate("x"), "state is 'x', but must be a pytree of arrays"),
-        (lambda: bound.step(wide, event), r"shape of state\.server is \[4\], but must be \[3\]"),
+        (lambda: bound.step(wide, event), r"state\.server is 'float32\[4\]', .* float32\[3\]"),
         (lambda: bound.step(state, 0), r"event is 0, but must be an Event of one tick"),
         (lambda: bound.step(state, bound.events), r"event is 'an Event with clients of 2 dim"),
         (
@@ -931,9 +930,9 @@ def test_states_and_events_of_other_programs_are_refused(
     for call, sentence in (
         (
             lambda: bound.step(whole, bound.event(0)),
-            r"dtype of state\.server is 'int32', .*float32",
+            r"state\.server is 'int32\[3\]', .*float32",
         ),
-        (lambda: bound.run(whole), r"dtype of state\.server is 'int32', .*float32"),
+        (lambda: bound.run(whole), r"state\.server is 'int32\[3\]', .*float32"),
         (
             lambda: rounds.step(rounds.init(), bound.event(0)),
             r"event is 'an Event of fedbuff with 7 clients, 4 slots .*', .* of fedavg with 7 cl",

@@ -158,9 +158,9 @@ def test_what_cannot_fit_is_not_compiled(
     prepare = replay.Replay.prepare
 
     def listen(self: Any, **how: Any) -> int:
-        before = compiling.known_size(self.form)
+        before = self.form in compiling.known_sizes
         size = prepare(self, **how)
-        if before is None and compiling.known_size(self.form) is not None:
+        if not before and self.form in compiling.known_sizes:
             compiled.append(len(self.placed.place_of))
         return size
 
@@ -178,7 +178,7 @@ def test_what_cannot_fit_is_not_compiled(
     monkeypatch.setattr(replay.Replay, "prepare", listen)
     whole = run(5000)
     assert (compiled, lanes_run) == ([12], [12])
-    compiling.forget_known()
+    compiling.known_sizes.clear()
     free = 12 * 5000 * 4 / 3
     monkeypatch.setattr(memory, "free_memory", lambda: free / memory.SHARE)
     np.testing.assert_array_equal(run(5000).models, whole.models)
@@ -306,35 +306,6 @@ def test_a_resumed_run_has_the_pieces_it_had(
     saved = fedjax_sim.Checkpoints(tmp_path, resume=True)
     assert_equal(sweep(checkpoints=saved, layout=stepwise), whole)
     assert lanes_run == [4, 4]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("free", "store"), [(9e4, "the store of old server models"), (2.5e5, "client_variance")]
-)
-def test_a_large_store_of_old_models_is_named(
-    free: float,
-    store: str,
-    small: Callable,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    """A model has 4 kB, and 40 clients of different speeds hold many versions of it."""
-    monkeypatch.setattr(memory, "free_memory", lambda: free)
-    fedjax_sim.sweep(
-        FEDBUFF,
-        Bowl(jnp.ones(40, "int32"), 1000),
-        small(FEDBUFF, num_clients=40, buffer_size=1, concurrency=40),
-        budget=fedjax_sim.Ticks(160),
-        num_evals=2,
-        layout=OPTIONS["layout"],
-        keep=fedjax_sim.Keep(client_variance=store == "client_variance"),
-    )
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2
-    assert said[0].startswith("fedjax-sim: one lane of fedbuff takes about ")
-    assert said[1].startswith(f"fedjax-sim: {store} takes ")
-    assert "models of 0.004 MB because of 40 clients, whose work is up to " in said[1]
 
 
 @struct.dataclass

@@ -82,7 +82,7 @@ def sweep(problem: Any, settings: Any = None, **options: Any) -> fedjax_sim.Run:
 def afresh(run: Callable[[], fedjax_sim.Run]) -> fedjax_sim.Run:
     """Run with nothing known from earlier calls."""
     jax.clear_caches()
-    compiling.forget_known()
+    compiling.known_sizes.clear()
     placement._traced.cache_clear()
     return run()
 
@@ -421,17 +421,6 @@ def test_a_trace_may_change() -> None:
     np.testing.assert_allclose(times(), 4 * before)
 
 
-def test_few_programs_are_known() -> None:
-    compiling.forget_known()
-    for number in range(3 * compiling.MOST_KNOWN):
-        compiling.note_known(number, 7)
-        compiling.known_size(0)
-    assert len(compiling._known) == compiling.MOST_KNOWN
-    assert compiling.known_size(0) == 7  # It was looked for all the time.
-    assert compiling.known_size(1) is None
-    compiling.forget_known()
-
-
 def test_no_data_are_kept_alive() -> None:
     problem = distances()
     points, other = weakref.ref(problem.points), weakref.ref(problem.counts)
@@ -452,7 +441,7 @@ def test_several_threads(asked: list[str]) -> None:
     def run(settings: dict[str, Any]) -> fedjax_sim.Run:
         return sweep(distances(), hyper(**settings))
 
-    compiling.forget_known()
+    compiling.known_sizes.clear()
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(run, calls))
     for settings, found in zip(calls, together, strict=True):

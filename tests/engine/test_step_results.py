@@ -30,10 +30,10 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda state, info: (state, {"steps": 1}),
         "info that step returns is 'dict'",
     ),
-    "no state": (lambda state, info: (None, info), "state that step returns is PyTreeDef"),
+    "no state": (lambda state, info: (None, info), "state that step returns is 'a NoneType'"),
     "other shape": (
         lambda state, info: (jax.tree.map(lambda leaf: leaf[None], state), info),
-        r"state\.\S+ that step returns is \S+, but must be \S+, as init returns it",
+        r"state\.\S+ that step returns is .*, but must be .*, as init returns it",
     ),
     "other dtype": (
         lambda state, info: (jax.tree.map(lambda leaf: leaf.astype("bfloat16"), state), info),

@@ -16,8 +16,8 @@ import fedjax_sim
 from fedjax_sim import Layout
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Memo, edge_training
+from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import async_hierarchical, fedavg, hierarchical
-from fedjax_sim.timelines import complete_groups
 from tests.conftest import coordinates
 
 WHOLE = Layout(8, False, 1)
@@ -106,13 +106,14 @@ def test_one_asynchronous_group_is_the_synchronous_system(
 
 
 def test_one_local_step_of_every_client_is_a_step_of_the_group(problem: Any) -> None:
-    """A model per client, with so short an epoch that it is one step, against one large batch.
+    """A model per client, of which all entries are sent, against one large batch.
 
     To rounding: the mean of the clients' models is the step with the mean of their gradients.
     """
     settings = TRAINED | {"sampling": "with_replacement"}
     hyper = hierarchical.paper(group_sizes=(5, 3), proximal=0.5, **settings)
-    short = complete_groups(hyper.replace(client_epochs=1e-3), problem)
+    separate = hyper.replace(compression=parse_compressor("top_k:kept=3"))
+    assert hyper.has_one_batch and not separate.has_one_batch
     with jax.enable_x64(True):
         pair = jnp.arange(2, dtype="int32")
         steps, offset = jnp.array([4, 2], "int32"), jnp.array([3, 0], "int32")
@@ -121,12 +122,12 @@ def test_one_local_step_of_every_client_is_a_step_of_the_group(problem: Any) -> 
         start = problem.init(key)
 
         def both(key: jax.Array) -> list[Any]:
-            trains = [edge_training(problem, each, plan) for each in (hyper, short)]
+            trains = [edge_training(problem, each, plan) for each in (hyper, separate)]
             starts = jnp.broadcast_to(start, (2, 3))
             return [train(key, event, Memo(), starts=starts, draws=pair)[0] for train in trains]
 
-        batch, separate = jax.jit(both)(key)
-    np.testing.assert_allclose(separate, batch, rtol=0, atol=1e-14)
+        batch, found = jax.jit(both)(key)
+    np.testing.assert_allclose(found, batch, rtol=0, atol=1e-14)
     assert np.abs(np.asarray(batch) - np.asarray(start)).min() > 1e-3
 
 

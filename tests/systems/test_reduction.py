@@ -194,7 +194,6 @@ def test_no_client_contacted_with_steps_leaves_all_models_where_they_are() -> No
             problem,
             num_selected=7,
             local_steps=4,
-            first_contact=0.0,
             rate_fast=1e-9,
             rate_slow=1e-9,
         )

@@ -112,7 +112,7 @@ SHARE = np.array([0.1, 0.2, 0.3, 0.4])
 def shares_drawn(num_draws: int, num_ticks: int) -> np.ndarray:
     """Compute how often each client was drawn in each tick, as a share of the draws: `[T, N]`."""
     drawn = draw_with_replacement(jax.random.key(4), jnp.asarray(SHARE), num_draws, num_ticks)
-    clients, times = np.asarray(drawn.clients), np.asarray(drawn.times)
+    clients, times = map(np.asarray, drawn)
     assert ((clients == EMPTY) == (times == 0)).all()
     found = np.zeros((num_ticks, len(SHARE) + 1))
     np.add.at(found, (np.arange(num_ticks)[:, None], clients), times)

@@ -54,10 +54,6 @@ OF_GROUPS: list[tuple[dict[str, Any], str]] = [
     ({"group_weights": (1.0,)}, "grouping.group_weights is (1.0,), but must be of num_groups = 2 "),
     ({"group_weights": (0.0, 0.0)}, "grouping.group_weights is (0.0, 0.0), but must be clients, e"),
     ({"local_steps": 2}, "local_steps is 2, but must be left at 1"),
-    (
-        {"client_steps": 2, "client_epochs": 1.0},
-        "client_steps is 2, but must be left at 1 with client_epochs, where it has no effect",
-    ),
     ({"exchange_shift": (1.0, 2.0)}, "exchange.exchange_shift is (1.0, 2.0), but must be one numb"),
     (
         {"exchanges": "group", "exchange_mean": (1.0, 2.0, 3.0)},

@@ -146,28 +146,8 @@ def keep_by_default() -> None:
         keep_compiled()
 
 
-MOST_KNOWN = 128
-"""Forms that are kept; the one that was looked for longest ago is dropped first."""
+known_sizes: dict[Hashable, int] = {}
+"""Bytes of the compiled programs, by static arguments and shapes of the others.
 
-
-_known: dict[Hashable, int] = {}  # The one that was looked for last is last.
-
-
-def known_size(form: Hashable) -> int | None:
-    """Look up the bytes of programs by static arguments and shapes of the others; None if new."""
-    if (size := _known.pop(form, None)) is not None:
-        _known[form] = size
-    return size
-
-
-def note_known(form: Hashable, size: int) -> None:
-    """Note that programs are compiled, and the bytes that they take."""
-    _known.pop(form, None)
-    _known[form] = size
-    for old in list(_known)[:-MOST_KNOWN]:
-        _known.pop(old, None)
-
-
-def forget_known() -> None:
-    """Forget all programs, as JAX drops them."""
-    _known.clear()
+JAX keeps the programs themselves. Whoever clears JAX's caches clears this one too.
+"""

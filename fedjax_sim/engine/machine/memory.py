@@ -15,7 +15,7 @@ from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import free_on_host
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import processes
-from fedjax_sim.engine.machine.compiling import forget_known
+from fedjax_sim.engine.machine.compiling import known_sizes
 
 SHARE = 0.8
 """Share of the free memory that a sweep is planned for. Compilers and estimates need the rest."""
@@ -31,10 +31,6 @@ MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 MAPS_SHARE = 0.5
 """Share of the memory maps above which compiled programs are dropped."""
-
-
-STORE_SHARE = 0.5
-"""Share of the free memory above which a store of old models is named."""
 
 
 class OutOfMemoryError(ConfigError, MemoryError):
@@ -78,7 +74,7 @@ def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> N
         return
     if num > MAPS_SHARE * limit:
         jax.clear_caches()
-        forget_known()
+        known_sizes.clear()
 
 
 def measure_programs(programs: Sequence[jax.stages.Compiled]) -> int:

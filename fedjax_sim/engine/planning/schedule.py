@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core import targets
 from fedjax_sim.core.clocks import RUNS, Instant, Sizes
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Array, Event, Facts, Leaf, Timeline
@@ -505,4 +506,4 @@ def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
 def look_up(leaf: Array, index: tuple) -> Array:
     """Index the leading axes of an array; the entry of an axis of length 1 is for all."""
     places = tuple(i if length > 1 else 0 for i, length in zip(index, leaf.shape, strict=False))
-    return jnp.asarray(leaf).at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return targets.take_rows(jnp.asarray(leaf), places)

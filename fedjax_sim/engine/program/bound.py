@@ -304,7 +304,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
         `replace` refuses traced values, but a program is a pytree, and all of it may be traced.
         """
-        for name, leaf in named_leaves(self.hyper) if self.frozen else ():
+        for name, leaf in trees.named_leaves(self.hyper) if self.frozen else ():
             if name in self.frozen and isinstance(leaf, jax.core.Tracer):
                 _fixed(name, leaf)
 
@@ -384,9 +384,9 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             } or f"{type(hyper).__module__}.{type(hyper).__name__}"
             allowed = "as they were bound where they are part of the program; bind again"
             raise ConfigError("hyper", value, allowed)
-        found = []
+        found, held = [], jax.tree.leaves(self.hyper)
         changed: set[str] = set()
-        for (name, new), old in zip(named_leaves(hyper), jax.tree.leaves(self.hyper), strict=True):
+        for (name, new), old in zip(trees.named_leaves(hyper), held, strict=True):
             contract.check_arrays(name, new, "a number")
             if new is not old and not _is_same(new, old):
                 changed.add(name)
@@ -485,14 +485,6 @@ def _shapes(tree: object) -> list[tuple]:
     return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
-def named_leaves(tree: object) -> list[tuple[str, Any]]:
-    """List the leaves of settings with their names, such as "delays.shape"."""
-    return [
-        (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-
-
 @jax.jit
 def _event(bound: Bound, t: Array) -> types.Event:
     return bound._ticks.event(jnp.int32(0), t, (jnp.int32(0), t), bound._static.facts)
@@ -502,7 +494,7 @@ def _event(bound: Bound, t: Array) -> types.Event:
 def _opened(bound: Bound, *states: object) -> Iterator[BoundLane]:
     """Make the algorithm for the trace that is under way, in which a given state is checked."""
     for state in states:  # Within a trace, so once for a program.
-        contract.check_state(state, jax.eval_shape(_init.well, bound, None))
+        contract.check_alike("state", state, jax.eval_shape(_init.well, bound, None))
     with bound._static.machine.tracing():
         hyper: Any = dataclasses.replace(bound.hyper, **dict(bound._static.known))
         given = bound.system, bound.problem, hyper, bound.key, bound.plan

@@ -223,8 +223,8 @@ class Replay:
         Returns:
           The bytes of the programs on each device, without the data that lanes share.
         """
-        if (known := compiling.known_size(self.form)) is not None:
-            return known
+        if self.form in compiling.known_sizes:
+            return compiling.known_sizes[self.form]
         carries, lanes = self.carries(), self._described.lanes
         if (size := memory.count_bytes(carries) // self.program.placement.lane_devices) > room:
             return size
@@ -241,7 +241,7 @@ class Replay:
         shared = memory.count_bytes((lanes.hyper.shared, lanes.problem.shared))
         size = max(0, memory.measure_programs(programs) - shared)
         if begins:
-            compiling.note_known(self.form, size)
+            compiling.known_sizes[self.form] = size
         return size
 
     def lowered(self) -> jax.stages.Lowered:

@@ -25,9 +25,9 @@ import numpy as np
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.lifecycle import FolderLock, write_bytes
 from fedjax_sim.core.settings import ConfigError, writing_to
-from fedjax_sim.core.types import EMPTY, AnyProblem, HyperT, Layout, System, Ticks
+from fedjax_sim.core.types import Layout, System, Ticks
 from fedjax_sim.engine.machine import compiling, memory
-from fedjax_sim.engine.machine.memory import DoesNotFitError, OutOfMemoryError, count_bytes
+from fedjax_sim.engine.machine.memory import DoesNotFitError, OutOfMemoryError
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.program.prepare import Planned
@@ -163,7 +163,8 @@ class Pieces:
             room = ((free if num == 1 else usable) - shared) / here
             needed = here * ready.replay.prepare(room=room) + shared
             # One lane cannot be fewer, and is refused if its state is larger than the device.
-            if needed > usable and (num > 1 or compiling.known_size(ready.replay.form) is None):
+            is_compiled = ready.replay.form in compiling.known_sizes
+            if needed > usable and (num > 1 or not is_compiled):
                 raise self._refusal(num, DoesNotFitError)
             self._accepted = num
             if not self._has_run_out:
@@ -224,7 +225,7 @@ class Pieces:
         return self._longest
 
     def _say_what_is_chosen(self, ready: Ready, needed: float, free: float) -> None:
-        """Say how many lanes run at a time, if not all do, and name a large store of models."""
+        """Say how many lanes run at a time, if not all do."""
         num, num_all, name = len(ready.planned.group), len(self._group), self._system.name
         if ready.replay.windows is not None:
             memory.say(ready.replay.windows.describe())
@@ -238,10 +239,6 @@ class Pieces:
                 f"{num_all} lanes of {name} run {num} at a time, which takes about "
                 f"{write_bytes(needed)} of the {write_bytes(free)} that are free."
             )
-        schedule, held = ready.planned.schedule, ready.planned.schedule.held
-        rows = max(schedule.rows, 0 if held is None else held.holders.shape[2])
-        if num * rows * count_bytes(ready.planned.model) > memory.STORE_SHARE * free:
-            _name_large_stores(ready, memory.STORE_SHARE * free)
 
     def _refusal(
         self, num: int, kind: type[OutOfMemoryError] = OutOfMemoryError
@@ -295,46 +292,6 @@ def _watched(ready: Ready) -> Curves:
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(schedule.shape[1], curves.metrics, curves.stopped_at)
     return curves
-
-
-def _name_large_stores(ready: Ready, least: float) -> None:
-    """Name the stores of old server models that take more than some bytes.
-
-    Args:
-      ready: Lanes that will run at a time.
-      least: The bytes.
-    """
-    planned = ready.planned
-    schedule, program, lane = planned.schedule, planned.program, planned.group[0]
-    num, of_model = len(planned.group), count_bytes(planned.model)
-
-    def size_of_state(rows: int) -> int:
-        plan = program.plan._replace(rows=rows)
-
-        def init(problem: AnyProblem, hyper: HyperT) -> object:
-            return program.system.algorithm(problem, hyper, plan).init(jax.random.key(0))
-
-        with program.machine.tracing():
-            return count_bytes(jax.eval_shape(init, lane.problem, lane.hyper))
-
-    staleness = np.where(schedule.stored.clients != EMPTY, schedule.stored.staleness, 0)
-    cause = (
-        f"because of {lane.problem.counts.shape[0]} clients, whose work is up to "
-        f"{staleness.max()} versions old, for each of {num} lanes"
-    )
-    stored = num * (size_of_state(schedule.rows) - size_of_state(1))
-    held = count_bytes(ready.replay.carries().versions)
-    sentences = {
-        f"the store of old server models takes {write_bytes(stored)}: {schedule.rows} models "
-        f"of {write_bytes(of_model)} {cause}; clients of more equal speed, a larger buffer, "
-        "fewer clients or a smaller max_lanes make it smaller.": stored,
-        f"client_variance takes {write_bytes(held)}: it keeps {held // (num * of_model)} models of "
-        f"{write_bytes(of_model)} {cause}; leave it out, or use fewer clients, fewer evaluations "
-        "or a smaller max_lanes.": held,
-    }
-    for sentence, size in sentences.items():
-        if size > least:
-            memory.say(sentence)
 
 
 @contextlib.contextmanager

@@ -213,20 +213,6 @@ class ClientTable:
             known, zip(*(np.asarray(x).tolist() for x in known.values()), strict=True)
         )
 
-    def in_order_of(self, client_names: Sequence[object]) -> "ClientTable":
-        """Return the table with its rows in the order of clients, which it names as well.
-
-        Args:
-          client_names: What the clients are called, in the order of their numbers.
-
-        Returns:
-          The table, and the same object for the same names. Without names it remains as it is.
-
-        Raises:
-          ConfigError: If a client has no row, or a row belongs to none of the clients.
-        """
-        return _in_order_of(self, names_as_text(client_names)) if self.names else self
-
     @property
     def has_bandwidth(self) -> bool:
         """Whether messages take time."""
@@ -241,11 +227,6 @@ class ClientTable:
     def has_times(self) -> bool:
         """Whether a column is in units of time, or per unit."""
         return self.rate is not None or self.has_bandwidth or self.windows is not None
-
-    @property
-    def only_names(self) -> bool:
-        """Whether the table says nothing but who the clients are."""
-        return not self.has_times and self.drop_rate is None
 
     def _windows(self, available: Sequence[Windows], period: npt.ArrayLike | None) -> ClientWindows:
         """Check windows and periods, and group the windows by client."""
@@ -289,7 +270,7 @@ def names_as_text(names: Sequence[object]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=64)  # Equal settings must have the same object.
-def _in_order_of(table: ClientTable, names: tuple[str, ...]) -> ClientTable:
+def in_order_of(table: ClientTable, names: tuple[str, ...]) -> ClientTable:
     """Return the rows of a table with names in the order of these."""
     if table.names == names:
         return table
@@ -453,18 +434,6 @@ class Trace:
             return self
         return Trace(found, self.start, self.finish)
 
-    def of_names(self, client_names: Sequence[object]) -> "Trace":
-        """Return the trace with numbers of clients in place of their names, if it has such names.
-
-        Args:
-          client_names: What the clients are called, in the order of their numbers.
-
-        Raises:
-          ConfigError: If some rows name a client, and another row does not.
-        """
-        names = names_as_text(client_names)
-        return self if set(self.names).isdisjoint(names) else _of_names(self, names)
-
     def by_client(self, num_clients: int) -> "ClientRows":
         """Group the rows by client, each client's in order of finish.
 
@@ -488,8 +457,10 @@ def number_of(text: str) -> float:
 
 
 @functools.lru_cache(maxsize=64)  # Equal settings must have the same object.
-def _of_names(trace: Trace, names: tuple[str, ...]) -> Trace:
-    return trace.of_clients(len(names), names)
+def of_names(trace: Trace, names: tuple[str, ...]) -> Trace:
+    """Return a trace with numbers of clients in place of their names, if it has such names."""
+    is_other = set(trace.names).isdisjoint(names)
+    return trace if is_other else trace.of_clients(len(names), names)
 
 
 class ClientRows(NamedTuple):

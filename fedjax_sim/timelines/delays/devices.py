@@ -340,9 +340,8 @@ def _windows(key: Key, hyper: Clients) -> Windows | None:
     on, off = jnp.asarray(hyper.delays.on_time, float), jnp.asarray(hyper.delays.off_time, float)
     everyone = jnp.arange(num, dtype="int32")
     keys = jax.vmap(jax.random.fold_in, (None, 0))(lane_stream(key, "phases"), everyone)
-    phase = jax.vmap(lambda own: jax.random.uniform(own, dtype=float))(keys)
+    phase = jax.vmap(lambda own: jax.random.uniform(own, dtype=float))(keys) * (on + off)
     none, all_on, cycle = jnp.zeros(num), jnp.full(num, on), jnp.full(num, on + off)
-    phase = phase * hyper.delays.cycle_spread * (on + off)
     return Windows(everyone, everyone + 1, none, all_on, none, cycle, all_on, phase, 1)
 
 

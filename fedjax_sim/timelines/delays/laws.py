@@ -6,7 +6,7 @@ when the engine draws timelines.
 Dimension letters: `N` clients, `K` local steps of an update.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, Self, cast
 
 import jax
@@ -221,19 +221,6 @@ LAWS: Named[type[Law]] = Named.of("delay law", *_KINDS, ShiftedExponential, LogN
 """Every delay law, by name."""
 
 
-class _WithSpread(Collection[object]):
-    """The laws of the table that have a spread, by name."""
-
-    def __contains__(self, law: object) -> bool:
-        return bool(getattr(law, "spreads", ""))
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, kind in LAWS.items() if kind.spreads)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 def as_law(law: Law | str) -> Law:
     """Return a delay law, or read one from text.
 
@@ -250,6 +237,11 @@ def as_law(law: Law | str) -> Law:
 
 BLOCK = 2**14
 """Limit of updates in one draw of running times."""
+
+
+def _has_spread(law: object) -> bool:
+    """Whether running times of a law have a spread that can be set."""
+    return bool(getattr(law, "spreads", ""))
 
 
 def _has_bandwidth(table: ClientTable | None) -> bool:
@@ -317,13 +309,13 @@ class ClientDelays(Checked):
         0.0,
         "Spread of fast clients' running times, relative to their mean; its exact meaning depends "
         "on `runtime_law`. 0 makes times constant.",
-        only_with={"runtime_law": _WithSpread(), "slow_fraction": settings.is_not(1)},
+        only_with={"runtime_law": _has_spread, "slow_fraction": settings.is_not(1)},
     )
     spread_slow: AtLeast0 = setting(
         0.0,
         "Spread of slow clients' running times, relative to their mean; its exact meaning depends "
         "on `runtime_law`. 0 makes times constant.",
-        only_with={"runtime_law": _WithSpread(), "slow_fraction": settings.is_not(0)},
+        only_with={"runtime_law": _has_spread, "slow_fraction": settings.is_not(0)},
     )
     time_of: Literal["step", "update"] = setting(
         "step", "What one running time covers: each of the K local steps, or the update as a whole."
@@ -342,12 +334,6 @@ class ClientDelays(Checked):
         0.0,
         "Length of the break after each working window, in units of virtual time; 0 for no breaks.",
         simpler_at=(0.0,),
-    )
-    cycle_spread: Probability = setting(
-        1.0,
-        "Part of the cycle of window and break over which the clients' places at time 0 are "
-        "spread. 1 makes about as many available at any time; with 0 all have the same hours.",
-        only_with={"off_time": settings.is_not(0)},
     )
     bits_up: AtLeast0 = setting(
         0.0,
@@ -425,8 +411,9 @@ class ClientDelays(Checked):
         if table is not None and table.drop_rate is not None:
             names += ["drop_rate"]
         if table is not None and table.windows is not None:
-            names += ["on_time", "off_time", "cycle_spread"]
-        kept = ("trace", "client_table") if table is not None and table.only_names else ("trace",)
+            names += ["on_time", "off_time"]
+        only_names = table is not None and not table.has_times and table.drop_rate is None
+        kept = ("trace", "client_table") if only_names else ("trace",)
         replaced = (name for name in settings.fields(type(self)) if name not in kept)
         return dict.fromkeys(names, "a table of clients") | self.decided_by_trace(*replaced)
 
@@ -612,10 +599,10 @@ class Clients(Checked):
         """
         this: Settings = self.delays
         table, trace = this.client_table, this.trace
-        if table is not None:
-            table = table.in_order_of(names)
-        if trace is not None and (table is None or not table.names):
-            trace = trace.of_names(names)
+        if table is not None and table.names:
+            table = tables.in_order_of(table, tables.names_as_text(names))
+        elif trace is not None:
+            trace = tables.of_names(trace, tables.names_as_text(names))
         if table is this.client_table and trace is this.trace:
             return self
         delays = this.replace(client_table=table, trace=trace)

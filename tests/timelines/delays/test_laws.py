@@ -369,7 +369,7 @@ REFUSED: list[tuple[Clients, str]] = [
     *(
         (
             CLIENTS(runtime_law=law, slow_fraction=0.5, **{name: 0.1}),
-            f"delays.{name} is 0.1, but must be left at 0.0 unless delays.runtime_law is 'runtime_",
+            f"delays.{name} is 0.1, but must be left at 0.0 with delays.runtime_law = {law}, ",
         )
         for law in (*STEP_COUNT_LAWS, "runtime_constant")
         for name in ("spread_fast", "spread_slow")

@@ -551,19 +551,13 @@ def test_who_is_in_which_group(settings: dict, expected: list[list[int]]) -> Non
 
 
 def test_what_follows_from_the_clients_examples() -> None:
-    """Weights of groups, and local steps of epochs; both need a problem's numbers of examples."""
+    """Weights of groups need a problem's numbers of examples."""
     problem = SimpleNamespace(counts=np.array([6, 1, 4, 3, 25]))
     groups = EdgeTraining(num_clients=5, group_sizes=(2, 3), group_weights="examples", batch_size=5)
     known = complete_groups(groups, problem)
     np.testing.assert_allclose(known.shares(), [7 / 39, 32 / 39], rtol=1e-6)
     np.testing.assert_allclose(complete_groups(groups, None).shares(), [0.4, 0.6], rtol=1e-6)
-    assert known.steps_of_epochs is None
-    # In floating point 2.2 x 25 / 5 is above 11.
-    for epochs, steps in ((1.0, [2, 1, 1, 1, 5]), (0.1, [1] * 5), (2.2, [3, 1, 2, 2, 11])):
-        known = complete_groups(groups.replace(client_epochs=epochs), problem)
-        np.testing.assert_array_equal(known.steps_of_epochs, steps)
-    with pytest.raises(ConfigError, match=r"^client_epochs is 2.0, but must be 0 for a schedule"):
-        complete_groups(groups.replace(client_epochs=2.0), None)
+    assert complete_groups(groups.replace(group_weights="equal"), problem).examples is None
 
 
 def test_weights_of_the_aggregations() -> None:
