@@ -12,6 +12,7 @@ EXPERIMENTS = (
     "fig2_shape",
     "fig3",
     "headlines",
+    "reduction",
     "theory",
 )
 """The modules that can be run."""
