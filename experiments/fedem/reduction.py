@@ -17,6 +17,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 import fedjax_sim
 from experiments import harness
@@ -41,6 +42,7 @@ STUDY = Study(
 FIELDS = ("a noisy mean", "both signs")
 
 
+@struct.dataclass
 class Slopes(latent.NoisyMean):
     """The field of a noisy mean with slopes kappa of either sign, which is no model's."""
 
@@ -72,6 +74,7 @@ def ticks_to_target(method: str, field: str, num: int, sizes: Sizes) -> np.ndarr
     )
     flat = Seen(examples.y.reshape(-1, DIM), examples.kappa.ravel())
     system = fedjax_sim.SYSTEMS["vr_fedem" if method == "VR-FedEM" else "vr_diana"]
+    rate = "gamma" if method == "VR-FedEM" else "lr"
     common = {"num_clients": NUM, "compression": setup.BLOCKS, "memory_start": "mean_field"}
     with jax.enable_x64(True):
         data, start = Seen(*map(jnp.asarray, flat)), jnp.full(DIM, START)
@@ -80,7 +83,7 @@ def ticks_to_target(method: str, field: str, num: int, sizes: Sizes) -> np.ndarr
             batch = variance_reduction.batch_size(inner, OMEGA)
             hyper = system.paper(**common, batch_size=batch, inner_steps=float(inner))
         else:
-            problem = log_density.from_log_density(
+            problem = log_density.from_logdensity(
                 log_likelihood, lambda _: jnp.zeros(()), data, setup.even(NUM, num), start=start
             )
             hyper = system.paper(**common)
@@ -88,7 +91,7 @@ def ticks_to_target(method: str, field: str, num: int, sizes: Sizes) -> np.ndarr
             system,
             problem,
             hyper,
-            settings={"gamma" if method == "VR-FedEM" else "lr": sizes.rates},
+            settings={rate: sizes.rates},
             seeds=sizes.seeds,
             budget=fedjax_sim.Ticks(sizes.ticks[method]),
             num_evals=min(200, sizes.ticks[method]),
@@ -98,8 +101,9 @@ def ticks_to_target(method: str, field: str, num: int, sizes: Sizes) -> np.ndarr
     models = np.asarray(run.samples, float).reshape(len(sizes.rates), sizes.seeds, -1, DIM)
     square = np.sum((pull - examples.kappa.mean() * models) ** 2, axis=-1)
     hit = square <= TARGET * square[..., :1]
-    ticks = run.curves.ticks.values
-    return np.where(hit.any(axis=-1), ticks[hit.argmax(axis=-1)], np.inf)
+    ticks = run.curves.ticks.transpose(rate, "seed", "eval").values
+    first = np.take_along_axis(ticks, hit.argmax(axis=-1)[..., None], axis=-1)[..., 0]
+    return np.where(hit.any(axis=-1), first, np.inf)
 
 
 def judge(found: Found) -> Verdict:
