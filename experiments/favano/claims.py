@@ -717,9 +717,10 @@ CLAIMS = Claims(
             ),
             Criterion(
                 "With a lattice of 256 colors FAVANO (stochastic) ends more than {lead:g} points "
-                "above QuAFL in each non-IID column that is run, by whole 95 % t intervals; as other "
-                "parts, it does so with full messages, of which the lattice sends less than "
-                "{bits:g} of the bits. Nothing is judged of a comparison with a method below twice chance.",
+                "above QuAFL in each non-IID column that is run, by whole 95 % t intervals; as "
+                "other parts, it does so with full messages, of which the lattice sends less than "
+                "{bits:g} of the bits. Nothing is judged of a comparison with a method below twice "
+                "chance.",
                 lead=LEAST_LEAD,
                 bits=0.5,
             ),
