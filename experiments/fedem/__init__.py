@@ -7,6 +7,7 @@ made-up counts behind `fig2`.
 EXPERIMENTS = (
     "ablations",
     "clocks",
+    "extensions",
     "fig1",
     "fig2",
     "fig2_shape",
