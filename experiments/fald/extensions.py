@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 import fedjax_sim
 from experiments import harness
@@ -99,7 +100,7 @@ def measure_fedpa(sizes: Sizes) -> Found:
     shared: dict[str, Any] = {"num_clients": 8, "num_selected": 8, "local_steps": 40}
     rates = {"lr": [0.02, 0.1, 0.3], "server_lr": [1.0, 0.3, 0.1, 0.03, 0.01]}
     kinds: dict[str, tuple[dict[str, Any], dict[str, list[float]]]] = {
-        "fedavg": ({}, {}),
+        "fedavg": ({"server_optimizer": optax.sgd}, {}),
         "fedpa": ({"burn_in": 8, "num_samples": 8}, {"shrinkage": [0.1, 1.0, 10.0, 100.0, 1000.0]}),
     }
     found = {}
@@ -136,12 +137,13 @@ def measure_budget() -> Found:
 
     def error(size: Any, rho: Any) -> np.ndarray:
         size, rho = np.broadcast_arrays(np.asarray(size, float), np.asarray(rho, float))
+        shape, size, rho = size.shape, size.ravel(), rho.ravel()
         taken = exact_laws.one_round(
             target, step_size=size, local_steps=RUN.local_steps, rho=rho, participation=drawn
         )
         law = exact_laws.iterate_rounds(taken, exact_laws.point([0.2]), RUN.num_rounds)
         apart = law.mean - wanted.mean, np.sqrt(law.covariance) - np.sqrt(wanted.covariance)
-        return np.hypot(apart[0][..., 0], apart[1][..., 0, 0])
+        return np.hypot(apart[0][..., 0], apart[1][..., 0, 0]).reshape(shape)
 
     setup, found = RUN._replace(adversary="server"), {}
     for epsilon in (10.0, 20.0, 40.0):

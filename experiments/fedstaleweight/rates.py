@@ -86,6 +86,7 @@ def measure_influence(sizes: Sizes) -> Found:
         hyper: Any = system.paper(
             num_clients=study.NUM,
             client_table=table,
+            runtime_law="runtime_uniform",
             local_steps=1,
             lr=0.02,
             batch_size=1,

@@ -51,9 +51,8 @@ def with_clock(system: types.System, live: Live, **changes: Any) -> types.System
     """Return a system with a live clock: the same algorithm, on times that may follow from it.
 
         def clock(problem, hyper):
-            draw = uniform_cohort(hyper)
-            select = lambda key, now: Asked(now.drawn)
-            return live_rounds(hyper, select, num_used=hyper.num_selected, draw=draw)
+            uniform = Selector(lambda key, now: Asked(now.drawn), draw=uniform_cohort(hyper))
+            return live_rounds(hyper, uniform, num_used=hyper.num_selected)
 
         live = Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock)
         system = with_clock(fedavg.system, live, name="live_fedavg")
