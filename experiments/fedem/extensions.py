@@ -155,7 +155,8 @@ def judge_sparsity(found: Found) -> Verdict:
         f"{found['zeros']} of {DIM} coordinates are 0 in the minimiser, {found['other zeros']} "
         f"of the limits' differ; others are off by at most {error:.1g}; {found['seeds']} seeds"
     )
-    return verdict(34, found, harness.unless_unknown(bool(is_same), error), why)
+    known = [error, found["zeros"], found["other zeros"]]
+    return verdict(34, found, harness.unless_unknown(bool(is_same), known), why)
 
 
 JUDGES: Judges = {32: judge_chances, 33: judge_stream, 34: judge_sparsity}

@@ -123,15 +123,17 @@ def judge(found: Found) -> Verdict:
     """Judge claim 31 by the power of m that the best step size follows, by method and field."""
     marks, parts, told = CLAIMS[31].criterion, {}, []
     for method, fields in found["power"].items():
-        for field, each in fields.items():
-            power, best = Interval.read(each), found["best"][method][field]
+        for field in fields:
+            power, best = Interval.read(fields[field]), found["best"][method][field]
             shown = ", ".join(f"{value:.2g}" for value in best.values())
             told.append(f"{method}, {field}: {shown}, like m^({power.mean:.2f} ± {power.half:.2f})")
             if method == "VR-FedEM":
                 parts[f"{method}, {field}"] = power.above(-marks.flat)
             elif field == FIELDS[1]:
                 falling = Interval(-power.mean, power.half)
-                parts[f"{method} falls"] = falling.above(marks.falling)
+                parts[f"{method} falls"] = harness.unless_unknown(
+                    falling.above(marks.falling), [each["mean"] for each in fields.values()]
+                )
     ruling = harness.rule(parts, deciding=harness.begins("VR-FedEM"))
     sizes = ", ".join(found["best"]["VR-FedEM"][FIELDS[0]])
     seeds = " and ".join(f"{num}" for num in found["seeds"].values())
