@@ -116,11 +116,10 @@ def measure_fedpa(sizes: Sizes) -> Found:
             num_evals=sizes.rounds,
             keep=Keep(models=True),
         )
-        models = np.asarray(run.samples, float)
-        late = models[..., models.shape[-2] // 2 :, :]
-        away = np.sum((late - np.asarray(problem.optimum)) ** 2, axis=-1).mean(axis=-1)
-        # Seeds are the last axis of lanes.
-        found[name] = float(np.sqrt(np.nanmin(away.mean(axis=-1))))
+        models = np.asarray(run.samples, float)  # Lanes, of which seeds are the last axis.
+        late = models[:, models.shape[1] // 2 :]
+        away = np.sum((late - np.asarray(problem.optimum)) ** 2, axis=-1).mean(axis=1)
+        found[name] = float(np.sqrt(np.nanmin(away.reshape(-1, 3).mean(axis=-1))))
     return {"distance": found}
 
 
@@ -133,10 +132,10 @@ def measure_budget() -> Found:
 
     def error(size: Any, rho: Any) -> np.ndarray:
         """W2 after all rounds; phi of claim 18 inflates the variance."""
-        factor = 1 - size * hessian
+        left = steps * np.log1p(-size * hessian)
         phi = 1 + (1 - np.square(rho)) * spread
-        variance = 2 * size * phi / (1 - factor**2) * (1 - factor ** (2 * steps))
-        return np.hypot(0.2 * factor**steps, np.sqrt(variance) - hessian**-0.5)
+        variance = phi / (hessian * (1 - size * hessian / 2)) * -np.expm1(2 * left)
+        return np.hypot(0.2 * np.exp(left), np.sqrt(variance) - hessian**-0.5)
 
     setup, found = RUN._replace(adversary="server"), {}
     for epsilon in (15.0, 20.0, 40.0):
