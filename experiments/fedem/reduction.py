@@ -131,8 +131,9 @@ def judge(found: Found) -> Verdict:
                 parts[f"{method}, {field}"] = power.above(-marks.flat)
             elif field == FIELDS[1]:
                 falling = Interval(-power.mean, power.half)
+                known = [part for each in fields.values() for part in Interval.read(each)]
                 parts[f"{method} falls"] = harness.unless_unknown(
-                    falling.above(marks.falling), [each["mean"] for each in fields.values()]
+                    falling.above(marks.falling), known
                 )
     ruling = harness.rule(parts, deciding=harness.begins("VR-FedEM"))
     sizes = ", ".join(found["best"]["VR-FedEM"][FIELDS[0]])
