@@ -551,7 +551,6 @@ CLAIMS = Claims(
                 falling=0.25,
             ),
             changed="no row: claim 13 has the sentence, by the formula of the step size.",
-            cost="five minutes of a core; a first run with six seeds left it open",
             since="2026-11-30",
         ),
         32: Claim(
