@@ -6,6 +6,7 @@
 EXPERIMENTS = (
     "asynchronous",
     "bounds",
+    "extensions",
     "fig1",
     "fig2",
     "fig3_4",

@@ -16,6 +16,7 @@ EXPERIMENTS = (
     "fig7",
     "fig7_own_rates",
     "headlines",
+    "lattice",
     "lemmas",
     "mean_model",
     "table2",

@@ -7,11 +7,13 @@ made-up counts behind `fig2`.
 EXPERIMENTS = (
     "ablations",
     "clocks",
+    "extensions",
     "fig1",
     "fig2",
     "fig2_shape",
     "fig3",
     "headlines",
+    "reduction",
     "theory",
 )
 """The modules that can be run."""

@@ -418,6 +418,42 @@ CLAIMS = Claims(
             changed="no row -> holds: influence is that of the arrivals that are left.",
             since="2026-11-29",
         ),
+        27: Claim(
+            "statement",
+            "Theorem 1",
+            (
+                "The local rates eta_l^(q) may differ between the Q local steps, and enter (10) by "
+                "alpha(Q), their sum, and beta(Q), that of their squares."
+            ),
+            Criterion(
+                "Without staleness and draws of clients, and with equal weights, so that U = 0, "
+                "(10) holds on five unequal quadratics for rates that fall and rise by factors of "
+                "two within an update, the largest of them at the theorem's limit, 0.3 and 0.1 of "
+                "it. For sigma_g^2 and G it has the largest values of the run.",
+            ),
+            kind="exact",
+            changed="no row.",
+            since="2026-11-30",
+        ),
+        28: Claim(
+            "statement",
+            "Sec. 1",
+            (
+                '"Current AFL aggregation techniques are biased towards clients with higher update '
+                'speeds"; here AsyncFedED, whose weights fall with the distance that the model has '
+                "moved."
+            ),
+            Criterion(
+                "On quadratics with the groups of claim 3 the slow third's influence, by the "
+                "long-run mean of the model, is more than {far:g} below a third, by a whole 95 % t "
+                "interval; as another part, it is at most {close:g} above that of arrivals which "
+                "count alike.",
+                far=0.1,
+                close=0.01,
+            ),
+            changed="no row: claim 3 has the sentence for buffered means.",
+            since="2026-11-30",
+        ),
     },
     since="2026-11-27",
     pictures={

@@ -39,7 +39,7 @@ def nearest_of_color(point: Array, reference: Array, colors: Array | int) -> Arr
 def lattice_point(
     key: Key, vector: Array, reference: Array, *, colors: Array | int, distance: Array | float
 ) -> Array:
-    """Point of the lattice that a receiver decodes of a vector.
+    """Point of the lattice that a receiver decodes of a vector; NaN if it is not the one sent.
 
     Sender and receiver draw signs and an offset from a common seed. Both rotate, x -> H (signs x),
     so that no entry is much larger than others. The lattice is (Z + offset) times its side
@@ -49,7 +49,8 @@ def lattice_point(
       key: Key of the signs and the offset.
       vector: `f[D]`, the sender's.
       reference: `f[D]`, the receiver's. If no rotated entry of the two is farther apart than
-        `distance`, the receiver decodes the very point that was sent.
+        `distance`, the receiver decodes the very point that was sent. Farther than that plus half a
+        side it decodes another one of the same color, and the result is NaN.
       colors: q, at least 2.
       distance: Bound y of the distances of entries after the rotation.
 
@@ -69,4 +70,5 @@ def lattice_point(
 
     sent = jnp.round(coordinates(vector))
     found = nearest_of_color(sent, coordinates(reference), colors)
+    found = jnp.where(found == sent, found, jnp.nan)
     return (signs * hadamard((found + offset) * side))[:size]

@@ -542,8 +542,9 @@ class Lattice(Compressor):
     What is sent is a color modulo q of each coordinate, whatever the size of the vector, and what
     counts is how far it is from the receiver's: up to `distance` in every rotated entry the error
     is uniform, without bias, and of variance P (2 distance / (q - 1))^2 / 12 for P entries. Beyond,
-    the receiver decodes another point of the same color. A system whose receiver has no vector but
-    what both sides know sends the difference to that.
+    a receiver would decode another point of the same color without noticing. Here such a message
+    is NaN, so that the run counts as diverged: choose a larger distance. A system whose receiver
+    has no vector but what both sides know sends the difference to that.
 
     Readings. The bound y = `distance` is the same for all messages. The seed of the signs and the
     offset is common to both sides and costs no bits.
@@ -553,6 +554,7 @@ class Lattice(Compressor):
         near = jnp.array([100.0, -100.0])
         sent = Lattice(colors=1024, distance=1.0).decode(key, near + 0.5, near)
         assert jnp.abs(sent - near - 0.5).max() < 0.002
+        assert jnp.isnan(Lattice(distance=1.0).decode(key, near + 9, near)).all()
     """
 
     name: str = fixed("lattice")
@@ -563,7 +565,9 @@ class Lattice(Compressor):
         16, "Colors of a coordinate, q.", traced=True
     )
     distance: settings.Above0 = setting(
-        1.0, "Largest distance of rotated entries that is decoded rightly, y."
+        1.0,
+        "Largest distance of rotated entries that is decoded rightly, y. A run with a message from "
+        "farther away diverges.",
     )
 
     def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:
@@ -699,17 +703,18 @@ def decode_messages(
     tick_key = jax.random.fold_in(way_key, event.tick)
 
     def slot(client: Array, turn: Array | None, reference: Params, model: Params) -> Params:
-        slot_key = jax.random.fold_in(tick_key, client)
+        slot_key = jax.random.fold_in(tick_key, jnp.maximum(client, 0))
         if turn is not None:
             slot_key = jax.random.fold_in(slot_key, turn)
         if compressor.needs_reference:
-            vector, restored = ravel_pytree(model)
-            return restored(compressor.decode(slot_key, vector, ravel_pytree(reference)[0]))
+            (vector, restored), (near, _) = ravel_pytree(model), ravel_pytree(reference)
+            # An empty slot sends nothing, which no distance can make wrong.
+            vector = jnp.where(client >= 0, vector, near)
+            return restored(compressor.decode(slot_key, vector, near))
         difference = jax.tree.map(jnp.subtract, model, reference)
         return jax.tree.map(jnp.add, reference, compress(compressor, slot_key, difference))
 
-    # An empty slot sends nothing; its client number only has to be a valid one.
-    return jax.vmap(slot)(jnp.maximum(event.clients, 0), turns, reference, models)
+    return jax.vmap(slot)(event.clients, turns, reference, models)
 
 
 def count_message_bits(compressor: Compressor, params: Params) -> int:

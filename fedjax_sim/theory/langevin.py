@@ -389,6 +389,8 @@ def best_choice(
         grid = np.linspace(-width, width, 81)
         left, used = np.meshgrid(*(np.minimum(each + grid, 0) for each in centre), indexing="ij")
         values = error(low * np.exp(left + used), np.sqrt(-np.expm1(left)))
+        if np.isnan(values).any():
+            raise ConfigError("error", "NaN", "a number for every step size and rho that fit")
         place = np.unravel_index(np.argmin(values), values.shape)
         centre, width = np.array([left[place], used[place]]), width / 5
     rho, size = np.sqrt(-np.expm1(centre[0])), low * np.exp(centre.sum())

@@ -51,9 +51,8 @@ def with_clock(system: types.System, live: Live, **changes: Any) -> types.System
     """Return a system with a live clock: the same algorithm, on times that may follow from it.
 
         def clock(problem, hyper):
-            draw = uniform_cohort(hyper)
-            select = lambda key, now: Asked(now.drawn)
-            return live_rounds(hyper, select, num_used=hyper.num_selected, draw=draw)
+            uniform = Selector(lambda key, now: Asked(now.drawn), draw=uniform_cohort(hyper))
+            return live_rounds(hyper, uniform, num_used=hyper.num_selected)
 
         live = Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock)
         system = with_clock(fedavg.system, live, name="live_fedavg")
@@ -65,7 +64,8 @@ def with_clock(system: types.System, live: Live, **changes: Any) -> types.System
         With a `Hyper`, `paper` is FAVANO's comparison unless it is given.
 
     Returns:
-      The system. Its timeline says how many slots ticks have and nothing else.
+      The system. Its timeline says how many slots ticks have and nothing else. Settings with
+      `local_epochs` or whole passes are refused when it is drawn.
     """
     paper = presets.preset(changes["Hyper"], presets.FAVANO) if "Hyper" in changes else None
     changed = system._replace(**{"live": live, "weigh": None, "paper": paper, **changes})
@@ -74,6 +74,13 @@ def with_clock(system: types.System, live: Live, **changes: Any) -> types.System
 
 def _frames(system: types.System, key: Key, hyper: Settings, num_ticks: int) -> Timeline:
     """Make the timeline of a live system: filled slots of most steps, and no time."""
+    work_of = getattr(hyper, "work_of", None)
+    if work_of is not None and work_of(jnp.zeros((1, 1), int)) is not None:
+        allowed = (
+            "local_steps long on a live clock, which has no other times: without local_epochs, and "
+            "not in em and vr_fedem"
+        )
+        raise ConfigError("an update", f"whole passes in {system.name}", allowed)
     senders = system.messages.num_senders(hyper)
     found, num = cast(Live, system.live).sizes(hyper), senders or hyper.num_clients
     if found.slots > num and not system.can_repeat:

@@ -6,13 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments.fald import extensions as fald_extensions
 from experiments.fald import fig3_4
 from experiments.fald import headlines as fald
 from experiments.favano import headlines as favano
+from experiments.favano import lattice as favano_lattice
 from experiments.favano import mean_model
-from experiments.fedem import clocks
+from experiments.fedem import clocks, reduction
+from experiments.fedem import extensions as fedem_extensions
 from experiments.fedem import headlines as fedem
-from experiments.fedstaleweight import disturbed
+from experiments.fedstaleweight import disturbed, rates
 from experiments.fedstaleweight import headlines as fedstaleweight
 from experiments.harness import Arguments, Verdict
 from experiments.harness.statistics import FAILS, HOLDS
@@ -100,6 +103,69 @@ GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
     ),
     "fedem-30": (clocks.judge, times(constant=10.0, exponential=5.0, slow=4.0)),
     "fedstaleweight-26": (disturbed.judge, influences(slow=(0.2, 0.18, 0.12))),
+    "fedem-31": (
+        reduction.judge,
+        {
+            "power": {
+                method: {field: {"mean": mean, "half": 0.05} for field in reduction.FIELDS}
+                for method, mean in (("VR-FedEM", 0.0), ("VR-DIANA", -0.5))
+            },
+            "best": {
+                method: {field: {"25": 1.0, "400": 1.0} for field in reduction.FIELDS}
+                for method in reduction.METHODS
+            },
+            "seeds": dict.fromkeys(reduction.METHODS, 6),
+        },
+    ),
+    "fedem-32": (fedem_extensions.judge_chances, {"share of the bound": {"9": 0.9}, "seeds": 5}),
+    "fedem-33": (fedem_extensions.judge_stream, {"share of the bound": {"9": 0.9}, "seeds": 5}),
+    "fedem-34": (
+        fedem_extensions.judge_sparsity,
+        {"zeros": 2, "other zeros": 0, "largest error": 1e-12, "seeds": 5},
+    ),
+    "fald-28": (
+        fald_extensions.judge_random,
+        {
+            "errors": {"0.1": 0.1, "0.01": 0.01, "0.001": 0.001},
+            "biases over those of every K": {"0.001": 2.01},
+            "standard errors off": [1.0, 2.0],
+            "chains": 10,
+        },
+    ),
+    "fald-29": (fald_extensions.judge_fedpa, {"distance": {"fedpa": 0.1, "fedavg": 0.3}}),
+    "fald-30": (
+        fald_extensions.judge_budget,
+        {
+            "by epsilon": {
+                "10": {"rho": 0.5, "step size": 1e-7, "error": 0.8, "error with rho alone": 1.0}
+            }
+        },
+    ),
+    "fedstaleweight-27": (rates.judge_rates, {"left over right": {"falling, 1": 0.9}}),
+    "fedstaleweight-28": (
+        rates.judge_influence,
+        {
+            "influence": {
+                "AsyncFedED": {"mean": 0.06, "half": 0.005},
+                "one rate": {"mean": 0.07, "half": 0.001},
+            },
+            "seeds": 6,
+        },
+    ),
+    "favano-39": (
+        favano_lattice.judge,
+        {
+            "accuracy": {
+                method: {
+                    column: {"values": [base + i / 10 for i in range(10)]}
+                    for column in favano_lattice.COLUMNS
+                }
+                for method, base in zip(favano_lattice.METHODS, (90.0, 60.0, 60.0), strict=True)
+            },
+            "bits, lattice over full": 0.3,
+            "words": "",
+        },
+    ),
     "favano-37": (
         mean_model.judge_mean,
         {
@@ -145,6 +211,37 @@ CHANGED: list[tuple[str, Path, Any, str]] = [
     ("favano-37", ("largest distance",), 0.2, "holds in part, false: distance"),
     ("favano-38", ("accuracy", mean_model.LATTICE, "values"), [70.0, 71.1, 72.0], "fails"),
     ("favano-38", ("uplink bits, lattice over full",), 0.6, "holds in part, false: fewer bits"),
+    ("fedem-31", ("power", "VR-FedEM", reduction.FIELDS[1], "mean"), -0.3, "fails"),
+    ("fedem-31", ("power", "VR-FedEM", reduction.FIELDS[0], "half"), 0.2, "undecided"),
+    (
+        "fedem-31",
+        ("power", "VR-DIANA", reduction.FIELDS[1], "mean"),
+        0.0,
+        "holds in part, false: VR-DIANA",
+    ),
+    ("fedem-32", ("share of the bound", "9"), 1.1, "fails"),
+    ("fedem-33", ("share of the bound", "9"), 1.1, "fails"),
+    ("fedem-34", ("other zeros",), 1, "fails"),
+    ("fedem-34", ("zeros",), 0, "fails"),
+    ("fald-28", ("errors", "0.001"), 0.09, "fails"),
+    ("fald-28", ("biases over those of every K", "0.001"), 1.0, "holds in part, false: twice"),
+    ("fald-29", ("distance", "fedpa"), 0.2, "fails"),
+    ("fald-30", ("by epsilon", "10", "error"), 0.95, "fails"),
+    ("fedstaleweight-27", ("left over right", "falling, 1"), 1.1, "fails"),
+    ("fedstaleweight-28", ("influence", "AsyncFedED", "mean"), 0.3, "fails"),
+    (
+        "fedstaleweight-28",
+        ("influence", "one rate", "mean"),
+        0.03,
+        "holds in part, false: not above",
+    ),
+    (
+        "favano-39",
+        ("accuracy", favano_lattice.LATTICE, favano_lattice.COLUMNS[0], "values"),
+        [91.0 + i / 10 for i in range(10)],
+        "fails",
+    ),
+    ("favano-39", ("bits, lattice over full",), 0.6, "holds in part, false: fewer bits"),
     ("favano-32", ("blocked", "first", "mean"), 0.2, "fails"),
     ("favano-32", ("blocked", "first", "mean"), 0.049, "undecided"),
     ("favano-32", ("blocked", "windows", "mean", 3), 0.5, "holds in part, false: not settled"),
@@ -208,6 +305,7 @@ def test_one_number_decides(id: str, path: Path, value: Any, expected: str) -> N
 def test_nothing_holds_on_what_is_not_a_number() -> None:
     """Numbers that are told only, and panels of p-values, are left out."""
     told = {"best", "corrected", "cases", "draws", "S", "with whole batches", "seeds", "rounds"}
+    told |= {"chains", "rho", "step size"}
     for id, (judge, found) in GOOD.items():
         for path in numbers(found):
             if id != "fald-25" and (id, path[0]) != ("fald-27", "rounds") and not told & {*path}:

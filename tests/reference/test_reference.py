@@ -80,8 +80,8 @@ def test_quafl(
     system, code = fedjax_sim.SYSTEMS["quafl"], {}
     hyper = small(system, lr=LR, **CONTACTS)
     if has_lattice:
-        hyper = hyper.replace(compression=Lattice(colors=16, distance=0.3))
-        code = {"code": lattice.coder(stream(jax.random.key(SEED), "learning"), 4, 16, 0.3)}
+        hyper = hyper.replace(compression=Lattice(colors=16, distance=3.0))
+        code = {"code": lattice.coder(stream(jax.random.key(SEED), "learning"), 4, 16, 3.0)}
     clock = Clock(hyper)
     records = quafl_loop.run(
         start=start,

@@ -11,6 +11,7 @@ from fedjax_sim import ConfigError, Ticks
 from fedjax_sim.core.settings import check
 from fedjax_sim.core.streams import stream
 from fedjax_sim.problems import latent
+from fedjax_sim.timelines import live
 from tests.systems.noisy_means import BLOCKS, KAPPA, N, noisy_mean
 
 pytestmark = pytest.mark.usefixtures("in_64_bits")
@@ -74,6 +75,41 @@ def test_async_fedem_of_everyone_is_fedem(toy: Any) -> None:
     np.testing.assert_allclose(ours.curves.mean_field, fedem.curves.mean_field, rtol=1e-9)
     stale = simulate("async_fedem", toy, buffer_size=N // 2, **given)
     assert np.abs(stale.models - fedem.models).max() > 1e-3
+
+
+def on_live_clock(name: str) -> fedjax_sim.System:
+    """A system on a live clock that draws uniform cohorts."""
+
+    def clock(problem: Any, hyper: Any) -> live.Clock:
+        uniform = live.Selector(
+            lambda key, now: live.Asked(now.drawn), draw=live.uniform_cohort(hyper)
+        )
+        return live.live_rounds(hyper, uniform, num_used=hyper.num_selected)
+
+    sizes = live.Sizes(COHORTS["num_selected"], 1)
+    return live.with_clock(SYSTEMS[name], live.Live(lambda hyper: sizes, clock), name="live")
+
+
+def test_fedem_on_a_live_clock_is_fedem_on_the_schedule_that_it_made(toy: Any) -> None:
+    system = on_live_clock("fedem")
+    hyper = system.Hyper(
+        num_clients=N, rounds="cohorts", batch_size=5, gamma=0.3, compression=BLOCKS, **COHORTS
+    )
+    ours = fedjax_sim.simulate(system, toy, hyper, budget=Ticks(30), num_evals=1)
+    assert (np.diff(ours.timelines[0].time) > 0).all()
+    planned = live.replayed(SYSTEMS["fedem"], ours.timelines[0])
+    again = fedjax_sim.simulate(planned, toy, hyper, budget=Ticks(30), num_evals=1)
+    np.testing.assert_allclose(ours.models, again.models, rtol=0, atol=1e-12)
+    start = fedjax_sim.simulate(system, toy, hyper, budget=Ticks(1), num_evals=1)
+    assert np.abs(ours.models - start.models).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["em", "vr_fedem"])
+def test_live_clocks_have_no_times_of_whole_passes(name: str, toy: Any) -> None:
+    system = on_live_clock(name)
+    hyper = system.Hyper(num_clients=N, rounds="cohorts", batch_size=5, **COHORTS)
+    with pytest.raises(ConfigError, match="whole passes in live', but must be local_steps long"):
+        fedjax_sim.simulate(system, toy, hyper, budget=Ticks(3))
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -417,6 +417,8 @@ def test_best_choice_of_rho_and_step_size(share: float) -> None:
     assert 8 * 0.995 < guarantee(at).epsilon <= 8
     with pytest.raises(ConfigError, match="no step size meets them"):
         privacy.best_choice(setup, lambda eta, rho: eta, epsilon=8.0, delta=1e-12)
+    with pytest.raises(ConfigError, match="error is 'NaN', but must be a number"):
+        privacy.best_choice(setup, lambda eta, rho: eta * np.nan, epsilon=8.0, delta=1.0)
 
 
 def difference_of_gradients(weights: Numbers, inputs: Numbers, labels: list[int]) -> float:
