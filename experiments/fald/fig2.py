@@ -212,11 +212,6 @@ def grow_with_fewer_clients(exact: Mapping[str, Sequence[float]]) -> bool:
     )
 
 
-def are_ordered(exact: Mapping[str, Sequence[float]]) -> bool:
-    """Return whether floors fall in `ORDER` at every step size; one that is missing does not."""
-    return bool((np.diff([exact[panel] for panel in ORDER], axis=0) < 0).all())
-
-
 def of_panels(judged: Verdict) -> Verdict:
     """Leave a verdict on chains undecided if they are too few, or not of all panels."""
     num, ran = judged.measured["chains"], judged.measured["standard errors off"]

@@ -149,14 +149,8 @@ def floors(sizes: Sizes) -> Ablation:
                     participation=p,
                     memories=Memories(compression=compression, field_rule=way),
                 )
-                options: dict[str, Any] = {
-                    "budget": Ticks(3 * sizes.rounds),
-                    "num_evals": 100,
-                    "seeds": sizes.seeds,
-                }
-                data = curves_of(
-                    fedem.system, toy.problem, hyper, settings={"gamma": gammas}, **options
-                )
+                swept = {"seeds": sizes.seeds, "settings": {"gamma": gammas}}
+                data = toy.curves(fedem.system, hyper, 3 * sizes.rounds, 100, **swept)
                 late = data.mean_field.values[..., 40:].mean(axis=(1, 2))
                 name = f"{way}, {what}, spread {spread:g}"
                 curves[name] = data
@@ -212,14 +206,10 @@ def participation_study(sizes: Sizes) -> Ablation:
     The level of dEM (no memories, no compression) is shown for comparison.
     """
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
-    sigma2, gamma = float(toy.known.noise.mean()) / BATCH, 0.1
+    sigma2, gamma = toy.sigma2(BATCH), 0.1
     levels: dict[str, np.ndarray] = {}
     curves = {}
-    options: dict[str, Any] = {
-        "budget": Ticks(2 * sizes.rounds),
-        "num_evals": 100,
-        "seeds": sizes.seeds,
-    }
+    swept = {"seeds": sizes.seeds, "settings": {"participation": [*PARTICIPATIONS]}}
     for name, compression, way in (
         ("FedEM", SPARSE, "fedem"),
         ("dEM", parse_compressor("identity"), "naive"),
@@ -230,26 +220,14 @@ def participation_study(sizes: Sizes) -> Ablation:
             gamma=gamma,
             memories=Memories(compression=compression, field_rule=way),
         )
-        run = curves_of(
-            fedem.system,
-            toy.problem,
-            hyper,
-            settings={"participation": list(PARTICIPATIONS)},
-            **options,
-        )
+        run = toy.curves(fedem.system, hyper, 2 * sizes.rounds, 100, **swept)
         curves[f"{name} by p"] = run
         levels[name] = run.mean_field.values[..., 50:].mean(axis=2)
     exact = []
     for p in PARTICIPATIONS:
         setup = theory.FedEMSetup(toy.known.constants, N, 1.0, p)
-        args: dict[str, Any] = {
-            "slope": toy.known.slope,
-            "gamma": gamma,
-            "k_max": 3000,
-            "sigma2": sigma2,
-            "mean_field": toy.first_field,
-        }
-        exact.append(float(moments.exact_moments(setup, **args).mean_field[-1]))
+        law = toy.moments(setup, gamma=gamma, k_max=3000, sigma2=sigma2)
+        exact.append(float(law.mean_field[-1]))
     means = {name: each.mean(axis=1).tolist() for name, each in levels.items()}
     ratios = [level / exact[-1] for level in exact]
     # With a small gamma the memories' error is sigma² at this alpha, so that H's variance is
@@ -390,13 +368,7 @@ def fewest_rounds(toy: Toy, setup: theory.FedEMSetup, sigma2: float) -> float:
     """
     best = math.inf
     for gamma in theory.largest_step_size(setup) * 0.75 ** np.arange(20):
-        args: dict[str, Any] = {
-            "slope": toy.known.slope,
-            "gamma": gamma,
-            "k_max": 8000,
-            "mean_field": toy.first_field,
-        }
-        run = moments.exact_moments(setup, sigma2=sigma2, **args)
+        run = toy.moments(setup, gamma=gamma, k_max=8000, sigma2=sigma2)
         means = np.cumsum(run.mean_field) / np.arange(1, len(run.mean_field) + 1)
         found = first_below(means, np.arange(1, len(means) + 1), 0.6)
         best = best if math.isnan(found) else min(best, found)
@@ -428,7 +400,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
             gamma=gamma,
             memories=Memories(compression=compression),
         )
-        data = curves_of(fedem.system, toy.problem, hyper, budget=Ticks(80), num_evals=80, seeds=2)
+        data = toy.curves(fedem.system, hyper, 80, 80, seeds=2)
         curves[f"blocks of {block}"] = data
         mean = data.mean_field.values.mean(axis=0)
         rounds[block] = stationarity(mean)
@@ -557,8 +529,7 @@ def regimes_study(sizes: Sizes) -> Ablation:
             gamma=theory.vr_step_size(many.known.constants, num_clients=num, omega=omega),
             memories=Memories(compression=keep),
         )
-        options: dict[str, Any] = {"budget": Ticks(ticks), "num_evals": ticks, "seeds": 3}
-        data = curves_of(vr_fedem.system, many.problem, hyper, **options)
+        data = many.curves(vr_fedem.system, hyper, ticks, ticks, seeds=3)
         curves[f"VR-FedEM, n = {num}, omega = {omega:g}"] = data.isel(eval=slice(None, None, 50))
         return stationarity(data.mean_field.values.mean(axis=0))
 
@@ -686,17 +657,10 @@ def clients_study(sizes: Sizes) -> Ablation:
     few = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     for num in numbers:
         toy = Toy(clients_apart(num, M, DIM, spread=2.0), KAPPA)
-        sigma2 = float(toy.known.noise.mean()) / BATCH
+        sigma2 = toy.sigma2(BATCH)
         setup = theory.FedEMSetup(toy.known.constants, num, 1.0)
-        args: dict[str, Any] = {
-            "slope": toy.known.slope,
-            "gamma": gamma,
-            "k_max": 3000,
-            "mean_field": toy.first_field,
-        }
-        exact.append(
-            float(moments.exact_moments(setup, sigma2=sigma2, **args).mean_field[-1]) / sigma2
-        )
+        law = toy.moments(setup, gamma=gamma, k_max=3000, sigma2=sigma2)
+        exact.append(float(law.mean_field[-1]) / sigma2)
         # The start and the constants are those of N clients, so that n alone changes.
         rounds[num] = fewest_rounds(few, theory.FedEMSetup(few.known.constants, num, 1.0), 300.0)
         if num <= 2 * N:
@@ -706,12 +670,8 @@ def clients_study(sizes: Sizes) -> Ablation:
                 gamma=gamma,
                 memories=Memories(compression=SPARSE),
             )
-            options: dict[str, Any] = {
-                "budget": Ticks(2 * sizes.rounds),
-                "num_evals": 100,
-                "seeds": sizes.seeds,
-            }
-            curves[f"{num} clients"] = data = curves_of(fedem.system, toy.problem, hyper, **options)
+            data = toy.curves(fedem.system, hyper, 2 * sizes.rounds, 100, seeds=sizes.seeds)
+            curves[f"{num} clients"] = data
             found[num] = data.mean_field.values[:, 50:].mean(axis=1) / sigma2
     fall = ratio_of_means(found[N], found[2 * N])
     means = {num: float(each.mean()) for num, each in found.items()}
@@ -785,8 +745,7 @@ def alpha_study(sizes: Sizes) -> Ablation:
         gamma=gamma,
         memories=Memories(compression=SPARSE, memory_start="zero"),
     )
-    options: dict[str, Any] = {"budget": Ticks(300), "num_evals": 60, "seeds": 5}
-    run = curves_of(fedem.system, toy.problem, hyper, settings={"alpha": [*ALPHAS]}, **options)
+    run = toy.curves(fedem.system, hyper, 300, 60, seeds=5, settings={"alpha": [*ALPHAS]})
     first, last = run.mean_field.values[..., 0].max(axis=1), run.mean_field.values[..., -1]
     last = np.nan_to_num(last, nan=OVERFLOW, posinf=OVERFLOW).max(axis=1)
     memory = run.memory_error.values.max(axis=1)
@@ -898,14 +857,7 @@ def inner_study(sizes: Sizes) -> Ablation:
             gamma=gamma,
             memories=Memories(compression=BLOCKS),
         )
-        data = curves_of(
-            vr_fedem.system,
-            toy.problem,
-            hyper,
-            budget=Ticks(400),
-            num_evals=400,
-            seeds=max(5, sizes.seeds // 5),
-        )
+        data = toy.curves(vr_fedem.system, hyper, 400, 400, seeds=max(5, sizes.seeds // 5))
         curves[f"m = {examples}, k_in = {inner}"] = data
         epochs = [
             first_below(curve, places, EPSILON)

@@ -27,6 +27,7 @@ from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.results.plots import LABELS, look, name_beside, styled
 from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import fedem, vr_fedem
+from fedjax_sim.theory.fedem import FedEMSetup
 
 BLOCKS = parse_compressor("block:norm=2:block=4")
 """The quantizer whose omega is 1."""
@@ -159,6 +160,26 @@ class Toy:
     def first_field(self) -> float:
         """‖h(S_0)‖²."""
         return self.known.slope**2 * float(np.sum((self.start - self.known.optimum) ** 2))
+
+    def sigma2(self, batch: int) -> float:
+        """sigma^2 of the clients' statistics on mini-batches of `batch` examples."""
+        return float(self.known.noise.mean()) / batch
+
+    def moments(
+        self, setup: FedEMSetup, *, gamma: float, k_max: int, sigma2: float
+    ) -> moments.Moments:
+        """Compute the exact moments of FedEM from S_0, see `moments.exact_moments`."""
+        first = self.first_field
+        return moments.exact_moments(
+            setup, slope=self.known.slope, gamma=gamma, k_max=k_max, sigma2=sigma2, mean_field=first
+        )
+
+    def curves(
+        self, system: System, hyper: Any, ticks: int, num_evals: int, **options: Any
+    ) -> xr.Dataset:
+        """Run a sweep of `ticks` ticks and return its curves."""
+        budget = fedjax_sim.Ticks(ticks)
+        return curves_of(system, self.problem, hyper, budget=budget, num_evals=num_evals, **options)
 
 
 def clients_apart(

@@ -17,7 +17,7 @@ import xarray as xr
 
 from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import bounds as formulas
-from experiments.fedem.formulas import moments, variance_reduction
+from experiments.fedem.formulas import variance_reduction
 from experiments.fedem.setup import (
     BLOCKS,
     Toy,
@@ -395,20 +395,13 @@ EXACTLY = "exact recursions"
 def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
     """Compare exact recursions and runs with the bounds of Theorems 1 and 3 (claim 7)."""
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
-    known, sigma2 = toy.known, float(toy.known.noise.mean()) / BATCH
+    known, sigma2 = toy.known, toy.sigma2(BATCH)
     shares = []
     for omega in (0.1, 1.0, 9.0):
         for p in (1.0, 0.75, 0.25):
             setup = theory.FedEMSetup(known.constants, N, omega, p)
             for gamma in theory.largest_step_size(setup) * np.array([1, 0.5, 0.25, 0.1, 0.02]):
-                run = moments.exact_moments(
-                    setup,
-                    slope=known.slope,
-                    gamma=gamma,
-                    k_max=1000,
-                    sigma2=sigma2,
-                    mean_field=toy.first_field,
-                )
+                run = toy.moments(setup, gamma=gamma, k_max=1000, sigma2=sigma2)
                 for k_max in (1, 10, 50, 200, 1000):
                     right = formulas.bound(
                         setup, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2
@@ -422,12 +415,8 @@ def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
         hyper = fedem.paper(
             num_clients=N, batch_size=BATCH, participation=p, memories=Memories(compression=BLOCKS)
         )
-        options: dict[str, Any] = {
-            "seeds": sizes.seeds,
-            "budget": Ticks(sizes.rounds[-1]),
-            "num_evals": sizes.rounds[-1],
-        }
-        data = curves_of(fedem.system, toy.problem, hyper, settings={"gamma": gammas}, **options)
+        swept = {"seeds": sizes.seeds, "settings": {"gamma": gammas}}
+        data = toy.curves(fedem.system, hyper, sizes.rounds[-1], sizes.rounds[-1], **swept)
         for i, gamma in enumerate(gammas):
             for k_max in sizes.rounds:
                 left = float(data.mean_field.values[i, :, :k_max].mean())
@@ -463,41 +452,15 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
     )
     constants, inner = toy.known.constants, 20
     gamma = theory.vr_step_size(constants, num_clients=N, omega=1.0)
-    options: dict[str, Any] = {
-        "budget": Ticks(inner * sizes.loops[-1]),
-        "num_evals": inner * sizes.loops[-1],
-    }
-    hyper = vr_fedem.paper(
-        num_clients=N,
-        batch_size=variance_reduction.batch_size(inner, 1.0),
-        inner_steps=inner,
-        gamma=gamma,
-        memories=Memories(compression=BLOCKS),
-    )
-    reduced = curves_of(vr_fedem.system, toy.problem, hyper, seeds=sizes.seeds // 2, **options)
-    plain = curves_of(
-        fedem.system,
-        toy.problem,
-        fedem.paper(
-            num_clients=N, batch_size=20, gamma=gamma, memories=Memories(compression=BLOCKS)
-        ),
-        seeds=sizes.seeds // 2,
-        **options,
-    )
-    exact = curves_of(
-        fedem.system,
-        toy.problem,
-        fedem.paper(
-            num_clients=N,
-            batch_size=100,
-            batches="full",
-            gamma=gamma,
-            memories=Memories(compression=BLOCKS),
-        ),
-        budget=Ticks(200),
-        num_evals=20,
-        seeds=5,
-    )
+    common = {"num_clients": N, "gamma": gamma, "memories": Memories(compression=BLOCKS)}
+    batch = variance_reduction.batch_size(inner, 1.0)
+    hyper = vr_fedem.paper(batch_size=batch, inner_steps=inner, **common)
+    ticks, seeds = inner * sizes.loops[-1], sizes.seeds // 2
+    reduced = toy.curves(vr_fedem.system, hyper, ticks, ticks, seeds=seeds)
+    plain_hyper = fedem.paper(batch_size=20, **common)
+    plain = toy.curves(fedem.system, plain_hyper, ticks, ticks, seeds=seeds)
+    full = fedem.paper(batch_size=100, batches="full", **common)
+    exact = toy.curves(fedem.system, full, 200, 20, seeds=5)
     field, mean_field, memory = (
         values.mean(axis=0)
         for values in (

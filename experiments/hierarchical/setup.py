@@ -533,19 +533,6 @@ def pictures(
     return found
 
 
-def each_setting(data: xr.Dataset, name: str, lr: float, label: str) -> dict[str, xr.Dataset]:
-    """Return one data set per value of a swept setting, at one learning rate.
-
-    It is labelled with the value and the number of rounds.
-    """
-    chosen = data.sel(lr=lr)
-    return {
-        f"{label} = {value:g}, {float(chosen.sel({name: value}).ticks.isel(eval=-1).mean()):.1f} "
-        "rounds": chosen.sel({name: value})
-        for value in data[name].values
-    }
-
-
 def table_of(data: Mapping[str, xr.Dataset], time: float, chance: float = CHANCE) -> str:
     """Lay out the accuracies at the time T of every swept point, by name of the run."""
     samples = {}

@@ -63,7 +63,7 @@ class Pair(NamedTuple):
     corrected: float
     better: str | None
     needed: int | None
-    resampled: tuple[float, float] | None = None
+    resampled: Interval | None = None
 
 
 class Comparison(NamedTuple):
@@ -106,7 +106,7 @@ class Comparison(NamedTuple):
             [
                 f"{each.first} - {each.second}",
                 each.lead,
-                *(["{:.3g} to {:.3g}".format(*each.resampled)] if each.resampled else more),
+                *([each.resampled] if each.resampled else more),
                 each.p,
                 each.corrected,
                 each.better or "undecided",
@@ -220,14 +220,7 @@ def _pair(
         spread = float(np.std(np.subtract(own.values, other.values), ddof=1))  # type: ignore[arg-type]
         needed = statistics.seeds_needed(spread, lead.mean, power)
     resampled = None
-    if first.reached is not None and second.reached is not None and is_paired and len(order) > 1:
-        one, two = first.reached, Reached(*(each[order] for each in second.reached))
-
-        def lead_of(rows: np.ndarray) -> float:
-            drawn = ((each.times[rows], each.reached[rows]) for each in (one, two))
-            mean, other_mean = (statistics.held_mean(*each, horizon) for each in drawn)
-            return mean - other_mean
-
-        resampled = statistics.bootstrap(lead_of, len(order))
+    if first.reached is not None and is_paired and len(order) > 1:
+        resampled = statistics.bootstrap(np.subtract(own.values, other.values))  # type: ignore[arg-type]
     p = statistics.p_value(own, other)
     return Pair(*names, lead, p, p, None, needed, resampled)

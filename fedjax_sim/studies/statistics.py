@@ -13,7 +13,7 @@ share of a restricted mean, so that these are compared as other numbers are, pai
 Dimension letters: `n` runs, `m` comparisons, `L` lanes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -318,28 +318,26 @@ def pseudo_values(times: np.ndarray, reached: np.ndarray, horizon: float) -> np.
     return found + whole - found.mean()
 
 
-def bootstrap(
-    statistic: Callable[[np.ndarray], float], num: int, *, seed: int = 0
-) -> tuple[float, float]:
-    """Return a 95 % interval of a number that is computed from runs, such as a paired difference.
+def bootstrap(values: np.ndarray, *, seed: int = 0) -> Interval:
+    """Return a 95 % interval of a mean over runs, without taking them to be normal.
 
-    Runs are drawn with replacement; a run's partner with the same seed goes with it. The interval
-    is the bias-corrected and accelerated one (Efron, J. Am. Stat. Assoc. 82, 1987).
+    Runs are drawn with replacement, and the distance of each draw's mean is measured by the draw's
+    spread (the symmetric bootstrap-t; Hall, J. R. Statist. Soc. B 50, 1988). Quantiles of the drawn
+    means alone are too near: of five runs they cover 80 to 85 %.
 
     Args:
-      statistic: From the numbers of the drawn runs, `i[n]`, to what is estimated.
-      num: Number of runs, n, at least 2.
+      values: `f[n]`, one number for each of at least two runs, such as the differences of pairs.
       seed: Of the draws.
+
+    Returns:
+      The interval, of unknown length where too many draws are of one value alone, as of three runs.
     """
-    rows = np.arange(num)
-    if np.ptp([statistic(np.delete(rows, i)) for i in rows]) == 0:  # All runs are alike.
-        return float(statistic(rows)), float(statistic(rows))
-    found = stats.bootstrap(
-        (rows,),
-        lambda drawn: statistic(np.asarray(drawn)),
-        vectorized=False,
-        confidence_level=1 - LEVEL,
-        n_resamples=RESAMPLES,
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return float(found.low), float(found.high)
+    mean, spread = float(values.mean()), float(values.std(ddof=1))
+    if np.ptp(values) == 0:
+        return Interval(mean, 0.0)
+    rows = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
+    drawn = values[rows]
+    with np.errstate(divide="ignore", invalid="ignore"):  # A draw of one value has no spread.
+        far = np.abs(drawn.mean(axis=1) - mean) / drawn.std(axis=1, ddof=1)
+    far = np.nan_to_num(far, nan=0.0, posinf=np.inf)
+    return Interval(mean, float(np.quantile(far, 1 - LEVEL, method="nearest")) * spread)

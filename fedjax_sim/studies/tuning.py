@@ -400,7 +400,8 @@ def _ending_early(
     known, kinds = settings.names_of(system.Hyper), settings.fields(system.Hyper)
     for name in grid:
         if not settings.is_traced(kinds[known[name]]):
-            raise ConfigError("grid", name, "of numbers that share a program, with halving")
+            allowed = "of numbers with halving, as points are compared in one program"
+            raise ConfigError("grid", name, allowed)
     points = list(itertools.product(*grid.values()))
     first = problem(seeds[0]) if callable(problem) else problem[0]
     is_less = criterion.prefers_less(getattr(first, criteria.LESS, ()))
