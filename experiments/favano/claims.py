@@ -738,7 +738,7 @@ CLAIMS = Claims(
                 lead=LEAST_LEAD,
                 bits=0.5,
             ),
-            changed="no row.",
+            changed="no row -> undecided: with T = 1000 QuAFL is near chance in both columns.",
             since="2026-11-30",
         ),
     },

@@ -432,7 +432,7 @@ CLAIMS = Claims(
                 "it. For sigma_g^2 and G it has the largest values of the run.",
             ),
             kind="exact",
-            changed="no row.",
+            changed="no row -> holds: the left side is at most .197 of the right side.",
             since="2026-11-30",
         ),
         28: Claim(
@@ -451,7 +451,7 @@ CLAIMS = Claims(
                 far=0.1,
                 close=0.01,
             ),
-            changed="no row: claim 3 has the sentence for buffered means.",
+            changed="no row -> holds in part: .119 is far below a third, but above one rate's .070.",
             since="2026-11-30",
         ),
     },
