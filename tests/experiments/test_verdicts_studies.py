@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.clocks import machines, routing
+from experiments.clocks import coverage, machines, routing
 from experiments.clocks.claims import CLAIMS as CLOCKS
 from experiments.harness import Sample, Verdict, ledger, page
 from experiments.harness.statistics import FAILS, HOLDS
@@ -77,7 +77,14 @@ def on_clocks(outcome: str) -> dict[str, Any]:
     """Make pairs of measured and simulated numbers that are equal, or in another order."""
     x, y = (1.0, 3.0) if outcome == HOLDS else (3.0, 1.0)
     pairs = {"A, x": (1.0, x), "A, y": (3.0, y)}
-    return {"smoke": False} | {str(number): pairs for number in CLOCKS if number not in (16, 17)}
+    return {"smoke": False} | {str(number): pairs for number in CLOCKS if number < 16}
+
+
+def on_coverage(outcome: str) -> dict[str, Any]:
+    """Make counts of intervals of which 95 %, or 90 %, have the truth."""
+    hits = 950 if outcome == HOLDS else 900
+    counts = {"logs": 1000, "refused": 0, "rate": hits, "spread": hits}
+    return {"smoke": False, "counts": {coverage.JUDGED: dict.fromkeys(coverage.SPREADS, counts)}}
 
 
 def on_routing(outcome: str) -> dict[str, Any]:
@@ -99,6 +106,7 @@ def judged(outcome: str) -> Iterator[Verdict]:
     yield from attacks.judge(on_rules(outcome))
     yield from machines.judge(on_clocks(outcome))
     yield from routing.judge(on_routing(outcome))
+    yield from coverage.judge(on_coverage(outcome))
     for first in (1, 1 + ON_SPEAKERS):
         yield from rules.judge(test_selection.inputs_of(outcome) | {"first claim": first})
 
