@@ -451,7 +451,7 @@ CLAIMS = Claims(
                 far=0.1,
                 close=0.01,
             ),
-            changed="no row -> holds in part: .119 is far below a third, and above the .070 of one rate",
+            changed="no row -> holds in part: .119 is far below a third, but not .070.",
             since="2026-11-30",
         ),
     },
