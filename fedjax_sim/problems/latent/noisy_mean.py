@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from fedjax_sim.core.settings import AtLeast0, checked
-from fedjax_sim.core.types import Array, Key
+from fedjax_sim.core.types import Array, Key, Leaf
 from fedjax_sim.problems.client_data import check_range
 from fedjax_sim.problems.latent.estimation import LatentModel
 
@@ -37,8 +37,8 @@ class Seen(NamedTuple):
       kappa: `f[B]`, 1 / (1 + tau^2) with the variance tau^2 of the observation's noise.
     """
 
-    y: Array
-    kappa: Array
+    y: Leaf
+    kappa: Leaf
 
 
 @checked
