@@ -353,5 +353,12 @@ def _split(tree: TreeT, num: int) -> TreeT:
 
 
 def merge(tree: TreeT) -> TreeT:
-    """Merge the two leading axes of every leaf."""
+    """Merge the two leading axes of every leaf.
+
+    Args:
+      tree: Leaves `[A, B, ...]`.
+
+    Returns:
+      Leaves `[A B, ...]`.
+    """
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)

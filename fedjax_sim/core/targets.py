@@ -36,7 +36,12 @@ IN_BOUNDS: Mapping[str, Any] = {"mode": "promise_in_bounds", "wrap_negative_indi
 
 
 def take_rows(table: jax.Array, rows: Any) -> jax.Array:
-    """Look up rows of a table, or entries by an index of several axes, that are there."""
+    """Look up rows that are there.
+
+    Args:
+      table: `[N, ...]`.
+      rows: Their numbers `i32[...]`, none negative; or a tuple of such for several axes.
+    """
     return table.at[rows].get(**IN_BOUNDS)
 
 

@@ -31,7 +31,12 @@ def paths_of(model: Params) -> list[str]:
 
 
 def named_leaves(tree: object, separator: str = ".") -> list[tuple[str, Any]]:
-    """List the leaves of a tree with their names, such as "delays.rate_fast"."""
+    """List the leaves of a tree with their names, such as "delays.rate_fast".
+
+    Args:
+      tree: The tree.
+      separator: What stands between the parts of a name.
+    """
     return [
         (jax.tree_util.keystr(path, simple=True, separator=separator), leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
