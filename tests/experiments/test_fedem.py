@@ -11,11 +11,13 @@ from experiments.fedem import (
     ablations,
     clocks,
     counts,
+    extensions,
     fig1,
     fig2,
     fig2_shape,
     fig3,
     headlines,
+    reduction,
     theory,
 )
 from experiments.fedem.claims import CLAIMS
@@ -33,6 +35,8 @@ EXPERIMENTS: dict[Callable[[Arguments], Outcome], dict[int, str]] = {
     fig3.run: {19: UNDECIDED},
     fig2_shape.run: {25: UNDECIDED},
     clocks.run: {30: UNDECIDED},
+    reduction.run: {31: UNDECIDED},
+    extensions.run: dict.fromkeys([32, 33, 34], UNDECIDED),
     fig2.run: {20: UNDECIDED},
 }
 """The claims that each judges in its smoke size, with the outcome."""
@@ -54,7 +58,7 @@ def test_smoke_run(study: Callable[[Arguments], Outcome]) -> None:
     }
     assert all(each.why and each.claim and each.paper for each in outcome.verdicts)
     json.dumps(outcome.config)
-    assert outcome.figures
+    assert outcome.figures or study in (reduction.run, extensions.run)
     for own in outcome.curves.values():
         assert np.isfinite(own.mean_field.values[..., 0]).all()
 

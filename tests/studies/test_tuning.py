@@ -166,7 +166,7 @@ def test_losing_points_end_early_and_the_winner_is_that_of_the_grid() -> None:
         bits = Criterion(by="area", against="bits")
         tune(contestant, tasks, halving=Halving(), criterion=bits, **how)
     static = contestant._replace(grid={"batch_size": (4, 8, 16, 32)})
-    with pytest.raises(ConfigError, match="share a program"):
+    with pytest.raises(ConfigError, match="of numbers with halving"):
         tune(static, tasks, halving=Halving(2), **how)
 
 
