@@ -9,9 +9,9 @@ A share is the memory for windows as a part of the data. Each share runs in its 
 count). The program waits for a window if this is not there when the chunk before is done.
 Peak memory is the process's own: what the kernel keeps of the files does not count.
 
-FedJAX reads whole clients from SQLite, which is written first, and pfl-research the mini-batches of
-a user from mapped files, when it draws the user. Both run in environments of their own, as in
-`peers`, under the same limit. What they compile or do in a first round is left out.
+FedJAX reads whole clients from an SQLite file, which is written first. When pfl-research draws a
+user, it reads the user's mini-batches from mapped files. Each has its own environment, as in
+`peers`, and the same limit of memory. Their first round, in which they compile, is not timed.
 """
 
 import argparse

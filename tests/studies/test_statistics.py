@@ -55,7 +55,7 @@ def covered(num: int, *, is_paired: bool) -> float:
 
 
 def covered_times(num: int, seeds: int) -> tuple[float, float, float]:
-    """Return which shares of intervals have the truth in them: of times that are censored.
+    """Measure the coverage of 95 % intervals of censored times.
 
     Times to the level are exponential, with a part that pairs share; runs end between 2 and 6, and
     the horizon is 3.
