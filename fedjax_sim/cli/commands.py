@@ -62,7 +62,7 @@ FLAGS = {
     },
     "timeline": {
         "--log FILE": "CSV file with columns client, start, finish of a real cluster, to which "
-        "clients and a delay law are fitted",
+        "clients and a delay law are fitted"
     },
     "run tune": {
         "--data-dir DIR": "folder with the raw files of the data set",

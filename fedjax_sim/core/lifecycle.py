@@ -373,12 +373,7 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of file systems that know no locks, such as some network ones."""
 
 
-def write_whole(
-    path: Path,
-    write: Callable[[Path], object],
-    *,
-    lasts: bool = True,
-) -> None:
+def write_whole(path: Path, write: Callable[[Path], object], *, lasts: bool = True) -> None:
     """Write a file under another name in its folder, and rename it once it is complete.
 
     A process that is killed leaves at most a scratch file behind, see `remove_scratch`.

@@ -175,8 +175,7 @@ def quadratic_form(x: Array, hessian: Array) -> Array:
 
 @partial(quadratic_form.defjvp, symbolic_zeros=True)
 def _quadratic_form_jvp(
-    primals: tuple[Array, Array],
-    tangents: tuple[Array | SymbolicZero, Array | SymbolicZero],
+    primals: tuple[Array, Array], tangents: tuple[Array | SymbolicZero, Array | SymbolicZero]
 ) -> tuple[Array, Array]:
     """Compute `quadratic_form` and its directional derivative, without terms known to be zero."""
     x, hessian = primals

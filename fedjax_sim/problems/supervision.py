@@ -543,11 +543,7 @@ def _shape_of_outputs(structure: trees.TypedStructure, leaves: tuple) -> tuple[i
             allowed = f"such that it can be prepared ({first_line(error)})"
             raise ConfigError(kind, form_of(getattr(problem, kind)), allowed) from error
     if form_of(found[0]) != form_of(found[1]):
-        raise ConfigError(
-            "examples of test",
-            form_of(found[1]),
-            f"{form_of(found[0])}, as of data",
-        )
+        raise ConfigError("examples of test", form_of(found[1]), f"{form_of(found[0])}, as of data")
     inputs, targets = found[0]
     try:
         outputs = _outputs_for(problem, inputs)

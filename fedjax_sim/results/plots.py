@@ -304,11 +304,7 @@ def metric_figures(
 
 @styled()
 def curves_figure(
-    curves: Mapping[str, xr.Dataset],
-    metric: str,
-    *,
-    against: str = "time",
-    title: str = "",
+    curves: Mapping[str, xr.Dataset], metric: str, *, against: str = "time", title: str = ""
 ) -> Figure:
     """Draw a metric of all systems: the median over seeds, and each seed or a band of quantiles.
 

@@ -165,12 +165,7 @@ class State(NamedTuple):
     versions: Params = ()
 
     def after(
-        self,
-        hyper: Approximation,
-        key: Key,
-        event: Event,
-        target: Array,
-        num_batches: Array,
+        self, hyper: Approximation, key: Key, event: Event, target: Array, num_batches: Array
     ) -> "State":
         """State after a tick with messages that are compressed differences to the memories.
 

@@ -416,10 +416,7 @@ def _round_up(rows: int) -> int:
 
 
 def held_versions(
-    clients: np.ndarray,
-    holds: np.ndarray,
-    ends: np.ndarray,
-    num_clients: int,
+    clients: np.ndarray, holds: np.ndarray, ends: np.ndarray, num_clients: int
 ) -> HeldVersions:
     """Find out which versions clients hold at each evaluation, and assign rows to them.
 

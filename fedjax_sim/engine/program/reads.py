@@ -186,10 +186,7 @@ def _scan(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Seq
     # Slices have an axis less; versions of JAX name these numbers differently.
     num, last = (
         sum(outer.aval.ndim == inner.aval.ndim for outer, inner in zip(*pair, strict=True))
-        for pair in (
-            (equation.outvars, body.jaxpr.outvars),
-            (equation.invars, body.jaxpr.invars),
-        )
+        for pair in ((equation.outvars, body.jaxpr.outvars), (equation.invars, body.jaxpr.invars))
     )
     consts, carried, each = inputs[: last - num], inputs[last - num : last], inputs[last:]
     of_each = _known(each)

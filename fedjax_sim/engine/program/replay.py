@@ -456,11 +456,7 @@ class _ReplayedLane:
 
     @jax.named_scope("tick")
     def tick(
-        self,
-        carry: Carry,
-        inputs: tuple[tuple[types.Array, Any], Any],
-        *,
-        is_of_all: bool = False,
+        self, carry: Carry, inputs: tuple[tuple[types.Array, Any], Any], *, is_of_all: bool = False
     ) -> tuple[Carry, Counted]:
         """Take a tick.
 

@@ -131,10 +131,7 @@ class FactorAnalysis(LatentModel):
     def metrics(self, statistics: Array, params: Factors) -> Mapping[str, Array]:
         """Return "least_weight" and "least_eigenvalue": of the noise's share, and of S_zz."""
         least = jnp.linalg.eigvalsh(self._split(statistics)[1])[0]
-        return {
-            "least_weight": (params.noise / self.variance).min(),
-            "least_eigenvalue": least,
-        }
+        return {"least_weight": (params.noise / self.variance).min(), "least_eigenvalue": least}
 
     def log_density(self, params: Factors, examples: Array) -> Array:
         """Compute log p(y; theta) of examples `f[B, D]`: `f[B]`.
