@@ -51,7 +51,7 @@ SIGNALS = {"SIGKILL": 60, "SIGTERM": 20}
 """How often runs are killed in all."""
 
 
-ON_THE_WAY = re.compile(r" compiles a program of | goes on after \d+ of \d+ ticks ")
+ON_THE_WAY = re.compile(r" compiles a program of | goes on after \d+ of \d+ ticks | \.\.\.$")
 """Lines that say how a run goes on."""
 
 

@@ -95,8 +95,8 @@ class Expect:
         if not event.facts.keeps("steps"):
             allowed = "left as they are: E-steps have batches, and no local steps"
             raise ConfigError("steps of the event", "replaced", allowed)
-        if is_full is not False and getattr(self.problem, "is_endless", False):
-            allowed = "one with data here, because a stream of fresh examples has no whole pass"
+        if is_full is not False and getattr(self.problem, "is_sampled", False):
+            allowed = "one with all data in memory, because a whole pass is made here"
             raise ConfigError("problem", type(self.problem).__name__, allowed)
         chex.assert_rank(natural, {1, 2})
         if natural.ndim == 2:

@@ -27,6 +27,8 @@ from fedjax_sim.core.types import Params
 
 SAMPLED = 64
 """Examples that are read to tell one set of files from another."""
+READ_AT_ONCE = 2**26
+"""Bytes of files that are read at a time where all are read once."""
 ALIGNED = 64
 """Bytes to which arrays are aligned that a CPU takes over without a copy."""
 PAIR = {"inputs", "targets"}
@@ -325,6 +327,12 @@ class Stored:
         self._check_files()
         read = self._source.read(numbers, max(room, len(numbers)))
         return self._checked(read, len(numbers))
+
+    def blocks(self) -> Iterator[Params]:
+        """Read all examples, some at a time: leaves `[R, ...]`."""
+        at_once = max(1, READ_AT_ONCE // self.row_bytes)
+        for first in range(0, self.num, at_once):
+            yield self.read(np.arange(first, min(first + at_once, self.num)))
 
     @property
     def targets(self) -> "Stored | None":

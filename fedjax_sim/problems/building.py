@@ -23,8 +23,6 @@ from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
 from fedjax_sim.problems.supervision import Supervised, as_pair, check_shapes
 
 SupervisedT = TypeVar("SupervisedT", bound=Supervised)
-READ_AT_ONCE = 2**26
-"""Bytes of files that are read at a time to check the targets."""
 
 
 class Options(TypedDict, total=False):
@@ -135,10 +133,8 @@ def supervised(
     if isinstance(test, Examples):
         test_clients = test.clients if test_clients is None else test_clients
         test = (test.inputs, test.targets)
-    files = data if isinstance(data, Stored) else None
     test = test.whole if isinstance(test, Stored) else test
-    data, num = client_data.read_arrays("data", data if files is None else files.first)
-    num = num if files is None else files.num
+    data, num, files = client_data.read_examples(data)
     if prepare is None and not (isinstance(data, tuple) and len(data) == 2):
         raise ConfigError("data", type(data).__name__, "a pair of inputs and targets, or prepared")
     partitions, names = client_data.read_owners(split, clients, num)
@@ -270,9 +266,7 @@ def _targets_of(
         # Where examples are pairs as they are, their targets alone are read.
         is_pair = getattr(problem.prepare, "func", None) is as_pair
         alone = files.targets if is_pair else None
-        read, at_once = alone or files, max(1, READ_AT_ONCE // files.row_bytes)
-        for first in range(0, files.num, at_once):
-            found = read.read(np.arange(first, min(first + at_once, files.num)))
+        for found in (alone or files).blocks():
             yield "data", found if alone else prepared(found)
     yield "test", prepared(problem.test_data)
 

@@ -501,6 +501,17 @@ def _numbers(table: "pd.DataFrame", name: str) -> np.ndarray:
     return values
 
 
+def read_examples(data: Any) -> tuple[Params, int, Stored | None]:
+    """Put clients' examples on the device, as `read_arrays`; of files only example 0.
+
+    Returns:
+      The arrays, the number of examples, and the files in which they lie, if they do.
+    """
+    if isinstance(data, Stored):
+        return read_arrays("data", data.first)[0], data.num, data
+    return *read_arrays("data", data), None
+
+
 def read_arrays(name: str, data: Any) -> tuple[Params, int]:
     """Put a user's data on the device.
 

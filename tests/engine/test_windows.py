@@ -18,6 +18,7 @@ from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.program import reads, windows
 from fedjax_sim.engine.running import chunks
 from fedjax_sim.partition import Partition
+from fedjax_sim.problems import latent
 
 NUM_CLIENTS, FEATURES = 12, 5
 ROW = 4 * FEATURES + 4
@@ -28,6 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "favano": {"local_steps": 3, "batch_size": 3, "num_selected": 2},
     "ditto": {"local_steps": 2, "batch_size": 3, "num_selected": 2},
 }
+FEDEM = {"batch_size": 3, "participation": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def problem_of(data: Any, split: Any, **options: Any) -> Any:
 def run_of(name: str, problem: Any, layout: Layout, **options: Any) -> Any:
     """Run a system for 6 ticks, evaluated three times."""
     system = fedjax_sim.SYSTEMS[name]
-    hyper = system.Hyper(num_clients=NUM_CLIENTS, **SETTINGS[name])
+    hyper = system.Hyper(num_clients=NUM_CLIENTS, **SETTINGS.get(name, FEDEM))
     given = {"seeds": 2, "budget": fedjax_sim.Ticks(6), "num_evals": 3} | options
     return fedjax_sim.sweep(system, problem, hyper, layout=layout, **given)
 
@@ -87,7 +89,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "devices"), [*((name, 1) for name in SETTINGS), ("fedavg", 8), ("favano", 8)]
+    ("name", "devices"), [(name, devices) for name in SETTINGS for devices in (1, 8)]
 )
 def test_windows_have_the_bits_of_memory(
     name: str, devices: int, arrays: tuple, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +108,63 @@ def test_windows_have_the_bits_of_memory(
         assert max(read for _, _, read in made) < num
         ends = [end for begin, end, _ in made if end > begin]
         assert ends[-1] == 6 and len(ends) >= 3
+
+
+def mixtures(tmp_path: Path) -> tuple[Any, Any, Any, Callable[..., Any]]:
+    """A sample, bytes in memory and in a file, and a function that joins them to a problem."""
+    random = np.random.default_rng(1)
+    counts = random.integers(4, 30, NUM_CLIENTS).astype("int32")
+    split = Partition(random.permutation(int(counts.sum())).astype("int32"), counts)
+    centers = 3 * random.integers(-1, 2, (int(counts.sum()), 1))
+    data = np.clip(128 + 10 * (centers + random.normal(size=(len(centers), 2))), 0, 255)
+    data, few = data.astype("uint8"), Partition(np.arange(24), np.full(NUM_CLIENTS, 2))
+    np.save(tmp_path / "examples.npy", data)
+    model = latent.GaussianMixture(components=2, prior=0.1)
+    sample = latent.make_estimation(model, data[:24], few)
+    files = datasets.stored(tmp_path / "examples.npy")
+    return sample, data, files, lambda data: latent.WithSample.of(sample, data, split)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_fedem_in_windows_has_the_bits_of_memory(devices: int, tmp_path: Path) -> None:
+    _, data, files, made = mixtures(tmp_path)
+    options: dict[str, Any] = {"settings": {"gamma": [0.1, 0.2, 0.3, 0.4]}} if devices > 1 else {}
+    layout = Layout(lanes_at_once=False, lane_devices=devices, client_devices=1)
+    expected = run_of("fedem", made(data), layout, **options)
+    assert not np.array_equal(expected.curves.objective[..., 0], expected.curves.objective[..., -1])
+    for part in (0.5, 0.95):
+        asked = layout._replace(window=int(part * len(data)) * files.row_bytes)
+        assert_same(run_of("fedem", made(files), asked, **options), expected)
+
+
+def test_a_problem_with_a_sample_is_the_estimation_if_this_is_all_data(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).normal(size=(36, 2)).astype("float32")
+    split = Partition(np.arange(36), np.full(NUM_CLIENTS, 3))
+    whole = latent.make_estimation(latent.GaussianMixture(components=2), data, split)
+    with_sample = latent.WithSample.of(whole, data, split)
+    assert_same(run_of("fedem", with_sample, Layout()), run_of("fedem", whole, Layout()))
+
+
+def test_what_a_problem_with_a_sample_refuses(tmp_path: Path) -> None:
+    sample, data, _, made = mixtures(tmp_path)
+    with pytest.raises(ConfigError, match=r"an example of data is .*, but must be .*, as in the"):
+        made(data[:, :1])
+    with pytest.raises(ConfigError, match=r"number of clients is 1, but must be 12, as in the"):
+        latent.WithSample.of(sample, data, Partition(np.arange(24), np.full(1, 24)))
+    few = Partition(np.arange(24), np.full(NUM_CLIENTS, 2))
+    with pytest.raises(ConfigError, match="weighting is 'both'"):
+        latent.WithSample.of(sample, data, few, weighting="both")
+    for name in ("em", "vr_fedem"):
+        with pytest.raises(ConfigError, match="problem is 'WithSample', but must be one with all"):
+            system = fedjax_sim.SYSTEMS[name]
+            hyper = system.Hyper(num_clients=NUM_CLIENTS)
+            fedjax_sim.simulate(system, made(data), hyper, budget=fedjax_sim.Ticks(3))
+    # What the model refuses of the examples in files, it refuses before a run.
+    np.save(tmp_path / "examples.npy", np.linspace(0, 2, 48).reshape(24, 2).astype("float32"))
+    files, zeros = datasets.stored(tmp_path / "examples.npy"), np.zeros((24, 2), "float32")
+    sample = latent.make_estimation(latent.BernoulliMixture(components=2), zeros, few)
+    with pytest.raises(ConfigError, match=r"data is .*, but must be"):
+        latent.WithSample.of(sample, files, few)
 
 
 def test_lanes_that_are_batched_have_their_own_partitions(arrays: tuple, folder: Path) -> None:

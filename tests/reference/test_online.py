@@ -89,7 +89,7 @@ def test_fedem_on_a_stream() -> None:
             places.extend((client, each) for each in found)
             return found
 
-        y = np.asarray(problem.held.data.y).reshape(N, M, D)
+        y = np.asarray(problem.sample.data.y).reshape(N, M, D)
         active = np.asarray(run.timelines[0].weight) > 0
         rounds = fedem_loop.fedem(
             np.ones(D),
@@ -116,7 +116,7 @@ def test_the_limit_is_that_of_the_law_and_not_of_the_sample() -> None:
         run = simulate(fedem.system, problem, hyper, ticks=1500)
         slope = (0.25 + KAPPA) / 1.25
         of_law = KAPPA * CENTERS.mean(axis=0) / slope
-        of_sample = KAPPA * np.asarray(problem.held.data.y).mean(axis=0) / slope
+        of_sample = KAPPA * np.asarray(problem.sample.data.y).mean(axis=0) / slope
     assert np.abs(of_law - of_sample).max() > 0.05
     np.testing.assert_allclose(run.models, of_law, rtol=0, atol=0.015)
 
@@ -125,17 +125,17 @@ def test_whole_passes_and_other_examples_are_refused() -> None:
     with jax.enable_x64(True):
         problem = online()
     for system, settings in ((em, {}), (vr_fedem, {}), (fedem, {"batches": "full"})):
-        words = pytest.raises(ConfigError, match="problem is 'Stream', but must be one with data")
+        words = pytest.raises(ConfigError, match="problem is 'Stream', but must be one with all data")
         with jax.enable_x64(True), words:
             simulate(system.system, problem, system.paper(num_clients=N, **settings))
     with pytest.raises(ConfigError, match=r"draw is 'a function to .* but must be one to"):
-        latent.Stream.of(problem.held, lambda key, client: Seen(jnp.ones(2), jnp.ones(())))
+        latent.Stream.of(problem.sample, lambda key, client: Seen(jnp.ones(2), jnp.ones(())))
 
 
 def test_lasso_by_direct_minimisation() -> None:
     """EM with the l1 penalty minimises the penalised loss, and some coordinates are exactly 0."""
     with jax.enable_x64(True):
-        held = online(lasso=0.08).held
+        held = online(lasso=0.08).sample
         run = simulate(em.system, held, em.paper(num_clients=N), ticks=400)
         theta = np.asarray(held.maximise(jnp.asarray(run.models)))
         y = np.asarray(held.data.y)

@@ -8,8 +8,9 @@ of expected statistics, the loss and the penalty.
 `estimation` joins a model and data to a problem; `estimates` has the models by name, turns images
 into their examples, predicts with a fitted model, scores, saves and loads it; `missing_values` has
 the compressor with which FedEM becomes FedMissEM (arXiv 2111.02083), the algorithm for matrices
-with missing cells; `online` draws fresh examples in place of data. To add a model, write a file
-like `factor_analysis.py` and, to offer it on the command line, add an entry to `estimates.MODELS`.
+with missing cells; `online` draws fresh examples, or reads them from files. To add a model, write a
+file like `factor_analysis.py` and, to offer it on the command line, add an entry to
+`estimates.MODELS`.
 """
 
 from fedjax_sim.problems.latent.estimates import MODELS as MODELS
@@ -32,3 +33,4 @@ from fedjax_sim.problems.latent.mixtures import GaussianMixture as GaussianMixtu
 from fedjax_sim.problems.latent.noisy_mean import NoisyMean as NoisyMean
 from fedjax_sim.problems.latent.noisy_mean import Seen as Seen
 from fedjax_sim.problems.latent.online import Stream as Stream
+from fedjax_sim.problems.latent.online import WithSample as WithSample

@@ -323,21 +323,35 @@ def make_estimations(
     problems: list[Estimation] = []
     clients = client_data.hold(partitions, num)
     for partition, held in zip(partitions, clients, strict=True):
-        counts = np.asarray(partition.counts)
-        share = np.ones(len(counts))
-        if weighting == "pooled":
-            share = counts * len(counts) / counts.sum()
-        shares = jnp.asarray(share, dtype)
+        shares = jnp.asarray(shares_of(partition, weighting), dtype)
         problem = Estimation(model, examples, held, shares, given, per_client=per_client)
-        try:
-            problem = dataclasses.replace(problem, model=model.with_data(*problem._pooled()))
-            if not problems:
-                problem.check_values()
-        except ConfigError:
-            raise
-        except Exception as error:  # Whatever a model raises.
-            reason = " ".join(str(error).split())
-            allowed = f"examples that {type(model).__name__} takes ({reason})"
-            raise ConfigError("data", files.form_of(data), allowed) from error
+        problem = dataclasses.replace(problem, model=tell(model, *problem._pooled()))
+        if not problems:
+            problem.check_values()
         problems.append(problem)
     return problems
+
+
+@checked
+def shares_of(
+    partition: Partition, weighting: Annotated[str, OneOf(("pooled", "equal"))]
+) -> np.ndarray:
+    """Compute the weights of clients, with mean 1, as in `make_estimations`: `f64[N]`."""
+    counts = np.asarray(partition.counts)
+    return counts * len(counts) / counts.sum() if weighting == "pooled" else np.ones(len(counts))
+
+
+def tell(model: LatentModel, examples: Params, weight: Array) -> LatentModel:
+    """Call `model.with_data`, and say in one sentence that it takes no such examples.
+
+    Raises:
+      ConfigError: If it does not.
+    """
+    try:
+        return model.with_data(examples, weight)
+    except ConfigError:
+        raise
+    except Exception as error:  # Whatever a model raises.
+        reason = " ".join(str(error).split())
+        allowed = f"examples that {type(model).__name__} takes ({reason})"
+        raise ConfigError("data", files.form_of(examples), allowed) from error
