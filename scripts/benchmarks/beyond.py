@@ -106,7 +106,11 @@ def run(folder: Path, share: float, asked: argparse.Namespace) -> dict[str, Any]
         hyper,
         budget=fedjax_sim.Ticks(asked.rounds),
         num_evals=1,
-        layout=fedjax_sim.Layout(window=int(share * num * ROW) if share < 1 else num * ROW),
+        layout=fedjax_sim.Layout(
+            window=int(share * num * ROW) if share < 1 else num * ROW,
+            # Windows are for one device a lane.
+            client_devices=asked.devices if share == 1 else None,
+        ),
     )
     seconds = result.curves.attrs["seconds_run"]
     return {
@@ -150,6 +154,7 @@ def main(words: list[str]) -> None:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=10, help="local steps")
     parser.add_argument("--hidden", type=int, default=64, help="units of the hidden layer")
+    parser.add_argument("--devices", type=int, help="of a lane with all data in memory")
     parser.add_argument("--peers", nargs="+", default=[], choices=("fedjax", "pfl"))
     parser.add_argument(
         "--cache",
