@@ -26,16 +26,6 @@ def hadamard(vector: Array) -> Array:
     return vector.reshape(size) / jnp.sqrt(jnp.asarray(size, vector.dtype))
 
 
-def nearest_of_color(point: Array, reference: Array, colors: Array | int) -> Array:
-    """Nearest whole numbers to `reference` that equal `point` modulo `colors`: `f[...]`.
-
-    assert nearest_of_color(jnp.array(11.0), jnp.array(9.6), 16) == 11
-    assert nearest_of_color(jnp.array(11.0), jnp.array(30.0), 16) == 11 + 16
-    """
-    color = jnp.mod(point, colors)
-    return color + colors * jnp.round((reference - color) / colors)
-
-
 def lattice_point(
     key: Key, vector: Array, reference: Array, *, colors: Array | int, distance: Array | float
 ) -> Array:
@@ -69,6 +59,7 @@ def lattice_point(
         return rotated / side - offset
 
     sent = jnp.round(coordinates(vector))
-    found = nearest_of_color(sent, coordinates(reference), colors)
-    found = jnp.where(found == sent, found, jnp.nan)
+    # The point that was sent is the nearest one of its color: others are `colors` apart.
+    is_nearest = jnp.abs(sent - coordinates(reference)) < colors / 2
+    found = jnp.where(is_nearest, sent, jnp.nan)
     return (signs * hadamard((found + offset) * side))[:size]

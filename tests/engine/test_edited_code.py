@@ -451,6 +451,19 @@ def test_a_method_that_is_put_into_a_class_of_the_package(monkeypatch: pytest.Mo
     assert number_of_code(trace, problem) == 0
 
 
+def test_classes_of_the_package_that_name_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The second class is looked through while the first one, which is edited, still is.
+    module = type(user_code)("fedjax_sim.pretended")
+    module.__file__ = user_code.__file__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    first, second = (type(name, (), {"__module__": module.__name__}) for name in "AB")
+    first.other, second.other = second, first  # type: ignore[attr-defined]
+    first.method = lambda self: 1  # type: ignore[attr-defined]
+    assert user_code._look_through((first(),))[0]
+    is_users, parts = user_code._look_through((second(),))
+    assert is_users and first.method.__code__ in parts  # type: ignore[attr-defined]
+
+
 def test_random_numbers_of_python_get_one_warning(capsys: pytest.CaptureFixture) -> None:
     user = User("import random", "random.random() * x")
     numbers = {user.number() for _ in range(3)}

@@ -299,9 +299,12 @@ def _replaced(kind: type, classes: set[type]) -> list[object]:
         addresses = [*map(id, members)]
         with _members_lock:  # Another thread must not see what is not looked through yet.
             if base not in _members or addresses != _members[base][1]:
+                known = {*_members} - {base}
                 _members[base] = members, addresses
                 if base in classes or any(_look_through((each,), classes)[0] for each in members):
-                    del _members[base]
+                    # And classes that name this one, which was taken for unchanged meanwhile.
+                    for each in {*_members} - known:
+                        del _members[each]
                     classes.add(base)
                     found += members
     return found
