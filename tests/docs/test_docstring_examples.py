@@ -25,14 +25,14 @@ from fedjax_sim.core.events import Facts
 from fedjax_sim.core.settings import Checked, check
 from fedjax_sim.core.streams import stream
 from fedjax_sim.problems import latent
-from fedjax_sim.systems import favano, fedavg
+from fedjax_sim.systems import favano, fedavg, fedem
 from tests.clients.test_gradient_steps import event_of
 from tests.exports import exports_of
 
 ROOMS = (
     *("clients", "compression", "datasets", "diagnostics", "models", "partition", "privacy"),
-    *("problems", "server", "server.attacks", "server.rules", "settings", "timelines"),
-    "timelines.live",
+    *("problems", "problems.latent", "server", "server.attacks", "server.rules", "settings"),
+    *("timelines", "timelines.live"),
 )
 MAIN = (
     *("Algorithm", "Bound", "Checkpoints", "Event", "Keep", "Layout", "Part", "Run", "System"),
@@ -145,6 +145,7 @@ def prelude() -> dict[str, Any]:
     tree = xr.DataTree.from_dict({"posterior": xr.Dataset(chains, {"chain": [0], "draw": [1, 2]})})
     names = {"np": np, "jax": jax, "jnp": jnp, "optax": optax, "pd": pd, "nnx": nnx}
     names |= {"fedjax_sim": fedjax_sim, "fedavg": fedavg, "favano": favano, "models": models}
+    names |= {"datasets": datasets, "fedem": fedem}
     names |= {"problems": problems, "partial": partial, "stream": stream, "data": data}
     names |= {"Plan": Plan, "System": fedjax_sim.System, "Algorithm": fedjax_sim.Algorithm}
     names |= {"problem": problem, "hyper": hyper, "run": run, "event": event, "plan": Plan()}

@@ -131,7 +131,8 @@ class WithSample(client_data.ClientExamples, Sampled):
     """A latent-variable model, and clients with examples that may lie in files.
 
         seen = Seen(np.ones((6, 1), "float32"), np.full(6, 0.5, "float32"))
-        train = WithSample.of(latent, datasets.stored(seen), iid(np.zeros(6, int), 2, seed=0))
+        split = iid(np.zeros(6, "int32"), num_clients=2, seed=0)
+        train = WithSample.of(latent, datasets.stored(seen), split)
         run = fedjax_sim.simulate(
             fedem.system, train, fedem.Hyper(num_clients=2), budget=fedjax_sim.Ticks(20)
         )
