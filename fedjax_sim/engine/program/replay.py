@@ -39,7 +39,7 @@ from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import look_up
 from fedjax_sim.engine.program import opened, reads
 from fedjax_sim.engine.program.placed import PlacedLanes
-from fedjax_sim.engine.program.windows import Window, Windows
+from fedjax_sim.engine.program.windows import Windows
 from fedjax_sim.results.curves import scalars_of
 
 LIMB_BITS = 11
@@ -156,30 +156,21 @@ class Replay:
         """Begin to compute initial carries and the first evaluation of all lanes."""
         return self._begin(self.program, self._lanes(), None, self.placed.starts)
 
-    def _lanes(self, window: Window | None = None) -> Lanes:
+    def _lanes(self) -> Lanes:
         """Put the lanes on their devices, with the examples of a window if these lie in files."""
-        if self.windows is None:
-            return self.placed.lanes
-        found = window or self.windows.make()
-        at = self.windows.data_at, self.windows.index_at
-        return self.placed.filled(*at, found.data, found.places)
+        return self.placed.lanes if self.windows is None else self.windows.fill(self.placed)
 
     def advance(
-        self,
-        carries: Carry,
-        begin: int,
-        end: int,
-        is_running: np.ndarray | None = None,
-        window: Window | None = None,
+        self, carries: Carry, begin: int, end: int, is_running: np.ndarray | None = None
     ) -> tuple[Carry, Evaluated]:
         """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
 
         The memory of the old carries is reused, so they must not be read again. If the chunk ends
         between two evaluations, its metrics and models are zeros. If lanes can be stopped, those
         that do not run (`bool[L]`) keep their carries and return zeros. If examples lie in files,
-        those of the chunk are in its `window`.
+        `windows` has taken those of the chunk.
         """
-        lanes = self._lanes(window)
+        lanes = self._lanes()
         return _advance(*self._inputs(self.placed, lanes, carries, begin, end, is_running))
 
     def final_models(self, carries: Carry) -> types.Params:
