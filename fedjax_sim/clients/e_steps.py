@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import batching, streams
-from fedjax_sim.core.settings import ConfigError, Count, setting, struct
+from fedjax_sim.core import batching, settings, streams
 from fedjax_sim.core.types import Array, Event, Key, LatentProblem, Plan, Work
 
 
-@struct
+@settings.struct
 class Expectation:
     """Settings of the clients' E-steps.
 
@@ -26,10 +25,10 @@ class Expectation:
         hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(batches="without_replacement", batch_size=20)
     """
 
-    batch_size: Count = setting(
+    batch_size: settings.Count = settings.setting(
         32, "Examples of a mini-batch, b; a full pass also runs through this many at a time."
     )
-    batches: Literal["with_replacement", "without_replacement", "full"] = setting(
+    batches: Literal["with_replacement", "without_replacement", "full"] = settings.setting(
         "with_replacement",
         "How each step's mini-batch is drawn. Without replacement it must not be larger than the "
         'smallest client\'s data; "full" uses all examples at every step.',
@@ -55,7 +54,7 @@ def check_batch_size(hyper: ExpectationT, problem: LatentProblem | None) -> Expe
         fewest = int(np.min(problem.counts))
         if hyper.batch_size > fewest:
             allowed = f"at most {fewest}, the fewest examples of a client, without replacement"
-            raise ConfigError("batch_size", hyper.batch_size, allowed)
+            raise settings.ConfigError("batch_size", hyper.batch_size, allowed)
     return hyper
 
 
@@ -94,10 +93,10 @@ class Expect:
         """
         if not event.facts.keeps("steps"):
             allowed = "left as they are: E-steps have batches, and no local steps"
-            raise ConfigError("steps of the event", "replaced", allowed)
+            raise settings.ConfigError("steps of the event", "replaced", allowed)
         if is_full is not False and getattr(self.problem, "is_sampled", False):
             allowed = "one with all data in memory, because a whole pass is made here"
-            raise ConfigError("problem", type(self.problem).__name__, allowed)
+            raise settings.ConfigError("problem", type(self.problem).__name__, allowed)
         chex.assert_rank(natural, {1, 2})
         if natural.ndim == 2:
             chex.assert_axis_dimension(natural, 0, event.clients.shape[0])
