@@ -102,14 +102,12 @@ class Expect:
             chex.assert_axis_dimension(natural, 0, event.clients.shape[0])
         chex.assert_equal_shape((works, event.clients))
         clients, size = jnp.maximum(event.clients, 0), self.hyper.batch_size
-        num_phi = 1 if subtracted is None else 2
+        each = size if subtracted is None else 2 * size
         # Known before tracing: only mini-batches, or only whole passes. Otherwise both
         # are computed.
         if is_full is False:
             means, batches = self._over_batches(key, event, natural, works, subtracted)
-            return means, Work(
-                num_phi * size * batches, num_phi * size * works.sum(), event.changed
-            )
+            return means, Work(each * batches, each * works.sum(), event.changed)
         of_all = jnp.where(works, self.problem.counts[clients], 0)
         if is_full is True:
             means, pieces = self._over_all(clients, natural, works)
@@ -117,8 +115,8 @@ class Expect:
         # Clients that do the one have weight 0 in the other.
         of_batch, batches = self._over_batches(key, event, natural, works & ~is_full, subtracted)
         of_pass, pieces = self._over_all(clients, natural, works & is_full)
-        needed = jnp.where(is_full, of_all.sum(), num_phi * size * works.sum())
-        return of_batch + of_pass, Work(size * (num_phi * batches + pieces), needed, event.changed)
+        needed = jnp.where(is_full, of_all.sum(), each * works.sum())
+        return of_batch + of_pass, Work(each * batches + size * pieces, needed, event.changed)
 
     def _over_batches(
         self, key: Key, event: Event, natural: Array, works: Array, subtracted: Array | None

@@ -159,16 +159,9 @@ class Train:
             raise ConfigError("extras", type(extras).__name__, allowed)
         of_slot = partial(self.training, key, event.facts)
         own = own if self.reads_own else ()
-        ends, _, work = local_steps(
-            self.plan,
-            event,
-            of_slot,
-            start=start,
-            starts=starts,
-            extras=(own, *extras),
-            rates=self.rates(event),
-            total=total,
-        )
+        slots = {"start": start, "starts": starts, "extras": (own, *extras)}
+        rates = self.rates(event)
+        ends, _, work = local_steps(self.plan, event, of_slot, **slots, rates=rates, total=total)
         return ends, work
 
 
@@ -227,12 +220,9 @@ def local_training(
         if gradient is not None:
             slope = gradient(*of_client, *extras)
         else:
+            most, is_alone = facts.most_steps, facts.packed is not None
             slope = mini_batches.batch_gradient(
-                *of_client,
-                most_steps=facts.most_steps,
-                is_alone=facts.packed is not None,
-                start=start,
-                own=own,
+                *of_client, most_steps=most, is_alone=is_alone, start=start, own=own
             )
         is_alike = hyper.training.optimizer in ELEMENTWISE and (direction is None or is_elementwise)
         read = extras if is_directed else ()

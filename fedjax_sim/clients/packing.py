@@ -16,6 +16,7 @@ Dimension letters: those of `core.types`; `K` steps of a row, `W` rows, `F` lane
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -152,9 +153,8 @@ def _batchable(
         varying = [leaf for leaf, it in zip(shared, are_shared, strict=True) if it]
         if sum(leaf.nbytes for leaf in varying) > size * LARGEST_COPIED:
             axes = ([0 if it else None for it in each] for each in (are_of_slots, are_shared))
-            lanes = jax.vmap(
-                lambda *each: _run(step, of_lane, length, *each), in_axes=(0, 0, *axes)
-            )
+            run_one = partial(_run, step, of_lane, length)
+            lanes = jax.vmap(run_one, in_axes=(0, 0, *axes))
             results, executed = lanes(steps, carries, of_slots, shared)
         else:
             # Otherwise the slots of all lanes share rows, with copies of what

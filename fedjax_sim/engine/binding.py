@@ -240,15 +240,10 @@ def _bounds_of(
     kinds = list(zip(names, reads, places, strict=True))
     frozen = [name for name, *is_used in kinds if name in completed_from or all(is_used)]
     weighing = [name for name, is_read, _ in kinds if is_read and name not in frozen]
-    static = Static(
-        facts,
-        tuple(weighing),
-        planned.lanes.hyper.known,
-        program.machine,
-        differentiable,
-        trees.typed_structure((group[0].problem, hypers[0])),
-        program.code,
-    )
+    of_program = program.machine, differentiable
+    structure = trees.typed_structure((group[0].problem, hypers[0]))
+    known = tuple(weighing), planned.lanes.hyper.known
+    static = Static(facts, *known, *of_program, structure, program.code)
     found = []
     for i in np.argsort([lane.place for lane in group]):
         lane, row = group[i], planned.row[i]

@@ -160,11 +160,8 @@ def fit_start(model: types.Params, problem: types.AnyProblem) -> types.Params:
         found = jnp.result_type(leaf)
         if np.shape(leaf) != like.shape or not np.can_cast(found, like.dtype, "same_kind"):
             place = jax.tree_util.keystr(path) or "the model"
-            raise ConfigError(
-                f"start at {place}",
-                f"{found}{list(np.shape(leaf))}",
-                f"{like.dtype}{list(like.shape)}, as in models of the problem",
-            )
+            allowed = f"{like.dtype}{list(like.shape)}, as in models of the problem"
+            raise ConfigError(f"start at {place}", f"{found}{list(np.shape(leaf))}", allowed)
         is_known = not isinstance(leaf, jax.core.Tracer)
         return np.asarray(leaf, like.dtype) if is_known else leaf.astype(like.dtype)
 

@@ -182,11 +182,9 @@ def _run(asked: shares.Listed, numbers: Collection[int] | None = None) -> runs.R
     named = parts, grid, system.name
     curves = label_curves(*named) if places is None else label_lanes(*named, places)
     curves = describe_metrics(curves, column(whole, "problem"))
-    curves.attrs |= {
-        "seconds_compile": meter.seconds,
-        "seconds_run": time.perf_counter() - began - meter.seconds,
-        "programs_compiled": meter.count,
-    }
+    seconds = time.perf_counter() - began - meter.seconds
+    curves.attrs |= {"seconds_compile": meter.seconds, "seconds_run": seconds}
+    curves.attrs["programs_compiled"] = meter.count
     run: list[int] = []
     timelines: list[types.Timeline] = []
     for part in parts:

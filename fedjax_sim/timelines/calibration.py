@@ -368,11 +368,9 @@ class Calibration:
             f"{(~log.done).sum()} unfinished; law {self.law}."
         ]
         lines += [f"Left out: {n} with {kind}, first row {i}." for kind, (n, i) in log.bad.items()]
-        lines += [
-            f"{law}: {each.score:.4f} per held-out row, {each.behind:.4f} behind "
-            f"(standard error {each.error:.4f})."
-            for law, each in self.scores.items()
-        ]
+        for law, each in self.scores.items():
+            behind = f"{each.behind:.4f} behind (standard error {each.error:.4f})"
+            lines.append(f"{law}: {each.score:.4f} per held-out row, {behind}.")
         lines.append(f"Correlation of consecutive times {value:.3f} (standard error {error:.3f}).")
         if poor := self.poor:
             some = ", ".join(poor[:5])

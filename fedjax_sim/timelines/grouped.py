@@ -814,14 +814,10 @@ def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) ->
     time, group, steps = finish[number, place], place.astype("int32"), work.steps[number, -1, place]
     previous, _ = previous_visits(group[:, None])  # the group's previous report, or -1
     share = jnp.asarray(hyper.shares()) * (hyper.num_groups / size)
-    return Timeline(
-        time=time.reshape(shape)[:, -1],
-        clients=group.reshape(shape),
-        steps=steps.reshape(shape),
-        version=((previous + 1) // size).reshape(shape),
-        weight=share[group].reshape(shape),
-        holds=(jnp.arange(1, num + 1) // size).reshape(shape),
-    )
+    holds = jnp.arange(1, num + 1) // size
+    leaves = time, group, steps, (previous + 1) // size, share[group], holds
+    time, *of_slots = (leaf.reshape(shape) for leaf in leaves)
+    return Timeline(time[:, -1], *of_slots)
 
 
 @checked

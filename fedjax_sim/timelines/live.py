@@ -796,9 +796,7 @@ def uniformly(key: Key, replacing: Replacing) -> Array:
 
     if replacing.devices.windows is None:
         return draw(jnp.int32(0))
-    return clocks.draw_until(
-        draw, lambda client: replacing.devices.are_available(client, tasks.now)
-    )
+    return clocks.draw_until(draw, lambda who: replacing.devices.are_available(who, tasks.now))
 
 
 def _equally(hyper: object, clients: Array, staleness: Array) -> Array:
@@ -909,11 +907,9 @@ def live_tasks(
                 never = Instant.at(jnp.full((), jnp.inf))
                 acts = due(carried.now, tasks).where(filled > 0, never)
                 tasks = tasks._replace(now=tasks.now.where(filled == num_used, acts))
-        tasks = tasks._replace(
-            number=carried.number + 1,
-            flights=tasks.flights.after_action(tasks.now, carried.number),
-            taken=slots.ends.since(slots.begins),
-        )
+        flights = tasks.flights.after_action(tasks.now, carried.number)
+        taken = slots.ends.since(slots.begins)
+        tasks = tasks._replace(number=carried.number + 1, flights=flights, taken=taken)
         weight = weigh(hyper, slots.client, carried.number - slots.version)
         # Whoever has two tasks, or does not exist, becomes a client that no lane allows.
         clients = jnp.where(is_right, slots.client, num_clients)

@@ -258,17 +258,11 @@ def cohort_system(
     Returns:
       The system.
     """
-    return types.System(
-        name,
-        hyper,
-        schedule_cohort_rounds,
-        algorithm,
-        summary,
-        messages=getattr(hyper, "counted", types.Messages()) if messages is None else messages,
-        hints=types.Hints(rounds_within),
-        paper=presets.preset(hyper, presets.FAVANO),
-        fit=types.Fit(complete=lambda hyper, problem: hyper.completed(problem)),
-    )
+    counted = getattr(hyper, "counted", types.Messages()) if messages is None else messages
+    found = types.System(name, hyper, schedule_cohort_rounds, algorithm, summary, messages=counted)
+    fit = types.Fit(complete=lambda hyper, problem: hyper.completed(problem))
+    paper = presets.preset(hyper, presets.FAVANO)
+    return found._replace(hints=types.Hints(rounds_within), paper=paper, fit=fit)
 
 
 @checked

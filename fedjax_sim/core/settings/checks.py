@@ -151,9 +151,8 @@ class _Kinds(dict[str, Kind]):
     """
 
     def __init__(self, function: Callable[..., Any], owner: Any):
-        is_record = owner is not function and (
-            issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
-        )
+        is_class = owner is not function
+        is_record = is_class and (issubclass(owner, tuple) or dataclasses.is_dataclass(owner))
         hints = declared.hints_of(owner if is_record else function)
         is_pytree = dataclasses.is_dataclass(owner) and hasattr(owner, "replace")
         for field in dataclasses.fields(owner) if is_pytree else ():
@@ -165,7 +164,7 @@ class _Kinds(dict[str, Kind]):
             if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
                 del hints[name]
                 hints |= declared.hints_of(typing.get_args(hint)[0])
-        if owner is not function:
+        if is_class:
             hints[parameters[0]] = TargetT  # An object that is being made is not looked at.
         self.hints = hints
 

@@ -47,12 +47,9 @@ def free_here() -> float:
     """Measure the free bytes of each device of this process; of CPUs those of the host."""
     if jax.default_backend() == "cpu":
         return lifecycle.free_on_host()
-    on_devices = [
-        stats["bytes_limit"] - stats["bytes_in_use"]
-        for device in jax.local_devices()
-        if (stats := device.memory_stats()) and "bytes_limit" in stats
-    ]
-    return min(on_devices, default=float("inf"))
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    free = (x["bytes_limit"] - x["bytes_in_use"] for x in stats if "bytes_limit" in x)
+    return min(free, default=float("inf"))
 
 
 def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> None:

@@ -240,9 +240,8 @@ def energy_used(
     of_schedules = []
     for sharing, *leaves in zip(lanes, *timelines, strict=True):
         model, timeline = trees.shapes_of_model(sharing[0].problem), Timeline(*leaves)
-        found = [
-            energy_of_ticks(system, lane.problem, lane.hyper, model, timeline) for lane in sharing
-        ]
+        pairs = ((lane.problem, lane.hyper) for lane in sharing)
+        found = [energy_of_ticks(system, *pair, model, timeline) for pair in pairs]
         if any(not np.array_equal(each, found[0]) for each in found):  # type: ignore[arg-type]
             allowed = "a budget of lanes whose messages have equal bits: run the others apart"
             raise settings.ConfigError("energy_budget", budget.energy_budget, allowed)

@@ -165,9 +165,7 @@ class Schedule(NamedTuple):
 
     def between(self, first: int, last: int) -> Tables:
         """Cut out the ticks of the evaluations from `first` to before `last`."""
-        ticks = jax.tree.map(
-            lambda leaf: leaf[:, first:last] if leaf.shape[1] > 1 else leaf, self.stored
-        )
+        ticks = jax.tree.map(lambda x: x[:, first:last] if x.shape[1] > 1 else x, self.stored)
         held = self.held
         if held is not None:
             held = HeldVersions(held.write[:, first:last], held.holders[:, 1 + first : 1 + last])
@@ -319,19 +317,16 @@ def as_happened(schedule: Schedule, realised: Mapping[str, Leaf]) -> Schedule:
         )
     total = num_evals * per_eval
     is_within = (np.arange(total) < schedule.ticks[:, -1:]).reshape(num, num_evals, per_eval, 1)
-    clients, steps, weight = (
-        realised[name][:, :num_evals] for name in ("clients", "steps", "weight")
-    )
+    names = "clients", "steps", "weight"
+    clients, steps, weight = (realised[name][:, :num_evals] for name in names)
     clients, steps = np.where(is_within, clients, EMPTY), np.where(is_within, steps, 0)
 
     def counted(values: np.ndarray) -> np.ndarray:
         return _so_far(values.sum(axis=-1).reshape(num, total), schedule.ticks, total)
 
-    return schedule._replace(
-        stored=schedule.stored._replace(clients=clients, steps=steps, weight=weight),
-        local_steps=counted(steps),
-        messages=counted(clients != EMPTY),
-    )
+    stored = schedule.stored._replace(clients=clients, steps=steps, weight=weight)
+    steps, messages = counted(steps), counted(clients != EMPTY)
+    return schedule._replace(stored=stored, local_steps=steps, messages=messages)
 
 
 def without_repetition(leaf: np.ndarray) -> np.ndarray:

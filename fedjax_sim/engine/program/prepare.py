@@ -141,9 +141,8 @@ class Planned:
         )
         if system.live is not None:
             sizes = sizes_of(system.live, lanes.distinct_objects(hypers)[0])
-            self.schedule = self.schedule._replace(
-                until=self._ends(), rows=rows_of(sizes), live=sizes
-            )
+            ends, rows = self._ends(), rows_of(sizes)
+            self.schedule = self.schedule._replace(until=ends, rows=rows, live=sizes)
 
     def price(self) -> None:
         """Describe the model of a lane, and estimate the cost of its local steps."""
@@ -164,12 +163,10 @@ class Planned:
     def place(self) -> None:
         """Stack the lanes, and choose their layout by the cost of a local step."""
         stored = self.schedule.stored
-        self.lanes = lanes.Lanes(
-            np.array(lanes.column(self.group, "seed"), "int32"),
-            self.row.astype("int32"),
-            lanes.stack_settings(self.hypers, stored.weight.dtype),
-            lanes.stack_problems(lanes.column(self.group, "problem")),
-        )
+        seeds, problems = (lanes.column(self.group, name) for name in ("seed", "problem"))
+        numbers = np.array(seeds, "int32"), self.row.astype("int32")
+        stacked = lanes.stack_settings(self.hypers, stored.weight.dtype)
+        self.lanes = lanes.Lanes(*numbers, stacked, lanes.stack_problems(problems))
         chosen_among = settings.alternatives_in(self.group[0].hyper)
         self.placement = choose(
             self.options.layout,
@@ -253,15 +250,11 @@ class Planned:
         same_steps = is_even and bool((steps == most).all())
         # Where a CPU would only save a little by it, no program should depend on this number.
         is_free = placement.platform == "cpu" and not (same_steps or placement.packed)
-        return types.Facts(
-            is_drawn=True,
-            all_filled=is_filled,
-            most_steps=None if is_free else most,
-            same_steps=same_steps,
-            packed=placement.count_rows(steps, self.schedule.work, self.lanes.row)
-            if placement.packed
-            else None,
-        )
+        packed = None
+        if placement.packed:
+            packed = placement.count_rows(steps, self.schedule.work, self.lanes.row)
+        known = types.Facts(is_drawn=True, all_filled=is_filled, same_steps=same_steps)
+        return known._replace(most_steps=None if is_free else most, packed=packed)
 
     def _ticks_between(self, time: float) -> int:
         """Choose the ticks between two evaluations of live lanes, which may use few of theirs.
@@ -357,12 +350,8 @@ class Planned:
         Args:
           replay: The lanes on their devices, or described.
         """
-        evaluations = list(self.schedule.shape[1:])
-        return {
-            "evaluations": evaluations,
-            "placement": self.placement.layout(),
-            **replay.digests(),
-        }
+        shape, layout = list(self.schedule.shape[1:]), self.placement.layout()
+        return {"evaluations": shape, "placement": layout, **replay.digests()}
 
     def on_devices(self) -> Replay:
         """Make the programs of the lanes, which go to their devices when one first runs.
@@ -379,9 +368,7 @@ class Planned:
     def _replay(self) -> Replay:
         starts = None
         if self.group[0].start is not None:
-            starts = jax.tree.map(
-                lambda *each: np.stack(each), *(lane.start for lane in self.group)
-            )
+            starts = jax.tree.map(lambda *x: np.stack(x), *lanes.column(self.group, "start"))
         padded = self.schedule
         if missing := -padded.shape[1] % self.program.chunk[0]:
             padded = schedule.pad_evaluations(padded, missing)

@@ -256,9 +256,7 @@ class Replay:
 
         described = self._described
         _, lanes, given, _, runs = self._inputs(described, described.lanes, Carry((), ()))
-        return jax.make_jaxpr(results, return_shape=True)(
-            lanes, self._described.starts, given, runs
-        )
+        return jax.make_jaxpr(results, return_shape=True)(lanes, described.starts, given, runs)
 
     def digests(self) -> dict[str, str]:
         """Hash the programs and the schedules.
@@ -372,9 +370,7 @@ class _ReplayedLane:
             lambda carry: (carry.output, nothing),
             carry,
         )
-        return carry._replace(output=output), jax.tree.map(
-            lambda leaf: leaf[None], (observed, totals)
-        )
+        return carry._replace(output=output), jax.tree.map(lambda x: x[None], (observed, totals))
 
     def evaluation(self, carry: Carry, number: types.Array) -> tuple[Carry, Evaluated]:
         """Take the ticks before an evaluation, and compute the metrics of the model after them."""
@@ -440,9 +436,8 @@ class _ReplayedLane:
 
         found = jax.eval_shape(lambda: self.tick(carry, ((number, begin + 0), None))[1])
         found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
-        both = jax.lax.fori_loop(
-            0, shortest, functools.partial(take, is_of_all=True), (carry, found)
-        )
+        take_all = functools.partial(take, is_of_all=True)
+        both = jax.lax.fori_loop(0, shortest, take_all, (carry, found))
         return jax.lax.fori_loop(shortest, longest, take, both)
 
     @jax.named_scope("tick")
@@ -523,13 +518,9 @@ def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[...
         def on_device(lanes: Lanes, tables: tuple | None, varying: tuple) -> batching.ResultT:
             def lane(inputs: tuple) -> batching.ResultT:
                 (seed, row, problem), (hyper, varying) = inputs
-                found = opened.LANES[program.system.live is not None](
-                    program.system,
-                    lanes.problem.of_lane(problem),
-                    lanes.hyper.of_lane(hyper),
-                    opened.learning_key(seed),
-                    program.plan,
-                )
+                both = lanes.problem.of_lane(problem), lanes.hyper.of_lane(hyper)
+                key = opened.learning_key(seed)
+                found = opened.lane_of(program.system, *both, key, program.plan)
                 return run(_ReplayedLane(program, found, row, *(tables or ())), *varying)
 
             at_once, batches = placement.lanes_at_once, placement.lane_batches

@@ -201,12 +201,8 @@ class Windows:
 def _places(problem: Any) -> tuple[list[int], int]:
     """Find the examples, and the clients' positions, among the leaves of a problem."""
     data, index = object(), object()
-    marked = dataclasses.replace(
-        problem,
-        data=jax.tree.map(lambda _: data, problem.data),
-        held=problem.held.replace(index=index),
-    )
-    leaves = jax.tree.leaves(marked)
+    both = jax.tree.map(lambda _: data, problem.data), problem.held.replace(index=index)
+    leaves = jax.tree.leaves(dataclasses.replace(problem, data=both[0], held=both[1]))
     return [i for i, leaf in enumerate(leaves) if leaf is data], leaves.index(index)
 
 
@@ -225,7 +221,7 @@ def _reads(
             (seed, row, problem, hyper), state = inputs
             problem, hyper = lanes.problem.of_lane(problem), lanes.hyper.of_lane(hyper)
             key = opened.learning_key(seed)
-            lane = opened.LANES[system.live is not None](system, problem, hyper, key, plan)
+            lane = opened.lane_of(system, problem, hyper, key, plan)
             return run(lane, row, state, *given)
 
         each = lanes.seed, lanes.row, lanes.problem.varying, lanes.hyper.varying

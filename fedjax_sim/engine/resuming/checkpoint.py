@@ -446,9 +446,8 @@ def ticks_of(path: Path) -> int:
 def files_in(folder: Path, kind: str = ANY) -> list[Path]:
     """List the array files of a kind in a folder, the newest first, and none of other programs."""
     named = re.compile(rf"(?:{kind})-\d{{12,}}(?:-[0-9a-f]+)?\.npz")
-    return sorted(
-        (path for path in folder.glob("*.npz") if named.fullmatch(path.name)), reverse=True
-    )
+    found = (path for path in folder.glob("*.npz") if named.fullmatch(path.name))
+    return sorted(found, reverse=True)
 
 
 def read_configuration(folder: Path) -> dict[str, Any] | None:

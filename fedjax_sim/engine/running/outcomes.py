@@ -59,13 +59,9 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
         extra_facts = extra_facts_of(system, planned.hypers, schedule.ticks, row)
         _say_what_a_rule_refuses(system, group, timelines)
         facts["ended"] = _endings(planned, schedule, realised["ended"], curves.stopped_at)
-    part = Returned(
-        places=column(group, "place"),
-        curves=Curves(metrics, infos, curves.models, samples),
-        facts=facts,
-        timelines=timelines,
-        extra_facts=_stacked(extra_facts, schedule.ticks.shape[1]),
-    )
+    found = Curves(metrics, infos, curves.models, samples)
+    stacked = _stacked(extra_facts, schedule.ticks.shape[1])
+    part = Returned(column(group, "place"), found, facts, timelines, stacked)
     if options.watch.on_evaluation is None:
         return part
     assert curves.stopped_at is not None

@@ -267,14 +267,9 @@ def _watched(ready: Ready) -> Curves:
     """Replay a piece, with evaluations shown, tracked, or given to a callback."""
     planned, replay, saved = ready
     schedule, row, plan = planned.schedule, planned.row, planned.program.plan
-    watch = Watcher(
-        planned.program.system.name,
-        planned.group,
-        schedule.ticks[row],
-        schedule.time[row],
-        planned.options.watch,
-        is_batched=plan.lanes_at_once or plan.family_size > 1,
-    )
+    known = schedule.ticks[row], schedule.time[row], planned.options.watch
+    is_batched = plan.lanes_at_once or plan.family_size > 1
+    watch = Watcher(planned.system.name, planned.group, *known, is_batched=is_batched)
 
     def report(done: int, seen: Evaluations) -> np.ndarray:
         if plan.live is not None:
