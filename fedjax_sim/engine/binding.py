@@ -242,8 +242,8 @@ def _bounds_of(
     weighing = [name for name, is_read, _ in kinds if is_read and name not in frozen]
     of_program = program.machine, differentiable
     structure = trees.typed_structure((group[0].problem, hypers[0]))
-    known = tuple(weighing), planned.lanes.hyper.known
-    static = Static(facts, *known, *of_program, structure, program.code)
+    of_settings = tuple(weighing), planned.lanes.hyper.known
+    static = Static(facts, *of_settings, *of_program, structure, program.code)
     found = []
     for i in np.argsort([lane.place for lane in group]):
         lane, row = group[i], planned.row[i]

@@ -234,7 +234,7 @@ def draw_timelines(
     """
     all_seeds, settings = np.asarray(seeds, "int32"), lanes.stack_settings(hypers)
     read = partial(read_timeline, system, hypers[0], settings.known)
-    slots, code = read().slots, read().code
+    _, _, slots, code, _ = read()
     if code:  # A user's code may depend on their number.
         code = read(num_ticks).code
     asked: tuple = (system.timeline, settings.structure, settings.known, num_ticks, code)
