@@ -1,5 +1,6 @@
 """Schedules are drawn once for all lanes that share them, and stored without repetition."""
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -274,7 +275,7 @@ def test_settings_that_only_learning_reads_share_the_program_that_draws(
     small: Callable, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other trees of settings, of other numbers of numbers; a timeline's own are other programs."""
-    monkeypatch.setattr(drawing, "_programs", {})
+    monkeypatch.setattr(drawing, "_programs", deque())
     fedbuff = SYSTEMS["fedbuff"]
 
     def drawn(**changes: Any) -> Any:

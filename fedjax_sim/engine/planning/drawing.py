@@ -8,6 +8,7 @@ Dimension letters: those of `fedjax_sim.core.types`, `D` timelines.
 import dataclasses
 import functools
 import operator
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -337,9 +338,10 @@ def _draw_with(
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return draw(timeline, seeds, varying, shared)
     if not facts.code:  # Programs of users may call functions that are not in their text.
-        timeline = _programs.setdefault(user_code.number_of_program(timeline), timeline)
-        for old in list(_programs)[:-MOST_PROGRAMS]:
-            _programs.pop(old, None)
+        same, known = user_code.number_of_program, list(_programs)
+        timeline = next((old for old in known if same(old) == same(timeline)), timeline)
+        if timeline not in known:
+            _programs.append(timeline)
     program = draw.lower(timeline, seeds, varying, shared).compile()  # JAX keeps both.
 
     def run() -> Timeline:
@@ -351,8 +353,8 @@ def _draw_with(
         return worker.submit(run).result()
 
 
-_programs: dict[int, ClosedJaxpr] = {}
-"""The first of equal timelines, by their number."""
+_programs: deque[ClosedJaxpr] = deque(maxlen=MOST_PROGRAMS)
+"""The first of equal timelines."""
 
 
 @partial(compiling.RunsOnce, static_argnums=0)
