@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import batching, streams
-from fedjax_sim.core.settings import ConfigError, Count, setting, struct
+from fedjax_sim.core import batching, settings, streams
 from fedjax_sim.core.types import Array, Event, Key, LatentProblem, Plan, Work
 
 
-@struct
+@settings.struct
 class Expectation:
     """Settings of the clients' E-steps.
 
@@ -26,10 +25,10 @@ class Expectation:
         hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(batches="without_replacement", batch_size=20)
     """
 
-    batch_size: Count = setting(
+    batch_size: settings.Count = settings.setting(
         32, "Examples of a mini-batch, b; a full pass also runs through this many at a time."
     )
-    batches: Literal["with_replacement", "without_replacement", "full"] = setting(
+    batches: Literal["with_replacement", "without_replacement", "full"] = settings.setting(
         "with_replacement",
         "How each step's mini-batch is drawn. Without replacement it must not be larger than the "
         'smallest client\'s data; "full" uses all examples at every step.',
@@ -55,7 +54,7 @@ def check_batch_size(hyper: ExpectationT, problem: LatentProblem | None) -> Expe
         fewest = int(np.min(problem.counts))
         if hyper.batch_size > fewest:
             allowed = f"at most {fewest}, the fewest examples of a client, without replacement"
-            raise ConfigError("batch_size", hyper.batch_size, allowed)
+            raise settings.ConfigError("batch_size", hyper.batch_size, allowed)
     return hyper
 
 
@@ -94,23 +93,21 @@ class Expect:
         """
         if not event.facts.keeps("steps"):
             allowed = "left as they are: E-steps have batches, and no local steps"
-            raise ConfigError("steps of the event", "replaced", allowed)
+            raise settings.ConfigError("steps of the event", "replaced", allowed)
         if is_full is not False and getattr(self.problem, "is_sampled", False):
             allowed = "one with all data in memory, because a whole pass is made here"
-            raise ConfigError("problem", type(self.problem).__name__, allowed)
+            raise settings.ConfigError("problem", type(self.problem).__name__, allowed)
         chex.assert_rank(natural, {1, 2})
         if natural.ndim == 2:
             chex.assert_axis_dimension(natural, 0, event.clients.shape[0])
         chex.assert_equal_shape((works, event.clients))
         clients, size = jnp.maximum(event.clients, 0), self.hyper.batch_size
-        num_phi = 1 if subtracted is None else 2
+        each = size if subtracted is None else 2 * size
         # Known before tracing: only mini-batches, or only whole passes. Otherwise both
         # are computed.
         if is_full is False:
             means, batches = self._over_batches(key, event, natural, works, subtracted)
-            return means, Work(
-                num_phi * size * batches, num_phi * size * works.sum(), event.changed
-            )
+            return means, Work(each * batches, each * works.sum(), event.changed)
         of_all = jnp.where(works, self.problem.counts[clients], 0)
         if is_full is True:
             means, pieces = self._over_all(clients, natural, works)
@@ -118,8 +115,8 @@ class Expect:
         # Clients that do the one have weight 0 in the other.
         of_batch, batches = self._over_batches(key, event, natural, works & ~is_full, subtracted)
         of_pass, pieces = self._over_all(clients, natural, works & is_full)
-        needed = jnp.where(is_full, of_all.sum(), num_phi * size * works.sum())
-        return of_batch + of_pass, Work(size * (num_phi * batches + pieces), needed, event.changed)
+        needed = jnp.where(is_full, of_all.sum(), each * works.sum())
+        return of_batch + of_pass, Work(each * batches + size * pieces, needed, event.changed)
 
     def _over_batches(
         self, key: Key, event: Event, natural: Array, works: Array, subtracted: Array | None

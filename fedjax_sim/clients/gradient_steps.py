@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import chex
 import jax
@@ -26,7 +26,7 @@ from fedjax_sim.clients.local_settings import Descent, LastingTraining, LocalTra
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
 from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.core import batching, targets, trees, types
-from fedjax_sim.core.settings import ConfigError, Named, checked, is_known
+from fedjax_sim.core.settings import ConfigError, Limit, Named, checked, is_known, setting, struct
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, StateT, System, Work
 
 Direction = Callable[..., Params]
@@ -159,16 +159,9 @@ class Train:
             raise ConfigError("extras", type(extras).__name__, allowed)
         of_slot = partial(self.training, key, event.facts)
         own = own if self.reads_own else ()
-        ends, _, work = local_steps(
-            self.plan,
-            event,
-            of_slot,
-            start=start,
-            starts=starts,
-            extras=(own, *extras),
-            rates=self.rates(event),
-            total=total,
-        )
+        slots = {"start": start, "starts": starts, "extras": (own, *extras)}
+        rates = self.rates(event)
+        ends, _, work = local_steps(self.plan, event, of_slot, **slots, rates=rates, total=total)
         return ends, work
 
 
@@ -227,12 +220,9 @@ def local_training(
         if gradient is not None:
             slope = gradient(*of_client, *extras)
         else:
+            most, is_alone = facts.most_steps, facts.packed is not None
             slope = mini_batches.batch_gradient(
-                *of_client,
-                most_steps=facts.most_steps,
-                is_alone=facts.packed is not None,
-                start=start,
-                own=own,
+                *of_client, most_steps=most, is_alone=is_alone, start=start, own=own
             )
         is_alike = hyper.training.optimizer in ELEMENTWISE and (direction is None or is_elementwise)
         read = extras if is_directed else ()
@@ -417,6 +407,78 @@ def lasting_training(
     return train
 
 
+@struct
+class BaseOptimizer(LocalTraining):
+    """Settings of local training with a base optimizer, by default SGD with momentum.
+
+    Karimireddy et al. (2021, arXiv 2008.03606) split an optimizer into an update U(g, s) and a rule
+    V(g, s) for its statistics s, for MIME and MimeLite. Here both are results of an optax
+    optimizer's `update`. Local steps use U with the server's statistics and leave these as they
+    are. Momentum has the paper's form, U = V = beta s + (1 - beta) g.
+
+        hyper = BaseOptimizer(lr=1.0, momentum=0.9)
+        base = hyper.local_optimizer()
+        update, _ = base.update(jnp.array([4.0]), base.init(jnp.array([0.0])))
+        assert jnp.allclose(update, -(1 - 0.9) * 4.0)
+    """
+
+    momentum: Annotated[float, Limit(least=0, most=0.999)] = setting(
+        0.9, "Momentum of local steps, beta, if the base optimizer is sgd."
+    )
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the base is SGD with momentum, and not another optimizer."""
+        return self.training.optimizer is optax.sgd
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings without effect, and those in their place."""
+        found = super().decided()
+        return found if self.has_momentum else found | {"momentum": "another optimizer"}
+
+    def local_optimizer(self) -> optax.GradientTransformation:
+        """Make the base optimizer."""
+        if not self.has_momentum:
+            return super().local_optimizer()
+        scale = optax.scale_by_learning_rate(self.lr)
+        return optax.chain(optax.scale(1 - self.momentum), optax.trace(self.momentum), scale)
+
+
+def frozen_training(
+    problem: Losses, hyper: BaseOptimizer, plan: Plan
+) -> Callable[[Key, Event, Params, Params], tuple[Params, Work]]:
+    """Bind local training: y <- y - lr U(g, s), as often as the event says.
+
+        hyper = BaseOptimizer(lr=0.5, momentum=0.0, batch_size=1)
+        statistics = hyper.local_optimizer().init(model)
+        models, _ = frozen_training(problem, hyper, plan)(key, event, model, statistics)
+        assert jnp.allclose(models[1], 0.5 * problem.centers[3])  # one step of client 3
+
+    Returns:
+      A function from the lane's learning key, the tick, the model that all slots start from and
+      the statistics s to the models reached, leaves `[S, ...]`, and the gradient evaluations spent.
+    """
+    bound = local_training(problem, hyper, plan)
+
+    def train(key: Key, event: Event, start: Params, statistics: Params) -> tuple[Params, Work]:
+        def frozen(given: Training) -> Training:
+            base, at_step = given.optimizer, given.at_step
+            optimizer = optax.GradientTransformation(
+                lambda y: (), lambda g, _, y: (base.update(g, statistics, y)[0], ())
+            )
+            later = None if at_step is None else lambda q: frozen(at_step(q))
+            return given._replace(optimizer=optimizer, is_elementwise=False, at_step=later)
+
+        def training(*slot: Params, **rates: Array) -> Training:
+            return frozen(bound.training(key, event.facts, *slot, **rates))
+
+        rates = hyper.of_slots(event)
+        models, _, work = local_steps(plan, event, training, start=start, rates=rates)
+        return models, work
+
+    return train
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Local:
@@ -466,7 +528,7 @@ def _begin(
     model, *carried = start, *((start, *given.extras) if is_shifted or given.direction else ())
     # Otherwise XLA lays these arrays out as they were, and transposes them at every step.
     if any(is_transposed):
-        model, *carried = (in_row_major(turned(each), is_transposed) for each in (model, *carried))
+        model, *carried = (turned(each, is_laid=True) for each in (model, *carried))
 
     # On an accelerator the rate goes in as the loss's cotangent, so that an update is a product
     # that is added to the weights, and so is what a step adds to the gradient: a correction c
@@ -526,25 +588,23 @@ def _begin(
     if not is_kept:
         return _Local(model, optimizer.init(model), aux, measured, is_transposed), step
     is_state_transposed = turned_in_state(optimizer, model, is_transposed)
-    state = in_row_major(turn(state, is_state_transposed), is_state_transposed)
+    state = turn(state, is_state_transposed, is_laid=True)
     return _Local(model, state, aux, measured, is_transposed, is_state_transposed), step
 
 
-def turn(model: Params, is_transposed: tuple[bool, ...]) -> Params:
-    """Transpose some matrices, or transpose them back. Leaves are `[...]` or `[S, ...]`."""
-    flags = jax.tree.unflatten(jax.tree.structure(model), is_transposed)
-    return jax.tree.map(lambda x, is_one: jnp.swapaxes(x, -1, -2) if is_one else x, model, flags)
+def turn(model: Params, is_transposed: tuple[bool, ...], *, is_laid: bool = False) -> Params:
+    """Transpose some matrices, or transpose them back. Leaves are `[...]` or `[S, ...]`.
 
+    They are laid out in memory row by row if `is_laid`.
+    """
 
-def in_row_major(model: Params, is_transposed: tuple[bool, ...]) -> Params:
-    """Lay arrays that were transposed out in memory row by row."""
-
-    def laid(leaf: Array, is_turned: bool) -> Array:
+    def turned(leaf: Array, is_one: bool) -> Array:
+        found = jnp.swapaxes(leaf, -1, -2) if is_one else leaf
         layout = Layout(major_to_minor=tuple(range(leaf.ndim)))
-        return with_layout_constraint(leaf, layout) if is_turned else leaf
+        return with_layout_constraint(found, layout) if is_one and is_laid else found
 
     flags = jax.tree.unflatten(jax.tree.structure(model), is_transposed)
-    return jax.tree.map(laid, model, flags)
+    return jax.tree.map(turned, model, flags)
 
 
 def turned_in_state(

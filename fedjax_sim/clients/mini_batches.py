@@ -11,22 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients.clipping import clip_updates
-from fedjax_sim.core import batching, streams, trees
-from fedjax_sim.core.batching import look_ahead, map_slots
-from fedjax_sim.core.settings import Checked, ConfigError, Whole, struct
-from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.core.types import (
-    Array,
-    Batch,
-    Event,
-    Extras,
-    Key,
-    Losses,
-    Params,
-    Plan,
-    Settings,
-    Work,
-)
+from fedjax_sim.core import batching, settings, streams, trees, types
+from fedjax_sim.core.types import Array, Batch, Event, Extras, Key, Losses, Params, Plan, Work
 
 BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
@@ -132,7 +118,7 @@ def check_plain(problem: object) -> None:
     """
     if method_of(problem, "local_loss") is not None:
         allowed = "one without local_loss and model state, which these local steps do not carry"
-        raise ConfigError("problem", type(problem).__name__, allowed)
+        raise settings.ConfigError("problem", type(problem).__name__, allowed)
 
 
 def _without_slope(model: Params, flags: Params | None) -> Params:
@@ -144,12 +130,12 @@ def _without_slope(model: Params, flags: Params | None) -> Params:
 
 def batch_gradient(
     problem: Losses,
-    hyper: Settings,
+    hyper: types.Settings,
     key: Key,
     client: Array,
     offset: Array,
     *,
-    most_steps: Whole | None = None,
+    most_steps: settings.Whole | None = None,
     is_alone: bool = False,
     start: Params | None = None,
     own: Params = (),
@@ -207,7 +193,7 @@ def batch_gradient(
         )
     if flags is not None or jax.tree.leaves(aux):
         allowed = "0 where a loss has an aux: it would tell of examples, as nothing clips it"
-        raise ConfigError("training.example_clip", bound, allowed)
+        raise settings.ConfigError("training.example_clip", bound, allowed)
 
     def gradient(model: Params, q: Array) -> Params:
         examples, noise = drawn(q)
@@ -224,7 +210,7 @@ def batch_gradient(
 
 
 def batch_loss(
-    problem: Losses, hyper: Settings, key: Key, client: Array, offset: Array
+    problem: Losses, hyper: types.Settings, key: Key, client: Array, offset: Array
 ) -> BatchLoss:
     """Return the mini-batch loss of a client.
 
@@ -242,15 +228,18 @@ def batch_loss(
 
 
 def batches_of(
-    problem: Losses, hyper: Settings, key: Key, client: Array, offset: Array
+    problem: Losses, hyper: types.Settings, key: Key, client: Array, offset: Array
 ) -> Callable[[Array], tuple[Array, Key]]:
     """Return a function from a step's number to its mini-batch, `i32[B]`, and its key.
 
     The arguments are those of `batch_loss`.
     """
-    client_key = jax.random.fold_in(lane_stream(key, "local"), client)
-    batches, noises = lane_stream(client_key, "batches"), lane_stream(client_key, "noise")
-    bits, count, size = shuffle_bits(batches), problem.counts[client], hyper.batch_size
+    client_key = jax.random.fold_in(streams.lane_stream(key, "local"), client)
+    batches, noises = (
+        streams.lane_stream(client_key, "batches"),
+        streams.lane_stream(client_key, "noise"),
+    )
+    bits, count, size = streams.shuffle_bits(batches), problem.counts[client], hyper.batch_size
 
     def draw(q: Array) -> tuple[Array, Key]:
         step = offset + q
@@ -259,10 +248,10 @@ def batches_of(
             examples = jax.random.randint(batch_key, (size,), 0, count, "int32")
         elif hyper.training.sampling == "without_replacement":
             # A batch that is larger than the client's examples runs through them again.
-            examples = shuffled_index(bits, jnp.arange(size) % count, count, step)
+            examples = streams.shuffled_index(bits, jnp.arange(size) % count, count, step)
         elif hyper.training.sampling == "reshuffled":
             places = (q * size + jnp.arange(size)) % count
-            examples = shuffled_index(bits, places, count, offset)
+            examples = streams.shuffled_index(bits, places, count, offset)
         else:
             examples = shuffled_examples(bits, step, count, size)
         return examples, jax.random.fold_in(noises, step)
@@ -287,11 +276,11 @@ def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -
     """
     sample = step.astype("uint32") * batch_size + jnp.arange(batch_size, dtype="uint32")
     epoch, place = jnp.divmod(sample, count.astype("uint32"))
-    return shuffled_index(bits, place, count, epoch)
+    return streams.shuffled_index(bits, place, count, epoch)
 
 
-@struct
-class WholeGradients(Checked):
+@settings.struct
+class WholeGradients(settings.Checked):
     """Settings of a system that may need gradients of all of a client's examples.
 
         @settings.struct
@@ -341,11 +330,11 @@ def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
     """
     if problem is not None and not trees.has(problem, "client_loss"):
         reason = f"{allowed}, because {type(problem).__name__} has no client_loss"
-        raise ConfigError(field, value, reason)
+        raise settings.ConfigError(field, value, reason)
 
 
 def whole_gradient(
-    problem: Any, key: Key, client: Array, first: Array, *, most_steps: Whole | None
+    problem: Any, key: Key, client: Array, first: Array, *, most_steps: settings.Whole | None
 ) -> BatchGradient:
     """Return the gradient of the loss of all of a client's examples, for local steps.
 
@@ -361,7 +350,7 @@ def whole_gradient(
     """
     check_plain(problem)
     losses = problem.alone(client) if trees.has(problem, "alone") else problem
-    keys = look_ahead(lambda q: jax.random.fold_in(key, first + q), most_steps)
+    keys = batching.look_ahead(lambda q: jax.random.fold_in(key, first + q), most_steps)
     return LossGradient(lambda model, aux, q: (losses.client_loss(model, client, keys(q)), aux))
 
 
@@ -407,7 +396,9 @@ def gradients_at(
         is_counted = plan.trips(event.facts) is None
         clients, steps = jnp.maximum(event.clients, 0), is_present.astype("int32")
         slots = (clients, event.offset)
-        slopes, taken = map_slots(slot, plan, steps, *slots, trips=None if is_counted else 1)
+        slopes, taken = batching.map_slots(
+            slot, plan, steps, *slots, trips=None if is_counted else 1
+        )
         if not is_exact:
             return slopes, Work(taken, steps.sum())
         passes = -(-problem.counts // hyper.batch_size)

@@ -15,8 +15,8 @@ reads that one's model from there.
 Dimension letters: those of `core.types`; `K` steps of a row, `W` rows, `F` lanes of a family.
 """
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -153,9 +153,8 @@ def _batchable(
         varying = [leaf for leaf, it in zip(shared, are_shared, strict=True) if it]
         if sum(leaf.nbytes for leaf in varying) > size * LARGEST_COPIED:
             axes = ([0 if it else None for it in each] for each in (are_of_slots, are_shared))
-            lanes = jax.vmap(
-                lambda *each: _run(step, of_lane, length, *each), in_axes=(0, 0, *axes)
-            )
+            run_one = partial(_run, step, of_lane, length)
+            lanes = jax.vmap(run_one, in_axes=(0, 0, *axes))
             results, executed = lanes(steps, carries, of_slots, shared)
         else:
             # Otherwise the slots of all lanes share rows, with copies of what
@@ -275,6 +274,9 @@ def _run(
     is_next = next_places.is_first
     following = jnp.where(is_next, next_places.slot, 0)
     in_rows = jax.vmap(step, in_axes=(None, 0, 0, 0))
+    # The leaves of a slot stand together, one vector for each type, which one kernel writes.
+    join = jax.vmap(lambda leaves: targets.pack(leaves)[0])
+    split = targets.pack([leaf[0] for leaf in carries])[1]
 
     def trip(t: Array, state: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
         store, leaves = state
@@ -287,42 +289,19 @@ def _run(
         )
         store = [
             into.at[to].set(leaf, mode="drop", unique_indices=True)
-            for into, leaf in zip(store, _join(leaves), strict=True)
+            for into, leaf in zip(store, join(leaves), strict=True)
         ]
         # At the end of a row the next slot does not matter.
-        kept = _split([targets.take_rows(each, new) for each in store], leaves)
+        kept = split([targets.take_rows(each, new) for each in store])
         leaves = [
             jnp.where(is_new.reshape(-1, *(1,) * (leaf.ndim - 1)), there, leaf)
             for there, leaf in zip(kept, leaves, strict=True)
         ]
         return store, leaves
 
-    store = _join(carries)
-    first = _split([targets.take_rows(each, places.slot[0]) for each in store], carries)
+    store = join(carries)
+    first = split([targets.take_rows(each, places.slot[0]) for each in store])
     store, _ = jax.lax.fori_loop(0, length, trip, (store, first))
     idle = num_rows * length - steps.sum()
     share = idle // num + (jnp.arange(num) < idle % num)
-    return _split(store, carries), steps + share
-
-
-def _join(leaves: list[Array]) -> list[Array]:
-    """Join arrays `[W, ...]` of one kind into one, `[W, P]`, which one kernel then writes."""
-    kinds = list(dict.fromkeys(leaf.dtype for leaf in leaves))
-    return [
-        jnp.concatenate(
-            [leaf.reshape(leaf.shape[0], -1) for leaf in leaves if leaf.dtype == kind], axis=1
-        )
-        for kind in kinds
-    ]
-
-
-def _split(joined: list[Array], like: list[Array]) -> list[Array]:
-    """Split an array of `_join` into arrays like these, but for the first axis."""
-    of_kind, at = {each.dtype: each for each in joined}, dict.fromkeys((x.dtype for x in joined), 0)
-    leaves = []
-    for leaf in like:
-        whole, begin = of_kind[leaf.dtype], at[leaf.dtype]
-        at[leaf.dtype] += math.prod(leaf.shape[1:])
-        part = jax.lax.slice_in_dim(whole, begin, at[leaf.dtype], axis=1)
-        leaves.append(part.reshape(whole.shape[0], *leaf.shape[1:]))
-    return leaves
+    return split(store), steps + share

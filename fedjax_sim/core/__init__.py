@@ -14,17 +14,5 @@
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    [
-        "batching",
-        "clocks",
-        "events",
-        "lifecycle",
-        "settings",
-        "streams",
-        "targets",
-        "trees",
-        "types",
-    ],
-)
+_NAMES = "batching clocks events lifecycle settings streams targets trees types"
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, _NAMES.split())

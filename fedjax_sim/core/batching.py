@@ -267,9 +267,7 @@ def split_over_devices(
     slots_here = jax.tree.map(lambda leaf: leaf[rows], slots)
 
     def gather(results: TreeT) -> TreeT:
-        return jax.tree.map(
-            lambda leaf: jax.lax.all_gather(leaf, "clients", tiled=True)[:num], results
-        )
+        return jax.tree.map(lambda x: jax.lax.all_gather(x, "clients", tiled=True)[:num], results)
 
     if weights is None:
         results, taken = run(None, steps_here, *slots_here)

@@ -92,12 +92,9 @@ def _pair_of(kind: Any) -> Any:
 
     def both(derive: Callable[..., Key]) -> Callable[..., Array]:
         def derive_both(words: Array, *args: Array | int) -> Array:
-            parts = (
-                jax.random.wrap_key_data(part, impl=kind) for part in (words[:num], words[num:])
-            )
-            return jnp.concatenate(
-                [jax.random.key_data(derive(part, *args)) for part in parts], axis=-1
-            )
+            keys = (jax.random.wrap_key_data(x, impl=kind) for x in (words[:num], words[num:]))
+            derived = [jax.random.key_data(derive(key, *args)) for key in keys]
+            return jnp.concatenate(derived, axis=-1)
 
         return derive_both
 
@@ -109,14 +106,14 @@ def _pair_of(kind: Any) -> Any:
         key = jax.random.wrap_key_data(words[num:], impl=kind)
         return jax.random.bits(key, shape, f"uint{width}")
 
+    derived = {"split": both(jax.random.split), "fold_in": both(jax.random.fold_in)}
     made = define_prng_impl(
         key_shape=(2 * num,),
         seed=seed,
-        split=both(jax.random.split),
         random_bits=bits,
-        fold_in=both(jax.random.fold_in),
         name=f"tick_{kind}",
         tag="tick",
+        **derived,
     )
     _kinds[made] = kind
     return made

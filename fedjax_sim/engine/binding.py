@@ -13,7 +13,6 @@ import numpy as np
 
 from fedjax_sim.core import trees, types
 from fedjax_sim.core.settings import ConfigError, LaneSeed
-from fedjax_sim.core.types import HyperT, InfoT, StateT
 from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.planning.drawing import read_timeline
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
@@ -21,7 +20,6 @@ from fedjax_sim.engine.program.bound import Bound as Bound
 from fedjax_sim.engine.program.bound import Static
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.engine.program.prepare import Planned
-from fedjax_sim.engine.request import Options, Precision
 from fedjax_sim.results.runs import Run
 from fedjax_sim.timelines.checks import check_own
 
@@ -30,17 +28,17 @@ ProblemT = TypeVar("ProblemT", bound=types.AnyProblem)
 
 @contract.with_known_inputs
 def bind(
-    system: types.System[HyperT, StateT, InfoT],
+    system: types.System[types.HyperT, types.StateT, types.InfoT],
     problem: ProblemT,
-    hyper: HyperT | None = None,
+    hyper: types.HyperT | None = None,
     *,
     seed: LaneSeed = 0,
     budget: types.Budget | types.Timeline,
     layout: types.Layout = types.Layout(),
-    precision: Precision = "float32",
+    precision: request.Precision = "float32",
     differentiable: bool = False,
     start: Run | types.Params | None = None,
-) -> Bound[HyperT, StateT, InfoT]:
+) -> Bound[types.HyperT, types.StateT, types.InfoT]:
     """Bind a system to everything that a run of it needs, and hand out its program.
 
     The schedule is drawn and laid out here, once. What is returned is a pytree with the pure
@@ -88,17 +86,17 @@ def bind(
 
 @contract.with_known_inputs
 def bind_together(
-    system: types.System[HyperT, StateT, InfoT],
+    system: types.System[types.HyperT, types.StateT, types.InfoT],
     problems: ProblemT | Sequence[ProblemT],
-    hypers: HyperT | Sequence[HyperT | None] | None = None,
+    hypers: types.HyperT | Sequence[types.HyperT | None] | None = None,
     *,
     seeds: LaneSeed | Sequence[LaneSeed] = 0,
     budget: types.Budget | types.Timeline | Sequence[types.Timeline],
     layout: types.Layout = types.Layout(),
-    precision: Precision = "float32",
+    precision: request.Precision = "float32",
     differentiable: bool = False,
     start: Run | types.Params | None = None,
-) -> list[Bound[HyperT, StateT, InfoT]]:
+) -> list[Bound[types.HyperT, types.StateT, types.InfoT]]:
     """Bind a system several times, to schedules of one shape that can be mapped over.
 
     Problems, settings, seeds and schedules of one's own belong together by position. One alone, or
@@ -141,7 +139,7 @@ def bind_together(
             raise ConfigError(f"number of {name}", len(values), f"1 or {num}, as of the others")
     # Nothing is drawn for schedules of the caller's own.
     limit: Any = budget if is_limit else types.Ticks(1)
-    options = Options(limit, num_evals=1, layout=_of_one_lane(layout), precision=precision)
+    options = request.Options(limit, num_evals=1, layout=_of_one_lane(layout), precision=precision)
     lanes: list[Lane] = []
     completed_from: set[str] = set()
     for i in range(num):
@@ -242,15 +240,10 @@ def _bounds_of(
     kinds = list(zip(names, reads, places, strict=True))
     frozen = [name for name, *is_used in kinds if name in completed_from or all(is_used)]
     weighing = [name for name, is_read, _ in kinds if is_read and name not in frozen]
-    static = Static(
-        facts,
-        tuple(weighing),
-        planned.lanes.hyper.known,
-        program.machine,
-        differentiable,
-        trees.typed_structure((group[0].problem, hypers[0])),
-        program.code,
-    )
+    of_program = program.machine, differentiable
+    structure = trees.typed_structure((group[0].problem, hypers[0]))
+    of_settings = tuple(weighing), planned.lanes.hyper.known
+    static = Static(facts, *of_settings, *of_program, structure, program.code)
     found = []
     for i in np.argsort([lane.place for lane in group]):
         lane, row = group[i], planned.row[i]

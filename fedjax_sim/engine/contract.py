@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import trees, types
-from fedjax_sim.core.settings import ConfigError, checks, fields, is_known, value_of
-from fedjax_sim.core.settings.declared import members_of
+from fedjax_sim.core.settings import ConfigError, checks, declared, fields, is_known, value_of
 from fedjax_sim.engine.machine.user_code import in_one_call
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -74,7 +73,7 @@ def check_problem(system: types.System, problem: Any) -> None:
     check_known("problem", problem)
     kind = system.fit.learns
     name = (problem if isinstance(problem, type) else type(problem)).__name__
-    members = members_of(kind)
+    members = declared.members_of(kind)
     # Looked up in the class where possible, as a property may take long to compute.
     owner = type(problem)
     lacking = [each for each in members if not (hasattr(owner, each) or trees.has(problem, each))]
@@ -161,11 +160,8 @@ def fit_start(model: types.Params, problem: types.AnyProblem) -> types.Params:
         found = jnp.result_type(leaf)
         if np.shape(leaf) != like.shape or not np.can_cast(found, like.dtype, "same_kind"):
             place = jax.tree_util.keystr(path) or "the model"
-            raise ConfigError(
-                f"start at {place}",
-                f"{found}{list(np.shape(leaf))}",
-                f"{like.dtype}{list(like.shape)}, as in models of the problem",
-            )
+            allowed = f"{like.dtype}{list(like.shape)}, as in models of the problem"
+            raise ConfigError(f"start at {place}", f"{found}{list(np.shape(leaf))}", allowed)
         is_known = not isinstance(leaf, jax.core.Tracer)
         return np.asarray(leaf, like.dtype) if is_known else leaf.astype(like.dtype)
 

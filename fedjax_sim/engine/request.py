@@ -20,11 +20,10 @@ import numpy as np
 
 from fedjax_sim.core import schedules, settings, trees, types
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, OneOf, checked
-from fedjax_sim.engine import contract
+from fedjax_sim.engine import contract, watching
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.planning.placement import check_layout
-from fedjax_sim.engine.watching import Watch, check_file
 from fedjax_sim.results.curves import Grid, label_of_value
 from fedjax_sim.results.records import text_of
 from fedjax_sim.results.runs import Run, lane_labels
@@ -69,7 +68,7 @@ class Checkpoints:
     resume: Resume = False
 
 
-PLAIN = types.Layout(), types.Keep(), Watch(), None
+PLAIN = types.Layout(), types.Keep(), watching.Watch(), None
 """Defaults of the options that depend on the system or the machine."""
 
 
@@ -79,7 +78,7 @@ class RunOptions(TypedDict, total=False):
     num_evals: Count
     start: Run | types.Params | None
     keep: types.Keep
-    watch: Watch
+    watch: watching.Watch
     layout: types.Layout
     precision: Precision
 
@@ -96,7 +95,7 @@ class Options:
     num_evals: int = 25
     layout: types.Layout = types.Layout()
     keep: types.Keep = types.Keep()
-    watch: Watch = Watch(progress=False)
+    watch: watching.Watch = watching.Watch(progress=False)
     checkpoints: Checkpoints | None = None
     precision: str = "float32"
     devices: tuple[jax.Device, ...] = ()
@@ -320,7 +319,7 @@ def check_call(
 def _check_options(system: types.System, options: Options) -> None:
     """Check options that are not the defaults, as in `check_call`."""
     if isinstance(options.watch.shown, Path):
-        check_file(options.watch.shown)
+        watching.check_file(options.watch.shown)
     if options.folder is not None and jax.process_count() > 1:
         allowed = "None with several processes, which cannot write any"
         raise ConfigError("checkpoints", str(options.folder), allowed)

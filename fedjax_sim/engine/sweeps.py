@@ -16,31 +16,26 @@ import numpy as np
 from fedjax_sim import clients
 from fedjax_sim.core import types
 from fedjax_sim.core.lifecycle import say
-from fedjax_sim.core.settings import ConfigError, fields, is_traced, names_of, value_of
-from fedjax_sim.core.settings.declared import Count, LaneSeed, Whole
-from fedjax_sim.engine import contract, request
+from fedjax_sim.core.settings import ConfigError, declared, fields, is_traced, names_of, value_of
+from fedjax_sim.engine import contract, request, shares, watching
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
 from fedjax_sim.engine.planning.lanes import column, groups_of
-from fedjax_sim.engine.request import Checkpoints, Options, Precision, ProblemT, RunOptions
 from fedjax_sim.engine.running.pieces import Pieces, locked
-from fedjax_sim.engine.shares import Listed, Part, Sharing, check_num_parts
-from fedjax_sim.engine.watching import Watch
-from fedjax_sim.results import records
+from fedjax_sim.results import records, runs
 from fedjax_sim.results.curves import Grid, Returned, describe_metrics, label_curves, label_lanes
-from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 
 
 @contract.with_known_inputs
 def simulate(
     system: types.System[types.HyperT, types.StateT, types.InfoT],
-    problem: ProblemT,
+    problem: request.ProblemT,
     hyper: types.HyperT | None = None,
     *,
-    seed: LaneSeed = 0,
+    seed: declared.LaneSeed = 0,
     budget: types.Budget,
-    checkpoints: Checkpoints | None = None,
-    **options: Unpack[RunOptions],
-) -> Run[types.HyperT]:
+    checkpoints: request.Checkpoints | None = None,
+    **options: Unpack[request.RunOptions],
+) -> runs.Run[types.HyperT]:
     """Run one lane: a sweep over one seed.
 
         budget = fedjax_sim.Ticks(20)
@@ -61,10 +56,10 @@ def simulate(
       ConfigError: Before any training, if an input is not allowed.
     """
     start = options.pop("start", None)
-    given: Any = {"watch": Watch(), "checkpoints": checkpoints, **options}
-    asked, grid = Options(budget, **given), request.grid_of([seed], None)
+    given: Any = {"watch": watching.Watch(), "checkpoints": checkpoints, **options}
+    asked, grid = request.Options(budget, **given), request.grid_of([seed], None)
     lanes = request.list_lanes(system, problem, hyper, grid, asked, start)
-    run: Run[types.HyperT] = _run(Listed(system, lanes, asked, grid))
+    run: runs.Run[types.HyperT] = _run(shares.Listed(system, lanes, asked, grid))
     models, samples = jax.tree.map(lambda leaf: leaf[0], (run.models, run.samples))
     return dataclasses.replace(run, curves=run.curves.isel(seed=0), models=models, samples=samples)
 
@@ -72,21 +67,21 @@ def simulate(
 @contract.with_known_inputs
 def sweep(
     system: types.System[types.HyperT, types.StateT, types.InfoT],
-    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
+    problem: request.ProblemT | list[request.ProblemT] | Callable[[int], request.ProblemT],
     hyper: types.HyperT | None = None,
     *,
-    seeds: Count | Sequence[LaneSeed] = 1,
+    seeds: declared.Count | Sequence[declared.LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
     budget: types.Budget,
-    num_evals: Count = 25,
-    start: Run | types.Params | None = None,
+    num_evals: declared.Count = 25,
+    start: runs.Run | types.Params | None = None,
     keep: types.Keep = types.Keep(),
-    watch: Watch = Watch(),
-    checkpoints: Checkpoints | None = None,
+    watch: watching.Watch = watching.Watch(),
+    checkpoints: request.Checkpoints | None = None,
     layout: types.Layout = types.Layout(),
-    precision: Precision = "float32",
-    lanes: Part | Sharing | Collection[Whole] | None = None,
-) -> Run[types.HyperT]:
+    precision: request.Precision = "float32",
+    lanes: shares.Part | shares.Sharing | Collection[declared.Whole] | None = None,
+) -> runs.Run[types.HyperT]:
     """Run a system for every combination of settings and every seed.
 
         run = fedjax_sim.sweep(
@@ -152,20 +147,20 @@ def sweep(
       LaneWarning: Once if lanes diverged, once if lanes collapsed to chance, and once for each
         setting by which something, such as an attack, would begin after the end of lanes.
     """
-    options = Options(budget, num_evals, layout, keep, watch, checkpoints, precision)
+    options = request.Options(budget, num_evals, layout, keep, watch, checkpoints, precision)
     grid = request.grid_of(seeds, settings)
     whole = request.list_lanes(system, problem, hyper, grid, options, start)
-    asked, num_lanes = Listed(system, whole, options, grid), len(whole)
+    asked, num_lanes = shares.Listed(system, whole, options, grid), len(whole)
     if isinstance(lanes, Collection) and (len(lanes) == 0 or max(lanes) >= num_lanes):
         raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
-    if isinstance(lanes, Part):
-        check_num_parts(lanes.num_parts, num_lanes)
+    if isinstance(lanes, shares.Part):
+        shares.check_num_parts(lanes.num_parts, num_lanes)
     if lanes is None or isinstance(lanes, Collection):
         return _run(asked, lanes)
     return lanes.run(asked, partial(_run, asked))
 
 
-def _run(asked: Listed, numbers: Collection[int] | None = None) -> Run:
+def _run(asked: shares.Listed, numbers: Collection[int] | None = None) -> runs.Run:
     """Run lanes by number, or all, and label their results."""
     keep_by_default()
     began = time.perf_counter()
@@ -187,19 +182,17 @@ def _run(asked: Listed, numbers: Collection[int] | None = None) -> Run:
     named = parts, grid, system.name
     curves = label_curves(*named) if places is None else label_lanes(*named, places)
     curves = describe_metrics(curves, column(whole, "problem"))
-    curves.attrs |= {
-        "seconds_compile": meter.seconds,
-        "seconds_run": time.perf_counter() - began - meter.seconds,
-        "programs_compiled": meter.count,
-    }
+    seconds = time.perf_counter() - began - meter.seconds
+    curves.attrs |= {"seconds_compile": meter.seconds, "seconds_run": seconds}
+    curves.attrs["programs_compiled"] = meter.count
     run: list[int] = []
     timelines: list[types.Timeline] = []
     for part in parts:
         run, timelines = run + part.places, timelines + part.timelines
     order, trees = np.argsort(run), [(part.curves.models, part.curves.samples) for part in parts]
-    models, samples = join_lanes_of_trees(trees, order, curves.sizes["eval"])
-    warn_of_lanes(curves)
-    return Run(curves, models, list(map(timelines.__getitem__, order)), hypers, samples)
+    models, samples = runs.join_lanes_of_trees(trees, order, curves.sizes["eval"])
+    runs.warn_of_lanes(curves)
+    return runs.Run(curves, models, list(map(timelines.__getitem__, order)), hypers, samples)
 
 
 def _say_what_compiles(system: types.System, grid: Grid, hypers: Sequence[types.Settings]) -> None:

@@ -126,13 +126,8 @@ def _bar_of(name: str) -> "Bar":
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (
-        TextColumn(name),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(),
-    )
+    first, facts = (TextColumn(name), BarColumn()), TextColumn("{task.fields[facts]}")
+    columns = *first, TaskProgressColumn(), facts, TimeRemainingColumn()
     return Bar(*columns, console=Console(file=sys.stderr), transient=True)
 
 

@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import timelines
-from fedjax_sim.clients import Expectation, check_batch_size, local_expectation, rows
+from fedjax_sim.clients import e_steps, rows
 from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.schedules import Constant, Schedule
 from fedjax_sim.core.settings import ConfigError, Count, fixed, group, setting, struct
@@ -57,7 +57,7 @@ OF_COHORTS = ("num_selected", "cohort.", "clock.", "delays.")
 
 
 @struct
-class EitherRounds(CoinRounds, timelines.CohortRounds, Expectation):
+class EitherRounds(CoinRounds, timelines.CohortRounds, e_steps.Expectation):
     """Settings of E-steps in rounds: of one length, with coins, or of cohorts with delays."""
 
     rounds: Literal["coins", "cohorts"] = setting(
@@ -90,7 +90,7 @@ class EitherRounds(CoinRounds, timelines.CohortRounds, Expectation):
 
     def completed(self, problem: Any) -> types.Settings:
         """Check the mini-batches, and fill in the clients' numbers of examples."""
-        hyper: types.Settings = check_batch_size(self, problem)
+        hyper: types.Settings = e_steps.check_batch_size(self, problem)
         if not self.has_cohorts:
             return hyper
         counts = np.ones(self.num_clients) if problem is None else np.asarray(problem.counts, float)
@@ -203,7 +203,7 @@ def algorithm(
       plan: How the machine is used.
       is_stale: Whether clients may start from older statistics than the server's.
     """
-    expect = local_expectation(problem, hyper, plan)
+    expect = e_steps.local_expectation(problem, hyper, plan)
     is_full = hyper.batches == "full"
 
     def fields(server: Array) -> Array:
@@ -330,7 +330,7 @@ def schedule_reduced(key: Key, hyper: VRFedEM, num_ticks: int) -> types.Timeline
 
 def reduced(problem: LatentProblem, hyper: VRFedEM, plan: Plan) -> Algorithm[State, Work]:
     """Bind VR-FedEM to a problem."""
-    expect = local_expectation(problem, hyper, plan)
+    expect = e_steps.local_expectation(problem, hyper, plan)
     num_clients = problem.counts.shape[0]
     freezes, total = hyper.freezes, problem.counts.sum()
 
@@ -414,7 +414,7 @@ class EM(EitherRounds):
 
     participation: float = fixed(1.0)
     participation_schedule: Schedule = fixed(Constant())
-    batch_size: int = settings.redefault(Expectation, "batch_size", 200)
+    batch_size: int = settings.redefault(e_steps.Expectation, "batch_size", 200)
     batches: Literal["full"] = fixed("full")
 
 
@@ -430,7 +430,7 @@ class Statistics(NamedTuple):
 
 def classical(problem: LatentProblem, hyper: EM, plan: Plan) -> Algorithm[Statistics, Work]:
     """Bind EM to a problem."""
-    expect = local_expectation(problem, hyper, plan)
+    expect = e_steps.local_expectation(problem, hyper, plan)
 
     def step(key: Key, state: Statistics, event: Event) -> tuple[Statistics, Work]:
         is_present = event.weight > 0
@@ -476,7 +476,7 @@ NO_REPEATS = ("after_interaction", "fresh")
 
 
 @struct
-class AsyncFedEM(staleness.WeightedArrivals, Expectation, Approximation):
+class AsyncFedEM(staleness.WeightedArrivals, e_steps.Expectation, Approximation):
     """Ours: FedEM (arXiv 2111.02083) with FedBuff's buffer: the server waits for no slow client.
 
         S_k -> `state.server`    S_{k - tau_i} -> `start`    w_i -> `event.weight`
@@ -519,7 +519,7 @@ async_fedem = system._replace(
     summary="FedEM with a buffer: the server acts when Z messages have arrived, some of them stale",
     overshoot=True,
     hints=types.Hints(timelines.arrivals_within),
-    fit=types.Fit(LatentProblem, check_batch_size),
+    fit=types.Fit(LatentProblem, e_steps.check_batch_size),
     weigh=staleness.weigh_arrivals,
     paper=presets.preset(AsyncFedEM, {**presets.FAVANO, **presets.EM}),
 )

@@ -84,7 +84,7 @@ import numpy as np
 import optax
 
 from fedjax_sim import clients
-from fedjax_sim.clients import ClientTraining, Training, local_steps
+from fedjax_sim.clients import ClientTraining, Training, langevin_noise, local_steps, rows
 from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.events import Timeline
 from fedjax_sim.core.schedules import Schedule, schedule_of
@@ -214,7 +214,7 @@ class ControlVariates:
             return ()
         if self.is_global:
             return (batching.replicate(anchor.slopes, len(who)),)
-        return (clients.read_rows(anchor.slopes, who),)
+        return (rows.read_rows(anchor.slopes, who),)
 
     def corrected(
         self,
@@ -297,7 +297,7 @@ def decode_mean(
     """
     references = batching.replicate(reference, event.clients.shape[0])
     has_memory = not settings.is_known(messages.memory, 0)
-    known = clients.read_rows(memory, jnp.maximum(event.clients, 0)) if has_memory else ()
+    known = rows.read_rows(memory, jnp.maximum(event.clients, 0)) if has_memory else ()
     if has_memory:
         references = jax.tree.map(jnp.add, references, known)
     models = decode_messages(messages.compression, key, event, references, models)
@@ -575,7 +575,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
             own_key, weight = lane_stream(client_key, "private noise"), share[client] * correction
             private = of_noise(own_key, 1 - hyper.rho**2, weight)
             moves = langevin_steps(hyper, eta, first, root, [*shared, *private])
-            return Training(clients.of_pair(gradient) if has_momentum else gradient, moves)
+            return Training(langevin_noise.of_pair(gradient) if has_momentum else gradient, moves)
 
         # K local steps of every slot.
         start = (state.server, state.velocity) if has_momentum else state.server
@@ -588,7 +588,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
                 allowed = "identity where a step changes how many local steps clients do"
                 raise ConfigError("messages.compression", str(hyper.messages.compression), allowed)
             known = langevin_steps(hyper, eta, first, root, shared)
-            known = clients.without_gradients(known, start, number)
+            known = langevin_noise.without_gradients(known, start, number)
             sent = hyper.messages, key, event, share, memory, known, local
             mean, memory = decode_mean(*sent, is_full=hyper.participants == "full")
         # The round's state; an empty round changes nothing.
@@ -612,9 +612,11 @@ def langevin_steps(
     drift = optax.scale_by_schedule(lambda q: -eta(first + q))
     moves = optax.chain(drift, *noises)
     if hyper.preconditioning.preconditioner != "none":
-        moves = clients.precondition(moves, root)
+        moves = langevin_noise.precondition(moves, root)
     moves = optax.chain(hyper.dynamics.transform(), moves)
-    return clients.add_momentum(moves, hyper.dynamics.friction) if hyper.has_momentum else moves
+    return (
+        langevin_noise.add_momentum(moves, hyper.dynamics.friction) if hyper.has_momentum else moves
+    )
 
 
 def step_size(hyper: Hyper, tick: Array, k: Array) -> Array:

@@ -17,7 +17,7 @@ What clocks are made of:
 
 - `delays`: how long work and messages take, when clients are available and what is lost: laws
   (`ClientDelays`), single clients (`ClientTable`), recorded work (`Trace`).
-- `calibration`: clients and a delay law (`calibrate`) from a log of a cluster (`logs`).
+- `calibration`: clients and a delay law (`calibrate`) from a log of a cluster.
 - `presets`: values of papers for these, and for training, in place of the defaults.
 - `cohorts`: draws of the clients that take part, and how often they took part before.
 
@@ -34,6 +34,7 @@ from fedjax_sim.timelines.arrivals.clocks import schedule_arrivals as schedule_a
 from fedjax_sim.timelines.arrivals.clocks import schedule_client_queues as schedule_client_queues
 from fedjax_sim.timelines.calibration import Calibration as Calibration
 from fedjax_sim.timelines.calibration import calibrate as calibrate
+from fedjax_sim.timelines.calibration import read_log as read_log
 from fedjax_sim.timelines.contacts import ContactClock as ContactClock
 from fedjax_sim.timelines.contacts import Contacts as Contacts
 from fedjax_sim.timelines.contacts import schedule_contacts as schedule_contacts
@@ -58,7 +59,6 @@ from fedjax_sim.timelines.grouped import GroupClock as GroupClock
 from fedjax_sim.timelines.grouped import Grouping as Grouping
 from fedjax_sim.timelines.grouped import Groups as Groups
 from fedjax_sim.timelines.grouped import IterationDelays as IterationDelays
-from fedjax_sim.timelines.grouped import Members as Members
 from fedjax_sim.timelines.grouped import aggregation_weights as aggregation_weights
 from fedjax_sim.timelines.grouped import complete_groups as complete_groups
 from fedjax_sim.timelines.grouped import delay_sizes as delay_sizes
@@ -67,8 +67,6 @@ from fedjax_sim.timelines.grouped import group_rounds_within as group_rounds_wit
 from fedjax_sim.timelines.grouped import list_members as list_members
 from fedjax_sim.timelines.grouped import schedule_group_arrivals as schedule_group_arrivals
 from fedjax_sim.timelines.grouped import schedule_group_rounds as schedule_group_rounds
-from fedjax_sim.timelines.logs import Log as Log
-from fedjax_sim.timelines.logs import read_log as read_log
 from fedjax_sim.timelines.rounds import Cohort as Cohort
 from fedjax_sim.timelines.rounds import CohortClock as CohortClock
 from fedjax_sim.timelines.rounds import CohortRounds as CohortRounds

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import streams
-from fedjax_sim.core.settings import setting
+from fedjax_sim.core import settings, streams
 from fedjax_sim.core.types import EMPTY, Array, Key
 
 
@@ -70,7 +69,7 @@ def client_weighting(mean: str) -> Any:
       mean: The mean that has these weights, in words.
     """
     about = f"Weights of the clients, in {mean}: equal, or in proportion to their numbers of "
-    return setting("equal", f"{about}examples.")
+    return settings.setting("equal", f"{about}examples.")
 
 
 def mean_weights(weighting: str, counts: Array, clients: Array, is_in: Array) -> Array:

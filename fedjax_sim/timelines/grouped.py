@@ -47,19 +47,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import settings
-from fedjax_sim.core.settings import (
-    Above0,
-    Checked,
-    ConfigError,
-    checked,
-    group,
-    setting,
-    shape,
-    struct,
-)
+from fedjax_sim.core import settings, streams
+from fedjax_sim.core.settings import Above0, Checked, ConfigError, checked, setting, struct
 from fedjax_sim.core.settings.declared import AtLeast0, Count, Limit, OneOf, Whole
-from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import EMPTY, Array, Key, Leaf, Problem, Settings, Timeline
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays.devices import close, draw_devices
@@ -247,7 +237,7 @@ class Groups(Clients):
     client_steps: Count = setting(
         1, "Local steps of a client in one iteration of its group, E (kappa_1 of HierFAVG)."
     )
-    delays: ClientDelays = group(
+    delays: ClientDelays = settings.group(
         ClientDelays(),
         'which clients are fast, and how long work takes, with `delays_of = "client"`',
         without=("trace",),
@@ -271,12 +261,12 @@ class Groups(Clients):
         '"fednova": x + T sum_i w_i D_i / t_i, where T = sum_j w_j t_j is the mean number of '
         "iterations.",
     )
-    grouping: Grouping = group(Grouping(), "which client belongs to which group")
-    clock: GroupClock = group(GroupClock(), "how long a round takes")
-    iteration: IterationDelays = group(
+    grouping: Grouping = settings.group(Grouping(), "which client belongs to which group")
+    clock: GroupClock = settings.group(GroupClock(), "how long a round takes")
+    iteration: IterationDelays = settings.group(
         IterationDelays(), 'delay of a local iteration, with `delays_of = "group"`'
     )
-    exchange: ExchangeDelays = group(
+    exchange: ExchangeDelays = settings.group(
         ExchangeDelays(), "delay of the exchange with the global server"
     )
 
@@ -433,8 +423,10 @@ class GroupArrivals(Groups):
     num_reports: Count = setting(
         1, "Reports of groups that fill the global server's buffer and make it act, Z."
     )
-    clock: GroupClock = group(GroupClock(), "how long a round takes", without=("ticks_per_round",))
-    exchange: ExchangeDelays = group(
+    clock: GroupClock = settings.group(
+        GroupClock(), "how long a round takes", without=("ticks_per_round",)
+    )
+    exchange: ExchangeDelays = settings.group(
         ExchangeDelays(exchanges="group"),
         "delay of the exchange with the global server",
         without=("exchanges",),
@@ -548,7 +540,7 @@ def iteration_times(
       Virtual times, `f64[M]`. With delays of clients a group takes as long as its slowest client,
       whose breaks are a part of that.
     """
-    round_key = jax.random.fold_in(lane_stream(key, "iterations"), round_number)
+    round_key = jax.random.fold_in(streams.lane_stream(key, "iterations"), round_number)
     iteration_key = jax.random.fold_in(round_key, iteration)
     if groups.clock.delays_of == "client":
         devices, clients = draw_devices(key, groups), jnp.asarray(list_members(groups).clients)
@@ -573,7 +565,7 @@ def exchange_times(key: Key, groups: Groups, num_rounds: int) -> Array:
       Virtual times, `f64[U, M]` with exchanges of groups and `f64[U, 1]` with one exchange of all.
     """
     shift, mean = groups.exchange_law()
-    exchange_key = lane_stream(key, "exchange")
+    exchange_key = streams.lane_stream(key, "exchange")
     shape = (groups.num_groups,) if groups.exchange.exchanges == "group" else ()
     draw = jax.vmap(lambda u: jax.random.exponential(jax.random.fold_in(exchange_key, u), shape))
     standard = draw(jnp.arange(num_rounds)).reshape(num_rounds, -1)
@@ -692,8 +684,8 @@ def group_work(
 
 @checked
 def aggregation_weights(
-    shares: Annotated[Array, shape("M", "U M"), Limit(least=0)],
-    steps: Annotated[Array, shape("U M"), Limit(least=1)],
+    shares: Annotated[Array, settings.shape("M", "U M"), Limit(least=0)],
+    steps: Annotated[Array, settings.shape("U M"), Limit(least=1)],
     aggregation: Annotated[str, OneOf(AGGREGATIONS)],
 ) -> Array:
     """Compute the weights of the groups' progress in every round.
@@ -822,14 +814,10 @@ def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) ->
     time, group, steps = finish[number, place], place.astype("int32"), work.steps[number, -1, place]
     previous, _ = previous_visits(group[:, None])  # the group's previous report, or -1
     share = jnp.asarray(hyper.shares()) * (hyper.num_groups / size)
-    return Timeline(
-        time=time.reshape(shape)[:, -1],
-        clients=group.reshape(shape),
-        steps=steps.reshape(shape),
-        version=((previous + 1) // size).reshape(shape),
-        weight=share[group].reshape(shape),
-        holds=(jnp.arange(1, num + 1) // size).reshape(shape),
-    )
+    holds = jnp.arange(1, num + 1) // size
+    leaves = time, group, steps, (previous + 1) // size, share[group], holds
+    time, *of_slots = (leaf.reshape(shape) for leaf in leaves)
+    return Timeline(time[:, -1], *of_slots)
 
 
 @checked

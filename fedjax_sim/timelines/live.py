@@ -30,17 +30,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_sim.core import settings, streams, types
+from fedjax_sim.core import settings, streams, targets, types
 from fedjax_sim.core.clocks import Clock, Instant, Live, Received, Sizes
 from fedjax_sim.core.settings import ConfigError, Count, checked, fields, struct
-from fedjax_sim.core.targets import put, repeat, repeat_while
 from fedjax_sim.core.types import EMPTY, Array, Event, InfoT, Key, Settings, StateT, Timeline
-from fedjax_sim.timelines import presets, rounds
+from fedjax_sim.timelines import checks, presets, rounds
 from fedjax_sim.timelines.arrivals import clocks
-from fedjax_sim.timelines.checks import check_own
 from fedjax_sim.timelines.delays.devices import Devices, Drawn, draw_devices
 from fedjax_sim.timelines.delays.laws import Speeds
-from fedjax_sim.timelines.rounds import Cohort, CohortRounds
 
 DrawsT = TypeVar("DrawsT")
 MemoryT = TypeVar("MemoryT")
@@ -111,7 +108,7 @@ def replayed(system: types.System, timeline: Timeline) -> types.System:
     Raises:
       ConfigError: If the schedule names what does not exist, such as 1.9 steps.
     """
-    found = check_own(system, timeline)
+    found = checks.check_own(system, timeline)
     is_filled = found.clients != EMPTY
     steps = np.where(is_filled, found.steps, 0)
     num_ticks, slots = found.clients.shape
@@ -220,7 +217,7 @@ def until(
 
 
 @struct
-class LiveCohorts(CohortRounds):
+class LiveCohorts(rounds.CohortRounds):
     """Settings of live rounds; who is asked is the system's business.
 
     They are inherited by the settings of Power-of-Choice, for example. A system of rounds whose
@@ -231,8 +228,8 @@ class LiveCohorts(CohortRounds):
     """
 
     local_epochs: float = settings.fixed(0.0)
-    cohort: Cohort = settings.group(
-        Cohort(), "what the reports weigh", without=("selection", "with_replacement")
+    cohort: rounds.Cohort = settings.group(
+        rounds.Cohort(), "what the reports weigh", without=("selection", "with_replacement")
     )
 
     def check_together(self) -> None:
@@ -799,9 +796,7 @@ def uniformly(key: Key, replacing: Replacing) -> Array:
 
     if replacing.devices.windows is None:
         return draw(jnp.int32(0))
-    return clocks.draw_until(
-        draw, lambda client: replacing.devices.are_available(client, tasks.now)
-    )
+    return clocks.draw_until(draw, lambda who: replacing.devices.are_available(who, tasks.now))
 
 
 def _equally(hyper: object, clients: Array, staleness: Array) -> Array:
@@ -887,12 +882,12 @@ def live_tasks(
             at = tasks.place[other]
             tasks = tasks._replace(
                 event=tasks.event + 1,
-                order=put(put(tasks.order, at, done.client), place, other),
-                place=put(put(tasks.place, done.client, at), other, place),
-                turns=put(tasks.turns, other, number + 1),
-                flights=put(tasks.flights, place, new),
+                order=targets.put(targets.put(tasks.order, at, done.client), place, other),
+                place=targets.put(targets.put(tasks.place, done.client, at), other, place),
+                turns=targets.put(tasks.turns, other, number + 1),
+                flights=targets.put(tasks.flights, place, new),
             )
-            slots = put(slots, jnp.where(lost, num_used, filled), done)
+            slots = targets.put(slots, jnp.where(lost, num_used, filled), done)
             return tasks, slots, filled + ~lost, is_right & is_client & is_idle
 
         def waits(given: tuple[Tasks, Flights, Array, Array]) -> Array:
@@ -905,18 +900,16 @@ def live_tasks(
 
         given = carried, slots, jnp.int32(0), jnp.bool_(True)
         if devices.loss is None and due is None:
-            tasks, slots, _, is_right = repeat(num_used, land, given)
+            tasks, slots, _, is_right = targets.repeat(num_used, land, given)
         else:
-            tasks, slots, filled, is_right = repeat_while(waits, land, given)
+            tasks, slots, filled, is_right = targets.repeat_while(waits, land, given)
             if due is not None:
                 never = Instant.at(jnp.full((), jnp.inf))
                 acts = due(carried.now, tasks).where(filled > 0, never)
                 tasks = tasks._replace(now=tasks.now.where(filled == num_used, acts))
-        tasks = tasks._replace(
-            number=carried.number + 1,
-            flights=tasks.flights.after_action(tasks.now, carried.number),
-            taken=slots.ends.since(slots.begins),
-        )
+        flights = tasks.flights.after_action(tasks.now, carried.number)
+        taken = slots.ends.since(slots.begins)
+        tasks = tasks._replace(number=carried.number + 1, flights=flights, taken=taken)
         weight = weigh(hyper, slots.client, carried.number - slots.version)
         # Whoever has two tasks, or does not exist, becomes a client that no lane allows.
         clients = jnp.where(is_right, slots.client, num_clients)

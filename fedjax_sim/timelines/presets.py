@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
-from fedjax_sim.core.settings import as_default, fields, full_name, names_of
+from fedjax_sim.core.settings.names import as_default, fields, full_name, names_of
 from fedjax_sim.core.types import Settings
 
 HyperT = TypeVar("HyperT")

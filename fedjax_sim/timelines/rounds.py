@@ -22,16 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import settings, streams, types
-from fedjax_sim.core.schedules import Schedule, schedule_of
+from fedjax_sim.core import schedules, settings, streams, types
 from fedjax_sim.core.settings import Checked, ConfigError, Portion, checked, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Whole
 from fedjax_sim.core.types import EMPTY, Array, Key, Leaf, Problem, Settings, Timeline
 from fedjax_sim.timelines import cohorts, presets
-from fedjax_sim.timelines.cohorts import Draws, previous_visits
 from fedjax_sim.timelines.delays import laws
 from fedjax_sim.timelines.delays.devices import close, draw_devices, loss_shares
-from fedjax_sim.timelines.delays.laws import Clients, Speeds
 
 SlotsT = TypeVar("SlotsT")
 
@@ -93,7 +90,7 @@ class Cohort(Checked):
 
 
 @struct
-class CohortRounds(Clients):
+class CohortRounds(laws.Clients):
     """Settings of rounds of sampled clients.
 
     With `selection="by_examples"`, `with_replacement` and equal weights, the mean of the reports
@@ -261,17 +258,11 @@ def cohort_system(
     Returns:
       The system.
     """
-    return types.System(
-        name,
-        hyper,
-        schedule_cohort_rounds,
-        algorithm,
-        summary,
-        messages=getattr(hyper, "counted", types.Messages()) if messages is None else messages,
-        hints=types.Hints(rounds_within),
-        paper=presets.preset(hyper, presets.FAVANO),
-        fit=types.Fit(complete=lambda hyper, problem: hyper.completed(problem)),
-    )
+    counted = getattr(hyper, "counted", types.Messages()) if messages is None else messages
+    found = types.System(name, hyper, schedule_cohort_rounds, algorithm, summary, messages=counted)
+    fit = types.Fit(complete=lambda hyper, problem: hyper.completed(problem))
+    paper = presets.preset(hyper, presets.FAVANO)
+    return found._replace(hints=types.Hints(rounds_within), paper=paper, fit=fit)
 
 
 @checked
@@ -307,7 +298,7 @@ def schedule_cohort_rounds(key: Key, hyper: Settings, num_ticks: Count) -> Timel
     return assemble_rounds(key, hyper, clients, share, weigh, num_used=num_used, steps=steps)
 
 
-def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draws:
+def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> cohorts.Draws:
     """Draw the clients that are asked, and how often each was drawn: `[T, A]`."""
     if hyper.cohort.selection == "poisson":
         cohort, is_member = cohorts.draw_poisson_cohorts(key, hyper.num_clients, num, num_ticks)
@@ -441,8 +432,8 @@ def draw_work_times(key: Key, clients: Array, hyper: Settings, steps: Array | No
     """
     if hyper.delays.trace is not None:
         rows = hyper.recorded.by_client(hyper.num_clients)
-        return rows.durations(clients, previous_visits(clients)[1])
-    speeds = Speeds(*(leaf[clients] for leaf in laws.draw_client_speeds(key, hyper)))
+        return rows.durations(clients, cohorts.previous_visits(clients)[1])
+    speeds = laws.Speeds(*(leaf[clients] for leaf in laws.draw_client_speeds(key, hyper)))
     law, ticks, num_slots = hyper.delays.law, jnp.arange(len(clients)), clients.shape[1]
     if steps is None or hyper.delays.time_of != "step" or hyper.clock.round_time != "sum":
         standard = jax.vmap(lambda t: draw_standard_times(key, t, num_slots, hyper))(ticks)
@@ -489,7 +480,7 @@ def _draw_standard_of_step(
 
 
 def work_times(
-    standard: Array, speeds: Speeds, hyper: Settings, steps: Array | None = None
+    standard: Array, speeds: laws.Speeds, hyper: Settings, steps: Array | None = None
 ) -> Array:
     """Scale the results of `draw_standard_times` to times of work.
 
@@ -516,7 +507,7 @@ def work_times(
 
 
 @struct
-class WeightedRounds(Clients):
+class WeightedRounds(laws.Clients):
     """Settings of synchronous rounds of weighted clients.
 
     They are inherited by the settings of FA-LD, for example.
@@ -675,7 +666,7 @@ class CoinRounds(Checked):
     participation: Portion = setting(
         1.0, "Probability p that a client takes part in a round, independently of all else."
     )
-    participation_schedule: Schedule = schedule_of("participation", ("client",))
+    participation_schedule: schedules.Schedule = schedules.schedule_of("participation", ("client",))
     round_length: Above0 = setting(1.0, "Duration of a round, in units of virtual time.")
 
     def check_together(self) -> None:

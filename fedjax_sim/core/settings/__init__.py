@@ -57,7 +57,6 @@ from fedjax_sim.core.settings.errors import load_extra as load_extra
 from fedjax_sim.core.settings.errors import writing_to as writing_to
 from fedjax_sim.core.settings.names import ASSUMED as ASSUMED
 from fedjax_sim.core.settings.names import Checked as Checked
-from fedjax_sim.core.settings.names import as_default as as_default
 from fedjax_sim.core.settings.names import default_text as default_text
 from fedjax_sim.core.settings.names import fields as fields
 from fedjax_sim.core.settings.names import full_name as full_name

@@ -28,7 +28,6 @@ import numpy as np
 from fedjax_sim.core.settings import declared, names
 from fedjax_sim.core.settings.declared import Kind, Lengths
 from fedjax_sim.core.settings.errors import ConfigError
-from fedjax_sim.core.settings.names import ASSUMED, fields
 
 TargetT = TypeVar("TargetT", bound=Callable[..., Any])
 MOST_COUNTED = 2**31 - 1
@@ -120,7 +119,7 @@ def _check_argument(name: str, value: object, kind: Kind, lengths: Lengths) -> N
         return
     if kind is not declared.ANYTHING and not kind.accepts(value, lengths):
         raise _refusal(name, value, kind, lengths)
-    if hasattr(type(value), ASSUMED):
+    if hasattr(type(value), names.ASSUMED):
         check_known(value)
 
 
@@ -152,9 +151,8 @@ class _Kinds(dict[str, Kind]):
     """
 
     def __init__(self, function: Callable[..., Any], owner: Any):
-        is_record = owner is not function and (
-            issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
-        )
+        is_class = owner is not function
+        is_record = is_class and (issubclass(owner, tuple) or dataclasses.is_dataclass(owner))
         hints = declared.hints_of(owner if is_record else function)
         is_pytree = dataclasses.is_dataclass(owner) and hasattr(owner, "replace")
         for field in dataclasses.fields(owner) if is_pytree else ():
@@ -166,7 +164,7 @@ class _Kinds(dict[str, Kind]):
             if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
                 del hints[name]
                 hints |= declared.hints_of(typing.get_args(hint)[0])
-        if owner is not function:
+        if is_class:
             hints[parameters[0]] = TargetT  # An object that is being made is not looked at.
         self.hints = hints
 
@@ -217,7 +215,7 @@ def _refuse_idle(hypers: Sequence[object]) -> None:
             if not any(_is_same(value, each) for each in usual):
                 if all(name in names.idle_of(hyper) for hyper in hypers):
                     why = names.why_idle(hypers[0], idle[name])
-                    allowed = f"left at {names.default_text(fields(kind)[name])} {why}"
+                    allowed = f"left at {names.default_text(names.fields(kind)[name])} {why}"
                     raise ConfigError(name, value, allowed)
                 break
 
@@ -239,7 +237,7 @@ def check_left(hyper: object, values: Mapping[str, object], why: str) -> None:
       ConfigError: If a setting has another value.
     """
     for name, only in values.items():
-        value = names.value_of(hyper, name) if name in fields(type(hyper)) else only
+        value = names.value_of(hyper, name) if name in names.fields(type(hyper)) else only
         if not _is_same(value, only):
             raise ConfigError(name, value, f"{only!r} {why}")
 

@@ -18,7 +18,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -214,11 +214,6 @@ def hints_of(source: object) -> dict[str, Any]:
     """
     with contextlib.suppress(NameError):
         return typing.get_type_hints(source, include_extras=True)
-    return _hints_with_imports(source)
-
-
-def _hints_with_imports(source: object) -> dict[str, Any]:
-    """Read annotations with names that a module imports for type checkers alone."""
     module = sys.modules[source.__module__]
     names = dict(vars(module))
     # Python's `ast.parse` fails now and then if two threads call it.
@@ -513,12 +508,5 @@ SCALARS: dict[Any, Kind] = {
 """The types of single values that NumPy makes arrays of."""
 NOTHING = Kind(lambda value, _: value is None, "None")
 SIMPLE: dict[Any, Kind] = {Any: ANYTHING, None: NOTHING, type(None): NOTHING, **SCALARS}
-UNCHECKED = (
-    object,
-    collections.abc.Hashable,
-    typing.Self,
-    typing.ClassVar,
-    typing.Unpack,
-    dataclasses.KW_ONLY,
-)
+UNCHECKED = (object, Hashable, typing.Self, typing.ClassVar, typing.Unpack, dataclasses.KW_ONLY)
 """Annotations that every argument satisfies, or that no argument has."""

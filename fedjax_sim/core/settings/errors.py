@@ -106,9 +106,8 @@ class Named(dict[str, ValueT]):
 
     def in_words(self) -> str:
         """Return all names, and how values follow them."""
-        return f"one of {', '.join(self)}" + f", with values such as {self.example}" * bool(
-            self.example
-        )
+        values = f", with values such as {self.example}" if self.example else ""
+        return f"one of {', '.join(self)}{values}"
 
     def __missing__(self, name: str) -> ValueT:
         raise UnknownNameError(self.what, name, "one of " + ", ".join(self))

@@ -132,11 +132,8 @@ def table_of(hyper_type: type) -> Table:
     if (settable or held) and not is_struct(hyper_type):
         allowed = "one with the decorator `settings.struct`"
         raise ConfigError("class of settings", hyper_type.__qualname__, allowed)
-    fixed = tuple(
-        field
-        for field in ordered
-        if field.name not in settable and any(field.name in fields(base) for base in bases[1:])
-    )
+    inherited = {name for base in bases[1:] for name in fields(base)} - settable.keys()
+    fixed = tuple(field for field in ordered if field.name in inherited)
     known = settable | inside
     ends = [name.rpartition(".")[2] for name in known]
     shorts = {end: name for end, name in zip(ends, known, strict=True) if ends.count(end) == 1}
@@ -400,12 +397,11 @@ def _shown(value: object) -> str:
 def written(value: Any) -> str:
     """Write a value as the command line has it, which other values may have in common."""
     if isinstance(value, functools.partial):
-        given = [*(("", each) for each in value.args), *value.keywords.items()]
-        pairs = [
-            (k, written(x) if isinstance(x, bool | int | float) else repr(x)) for k, x in given
-        ]
-        words = [f"{name}={text}".removeprefix("=") for name, text in pairs]
-        return ":".join([written(value.func), *words])
+        words = [written(value.func)]
+        for name, each in (*(("", x) for x in value.args), *value.keywords.items()):
+            text = written(each) if isinstance(each, bool | int | float) else repr(each)
+            words.append(f"{name}={text}".removeprefix("="))
+        return ":".join(words)
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
     if isinstance(value, int | np.integer):

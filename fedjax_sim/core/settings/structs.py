@@ -318,14 +318,9 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
 
 def _register(made: Any) -> None:
     """Make a struct a pytree. Structs that JAX rebuilds are not checked, and keep given names."""
-    traced, static = (
-        [
-            field.name
-            for field in dataclasses.fields(made)
-            if names.is_traced(field) == it and field.name != ASSUMED
-        ]
-        for it in (True, False)
-    )
+    held = [field for field in dataclasses.fields(made) if field.name != ASSUMED]
+    traced = [field.name for field in held if names.is_traced(field)]
+    static = [field.name for field in held if not names.is_traced(field)]
     keys = [jax.tree_util.GetAttrKey(name) for name in traced]
 
     def flatten(hyper: object) -> tuple[list[Any], tuple[Any, ...]]:

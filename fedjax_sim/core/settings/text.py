@@ -70,12 +70,9 @@ def parse_kind(setting: str, kinds: Named[Any], text: str, *, last: str = "") ->
     for word in words:
         field, equals, value = word.partition("=")
         if not equals or field in values:
-            raise ConfigError(
-                f"{setting} {name}",
-                word,
-                "name=value with each name once, and the names "
-                + (", ".join(fields(kind)) or "none"),
-            )
+            known = ", ".join(fields(kind)) or "none"
+            allowed = f"name=value with each name once, and the names {known}"
+            raise ConfigError(f"{setting} {name}", word, allowed)
         values[field] = parse(kind, field, value)
     found = kind(**values)
     check(found)

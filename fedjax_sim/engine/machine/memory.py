@@ -11,11 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.core import lifecycle
-from fedjax_sim.core.lifecycle import free_on_host
-from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.engine.machine import processes
-from fedjax_sim.engine.machine.compiling import known_sizes
+from fedjax_sim.core import lifecycle, settings
+from fedjax_sim.engine.machine import compiling, processes
 
 SHARE = 0.8
 """Share of the free memory that a sweep is planned for. Compilers and estimates need the rest."""
@@ -33,7 +30,7 @@ MAPS_SHARE = 0.5
 """Share of the memory maps above which compiled programs are dropped."""
 
 
-class OutOfMemoryError(ConfigError, MemoryError):
+class OutOfMemoryError(settings.ConfigError, MemoryError):
     """Memory ran out; as one sentence, in case fewer lanes at a time do not help."""
 
 
@@ -49,13 +46,10 @@ def free_memory() -> float:
 def free_here() -> float:
     """Measure the free bytes of each device of this process; of CPUs those of the host."""
     if jax.default_backend() == "cpu":
-        return free_on_host()
-    on_devices = [
-        stats["bytes_limit"] - stats["bytes_in_use"]
-        for device in jax.local_devices()
-        if (stats := device.memory_stats()) and "bytes_limit" in stats
-    ]
-    return min(on_devices, default=float("inf"))
+        return lifecycle.free_on_host()
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    free = (x["bytes_limit"] - x["bytes_in_use"] for x in stats if "bytes_limit" in x)
+    return min(free, default=float("inf"))
 
 
 def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> None:
@@ -74,7 +68,7 @@ def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> N
         return
     if num > MAPS_SHARE * limit:
         jax.clear_caches()
-        known_sizes.clear()
+        compiling.known_sizes.clear()
 
 
 def measure_programs(programs: Sequence[jax.stages.Compiled]) -> int:

@@ -98,9 +98,8 @@ def fetch(tree: object) -> Any:
     """
 
     def gather(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and not (
-            leaf.is_fully_addressable or leaf.is_fully_replicated
-        ):
+        is_elsewhere = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        if is_elsewhere and not leaf.is_fully_replicated:
             return multihost_utils.process_allgather(leaf, tiled=True)
         return leaf
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedjax_sim.core import trees, types
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core import settings, trees, types
 from fedjax_sim.core.types import Budget, Energy, HyperT, System, Ticks, Time, Timeline
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 
@@ -43,7 +42,7 @@ def first_request(
     if system.live is None:
         if most is not None:
             allowed = f"None for {system.name}, whose ticks are counted before learning"
-            raise ConfigError("most_ticks", most, allowed)
+            raise settings.ConfigError("most_ticks", most, allowed)
         if isinstance(budget, Energy):
             return budget, FIRST_OF_ENERGY
         expected = max(float(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
@@ -53,7 +52,7 @@ def first_request(
     if most is None:
         if isinstance(budget, Energy):
             allowed = f"given for {system.name}, whose ticks are not known before learning"
-            raise ConfigError("most_ticks", None, allowed)
+            raise settings.ConfigError("most_ticks", None, allowed)
         estimates = (int(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
         most = MOST_OF_ESTIMATE * max(1, *estimates)
     if most > MAX_TICKS:
@@ -99,7 +98,7 @@ def lengthen(
                 allowed = f"at least {least!r}, which the first tick takes"
                 if isinstance(budget, Time):
                     allowed = f"at least {least:g}, when the server first acts"
-                raise ConfigError(*budget.named, allowed)
+                raise settings.ConfigError(*budget.named, allowed)
             return timelines, np.asarray(known)
         if energy is not None:
             # So many ticks would be needed if they went on as they began.
@@ -144,8 +143,8 @@ def end_of_time(budget: float, *, overshoot: bool, rounding: float = 1e-12) -> f
     return budget * (1 - rounding if overshoot else 1 + rounding)
 
 
-def _too_long(budget: Budget) -> ConfigError:
-    return ConfigError(*budget.named, f"short enough for fewer than {MAX_TICKS} ticks")
+def _too_long(budget: Budget) -> settings.ConfigError:
+    return settings.ConfigError(*budget.named, f"short enough for fewer than {MAX_TICKS} ticks")
 
 
 def energy_of_ticks(
@@ -211,7 +210,7 @@ def lanes_to_meter(
         elif system.live is not None and _counts_by_tick(system, group[0].problem, hyper):
             words = f"no budget of {system.name}, whose messages are counted after learning"
         if words:
-            raise ConfigError("energy_budget", budget.energy_budget, words)
+            raise settings.ConfigError("energy_budget", budget.energy_budget, words)
     lanes: list[list[Lane]] = [[] for _ in range(row.max() + 1)]
     for i in distinct_rows(of_hyper, row)[0]:
         lanes[row[i]].append(group[i])
@@ -241,12 +240,11 @@ def energy_used(
     of_schedules = []
     for sharing, *leaves in zip(lanes, *timelines, strict=True):
         model, timeline = trees.shapes_of_model(sharing[0].problem), Timeline(*leaves)
-        found = [
-            energy_of_ticks(system, lane.problem, lane.hyper, model, timeline) for lane in sharing
-        ]
+        pairs = ((lane.problem, lane.hyper) for lane in sharing)
+        found = [energy_of_ticks(system, *pair, model, timeline) for pair in pairs]
         if any(not np.array_equal(each, found[0]) for each in found):  # type: ignore[arg-type]
             allowed = "a budget of lanes whose messages have equal bits: run the others apart"
-            raise ConfigError("energy_budget", budget.energy_budget, allowed)
+            raise settings.ConfigError("energy_budget", budget.energy_budget, allowed)
         assert found[0] is not None
         of_schedules.append(found[0])
     # A trace has ended where times are infinite.

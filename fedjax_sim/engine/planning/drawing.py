@@ -18,17 +18,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
-from fedjax_sim.core import lifecycle
+from fedjax_sim.core import lifecycle, streams, targets, trees
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.core.streams import stream
-from fedjax_sim.core.targets import tracing_for
-from fedjax_sim.core.trees import TypedStructure, typed_structure
 from fedjax_sim.core.types import Array, Budget, Energy, HyperT, Key, System, Ticks, Timeline
 from fedjax_sim.engine.machine import compiling, memory, processes, user_code
 from fedjax_sim.engine.planning import budgets, lanes
-from fedjax_sim.engine.planning.lanes import Known, Lane, Stacked, known_in_all
 from fedjax_sim.timelines import checks
 
 BYTES_OF_A_SLOT = 520
@@ -72,7 +69,7 @@ to run."""
 
 
 MOST_PROGRAMS = 32
-"""Programs that draw which are kept, because other settings may have equal ones."""
+"""Timelines that are kept, because those of other settings may be equal."""
 
 
 LEAST = (4, 128)
@@ -96,7 +93,7 @@ def _check_size(system: System, hypers: Sequence[HyperT], budget: Budget, ticks:
       budget: As the caller has given it.
       ticks: Ticks of each.
     """
-    num, slots = len(hypers), read_timeline(system, hypers[0], known_in_all(hypers)).slots
+    num, slots = len(hypers), read_timeline(system, hypers[0], lanes.known_in_all(hypers)).slots
     seconds = SECONDS_OF_A_SLOT * ticks * slots * num
     if seconds > MOST_SECONDS:
         allowed = (
@@ -126,10 +123,10 @@ class Schedules(NamedTuple):
     hypers: list[Any]
     budget: Budget
     row: np.ndarray = np.zeros(0, int)
-    metered: list[list[Lane]] | None = None
+    metered: list[list[lanes.Lane]] | None = None
 
     @classmethod
-    def of(cls, system: System, group: list[Lane], budget: Budget) -> "Schedules":
+    def of(cls, system: System, group: list[lanes.Lane], budget: Budget) -> "Schedules":
         """Find out which lanes share a schedule: those of equal seeds and settings that it reads.
 
         Args:
@@ -138,7 +135,7 @@ class Schedules(NamedTuple):
         Raises:
           ConfigError: If the budget is one of energy, and a lane's energy is not known.
         """
-        known = known_in_all(lanes.column(group, "hyper"))
+        known = lanes.known_in_all(lanes.column(group, "hyper"))
         reads = read_timeline(system, group[0].hyper, known).reads
         # Lanes share a schedule that have one seed, and settings that are equal to their timeline.
         different, number = lanes.distinct_objects(lanes.column(group, "hyper"))
@@ -238,7 +235,7 @@ def draw_timelines(
     """
     all_seeds, settings = np.asarray(seeds, "int32"), lanes.stack_settings(hypers)
     read = partial(read_timeline, system, hypers[0], settings.known)
-    reads, _, slots, code, _ = read()
+    _, _, slots, code, _ = read()
     if code:  # A user's code may depend on their number.
         code = read(num_ticks).code
     asked: tuple = (system.timeline, settings.structure, settings.known, num_ticks, code)
@@ -261,9 +258,8 @@ def draw_timelines(
     of_one = BYTES_OF_A_SLOT * rounded * slots
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
     is_small = size * rounded * slots <= QUICKLY_COMPILED
-    with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        program = read(rounded).program
-        draw = partial(_draw_with, program, is_shared=not code, is_quick=is_small, reads=reads)
+    with jax.enable_x64(True), jax.default_device(_cpu()), targets.tracing_for("cpu"):
+        draw = partial(_draw_with, read(rounded), is_quick=is_small)
         pieces: list[list[np.ndarray]] = [[] for _ in Timeline._fields]
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
@@ -324,41 +320,29 @@ def _cpu() -> jax.Device:
         raise ConfigError("JAX_PLATFORMS", platforms, allowed) from None
 
 
-Atom = Var | Literal
-
 Draw = Callable[[Key, Any, int], Timeline]
 """A system's timeline: from a key, settings and a number of ticks."""
 
 
 def _draw_with(
-    timeline: ClosedJaxpr,
-    seeds: np.ndarray,
-    hypers: Stacked,
-    *,
-    is_shared: bool,
-    is_quick: bool,
-    reads: list[bool],
+    facts: "TimelineFacts", seeds: np.ndarray, hypers: lanes.Stacked, *, is_quick: bool
 ) -> Timeline:
     """Draw timelines with a program that all settings share which the timeline takes for equal.
 
     Settings that differ in what learning alone reads, such as a rule of aggregation, are other
     trees and are traced anew, but only the first of equal programs is lowered and compiled.
     """
-    draw = _draw.quickly if is_quick else _draw.well
+    draw, timeline, reads = _draw.quickly if is_quick else _draw.well, facts.program, facts.reads
     # What the timeline does not read is no input, so that there may be any number of it.
     varying, shared = list(compress(hypers.varying, reads)), list(compress(hypers.shared, reads))
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        return draw(timeline, tuple(reads), seeds, varying, shared)
-    traced = draw.trace(timeline, tuple(reads), seeds, varying, shared)
-    form = is_quick, is_shared, jax.tree.structure((varying, shared)), _switches(jax.config)
-    # Programs of users may call functions that are not in their text.
-    same = user_code.number_of_program if is_shared else id
-    of_form = [each for each in list(_programs) if each[0] == form]
-    equal = (each[2] for each in of_form if same(each[1]) == same(traced.jaxpr))
-    program = next(equal, None)
-    if program is None:
-        program = traced.lower().compile()
-        _programs.append((form, traced.jaxpr, program))
+        return draw(timeline, seeds, varying, shared)
+    if not facts.code:  # Programs of users may call functions that are not in their text.
+        same, known = user_code.number_of_program, list(_programs)
+        timeline = next((old for old in known if same(old) == same(timeline)), timeline)
+        if timeline not in known:
+            _programs.append(timeline)
+    program = draw.lower(timeline, seeds, varying, shared).compile()  # JAX keeps both.
 
     def run() -> Timeline:
         with jax.enable_x64(True):  # JAX's settings belong to a thread.
@@ -369,28 +353,19 @@ def _draw_with(
         return worker.submit(run).result()
 
 
-_programs: deque[tuple[tuple, ClosedJaxpr, Callable[..., Timeline]]] = deque(maxlen=MOST_PROGRAMS)
+_programs: deque[ClosedJaxpr] = deque(maxlen=MOST_PROGRAMS)
+"""The first of equal timelines."""
 
 
-@partial(compiling.RunsOnce, static_argnums=(0, 1))
+@partial(compiling.RunsOnce, static_argnums=0)
 def _draw(
-    timeline: ClosedJaxpr,
-    reads: tuple[bool, ...],
-    seeds: Array,
-    varying: list[Array | None],
-    shared: list[Array | None],
+    timeline: ClosedJaxpr, seeds: Array, varying: list[Array | None], shared: list[Array | None]
 ) -> Timeline:
     """Draw timelines by the program of one. Whole numbers that are floats stay so."""
 
     def lane(seed: Array, varying: list[Array | None]) -> list[Array]:
-        key = stream(jax.random.key(seed), "timeline")
-        read, leaves = zip(varying, shared, strict=True), list[Array | np.ndarray | None]()
-        for is_read, var in zip(reads, timeline.jaxpr.invars[1:], strict=True):
-            if is_read:
-                own, of_all = next(read)
-                leaves.append(of_all if own is None else own)
-            else:  # Nobody looks at results of the others, but they have their shapes.
-                leaves.append(np.ones(var.aval.shape, var.aval.dtype))
+        key = streams.stream(jax.random.key(seed), "timeline")
+        leaves = [y if x is None else x for x, y in zip(varying, shared, strict=True)]
         return jax.core.eval_jaxpr(timeline.jaxpr, timeline.consts, key, *leaves)
 
     drawn = Timeline(*jax.vmap(lane)(seeds, varying))
@@ -401,7 +376,7 @@ def _draw(
 
 def timeline_digest(system: System, hyper: HyperT) -> str:
     """Hash the program that draws schedules with these settings, or with others of equal parts."""
-    program = read_timeline(system, hyper, known_in_all([hyper])).program
+    program = read_timeline(system, hyper, lanes.known_in_all([hyper])).program
     with jax.enable_x64(True), jax.default_device(_cpu()):
         return processes.hash_programs(jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals))
 
@@ -414,7 +389,7 @@ class TimelineFacts(NamedTuple):
       places: Which of them it reads for anything else than weights.
       slots: Slots of a tick, S.
       code: Number of its code, see `number_of_code`.
-      program: The program.
+      program: The program, without the leaves that it does not read.
     """
 
     reads: list[bool]
@@ -425,7 +400,7 @@ class TimelineFacts(NamedTuple):
 
 
 def read_timeline(
-    system: System, hyper: HyperT, known: Known = (), num_ticks: int | None = None
+    system: System, hyper: HyperT, known: lanes.Known = (), num_ticks: int | None = None
 ) -> TimelineFacts:
     """Trace a short timeline with these settings, or others of equal static parts.
 
@@ -435,7 +410,7 @@ def read_timeline(
         many as are often drawn.
     """
     shapes = tuple(map(np.shape, jax.tree.leaves(hyper)))
-    given, short = (system.timeline, typed_structure(hyper), shapes, known), num_ticks or 2
+    given, short = (system.timeline, trees.typed_structure(hyper), shapes, known), num_ticks or 2
     trace = partial(_program_of, *given, short)
     code = user_code.number_of_code(trace, system.timeline, hyper, facts=short)
     return _facts_of(code, *given, short if code else num_ticks or LEAST[1])
@@ -443,9 +418,9 @@ def read_timeline(
 
 def _program_of(
     timeline: Draw,
-    structure: TypedStructure,
+    structure: trees.TypedStructure,
     shapes: tuple[tuple, ...],
-    known: Known,
+    known: lanes.Known,
     num_ticks: int,
 ) -> tuple[ClosedJaxpr, Timeline]:
     """Trace a timeline, and describe its result."""
@@ -455,7 +430,7 @@ def _program_of(
         whole = dataclasses.replace(hyper, **dict(known)) if known else hyper
         return timeline(key, whole, num_ticks)
 
-    with jax.enable_x64(True), tracing_for("cpu"):
+    with jax.enable_x64(True), targets.tracing_for("cpu"):
         leaves = [jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]
         key = jax.eval_shape(jax.random.key, 0)
         return jax.make_jaxpr(drawn, return_shape=True)(key, leaves)
@@ -465,16 +440,9 @@ def _program_of(
 def _facts_of(code: int, *given: Any) -> TimelineFacts:
     closed, drawn = _program_of(*given)
     checks.check_form(drawn)
-    program = closed.jaxpr
-
-    def reads_of(results: Sequence[Atom]) -> list[bool]:
-        # From the results backwards. An equation with a program inside reads all its inputs.
-        needed = {*map(id, results)}
-        for equation in reversed(program.eqns):
-            if not needed.isdisjoint(map(id, equation.outvars)):
-                needed.update(map(id, equation.invars))
-        return [id(var) in needed for var in program.invars[1:]]  # The first is the key.
-
-    weight, results = Timeline._fields.index("weight"), program.outvars
-    reads, places = reads_of(results), reads_of(results[:weight] + results[weight + 1 :])
-    return TimelineFacts(reads, places, drawn.clients.shape[1], code, closed)
+    is_place = [name != "weight" for name in Timeline._fields]
+    key_alone = [True, *[False] * (len(closed.in_avals) - 1)]
+    program, reads = dce_jaxpr(closed.jaxpr, True, key_alone)
+    places = dce_jaxpr(closed.jaxpr, is_place)[1]
+    pruned = ClosedJaxpr(program, closed.consts)
+    return TimelineFacts(reads[1:], places[1:], drawn.clients.shape[1], code, pruned)

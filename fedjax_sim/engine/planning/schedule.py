@@ -31,9 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import targets
-from fedjax_sim.core.clocks import RUNS, Instant, Sizes
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.core import clocks, settings, targets
 from fedjax_sim.core.types import EMPTY, Array, Event, Facts, Leaf, Timeline
 
 
@@ -88,14 +86,14 @@ class Ends(NamedTuple):
       message: `f32[1]`, bytes of a message to a client and back; 0 if energy is not limited.
     """
 
-    time: Instant
-    energy: Instant
+    time: clocks.Instant
+    energy: clocks.Instant
     message: Leaf
 
     @classmethod
     def never(cls) -> "Ends":
         """Return that nothing limits a lane."""
-        return cls(Instant.at(np.inf), Instant.at(np.inf), jnp.float32(0))
+        return cls(clocks.Instant.at(np.inf), clocks.Instant.at(np.inf), jnp.float32(0))
 
 
 class HeldVersions(NamedTuple):
@@ -153,7 +151,7 @@ class Schedule(NamedTuple):
     messages: np.ndarray
     held: HeldVersions | None = None
     until: Ends | None = None
-    live: Sizes | None = None
+    live: clocks.Sizes | None = None
 
     def take(self, rows: np.ndarray) -> "Schedule":
         """Keep some of the D schedules, by their numbers. The store keeps its size."""
@@ -167,9 +165,7 @@ class Schedule(NamedTuple):
 
     def between(self, first: int, last: int) -> Tables:
         """Cut out the ticks of the evaluations from `first` to before `last`."""
-        ticks = jax.tree.map(
-            lambda leaf: leaf[:, first:last] if leaf.shape[1] > 1 else leaf, self.stored
-        )
+        ticks = jax.tree.map(lambda x: x[:, first:last] if x.shape[1] > 1 else x, self.stored)
         held = self.held
         if held is not None:
             held = HeldVersions(held.write[:, first:last], held.holders[:, 1 + first : 1 + last])
@@ -267,7 +263,7 @@ def lay_out(
     most_steps = int(stored.steps.max(initial=0))
     if shape[2] * most_steps >= 2**31:
         allowed = f"fewer: of the {shape[2]} slots of a tick, 2^31 or more would be counted"
-        raise ConfigError("local_steps", most_steps, allowed)
+        raise settings.ConfigError("local_steps", most_steps, allowed)
     # Versions that clients hold at evaluations, for the variance of their models.
     held = None
     if client_variance:
@@ -308,10 +304,10 @@ def as_happened(schedule: Schedule, realised: Mapping[str, Leaf]) -> Schedule:
     """
     num, num_evals, per_eval = schedule.shape
     if "ended" in realised:
-        ticks = (realised["ended"] == RUNS).sum(axis=(1, 2))
+        ticks = (realised["ended"] == clocks.RUNS).sum(axis=(1, 2))
         num_evals = max(1, -(-int(ticks.max()) // per_eval))
         ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
-        time = Instant(realised["time"], realised["rest"]).to_float64().reshape(num, -1)
+        time = clocks.Instant(realised["time"], realised["rest"]).to_float64().reshape(num, -1)
         tick = np.arange(num_evals * per_eval, dtype=np.int32).reshape(num_evals, per_eval, 1)
         schedule = schedule._replace(
             shape=(num, num_evals, per_eval),
@@ -321,19 +317,16 @@ def as_happened(schedule: Schedule, realised: Mapping[str, Leaf]) -> Schedule:
         )
     total = num_evals * per_eval
     is_within = (np.arange(total) < schedule.ticks[:, -1:]).reshape(num, num_evals, per_eval, 1)
-    clients, steps, weight = (
-        realised[name][:, :num_evals] for name in ("clients", "steps", "weight")
-    )
+    names = "clients", "steps", "weight"
+    clients, steps, weight = (realised[name][:, :num_evals] for name in names)
     clients, steps = np.where(is_within, clients, EMPTY), np.where(is_within, steps, 0)
 
     def counted(values: np.ndarray) -> np.ndarray:
         return _so_far(values.sum(axis=-1).reshape(num, total), schedule.ticks, total)
 
-    return schedule._replace(
-        stored=schedule.stored._replace(clients=clients, steps=steps, weight=weight),
-        local_steps=counted(steps),
-        messages=counted(clients != EMPTY),
-    )
+    stored = schedule.stored._replace(clients=clients, steps=steps, weight=weight)
+    steps, messages = counted(steps), counted(clients != EMPTY)
+    return schedule._replace(stored=stored, local_steps=steps, messages=messages)
 
 
 def without_repetition(leaf: np.ndarray) -> np.ndarray:

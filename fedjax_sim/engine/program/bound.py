@@ -21,7 +21,7 @@ from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks
-from fedjax_sim.engine.program.opened import LANES, BoundLane, Machine, TreeT, nan_if, to_leaves
+from fedjax_sim.engine.program.opened import BoundLane, Machine, TreeT, lane_of, nan_if, to_leaves
 from fedjax_sim.kernels import linear
 
 LEAST_BLOCKS = 4
@@ -498,8 +498,7 @@ def _opened(bound: Bound, *states: object) -> Iterator[BoundLane]:
     with bound._static.machine.tracing():
         hyper: Any = dataclasses.replace(bound.hyper, **dict(bound._static.known))
         given = bound.system, bound.problem, hyper, bound.key, bound.plan
-        is_live = bound.plan.live is not None
-        yield LANES[is_live](*given, is_differentiable=bound._static.differentiable)
+        yield lane_of(*given, is_differentiable=bound._static.differentiable)
 
 
 @RunsOnce

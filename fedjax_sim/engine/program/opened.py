@@ -488,8 +488,9 @@ class LiveLane(BoundLane):
         return state.used.later(jnp.where(clients != EMPTY, each, 0).sum())
 
 
-LANES: dict[bool, type[BoundLane]] = {False: BoundLane, True: LiveLane}
-"""Lanes in a trace, by whether their system is live."""
+def lane_of(system: types.System, *given: Any, **options: Any) -> BoundLane:
+    """Make a lane in a trace, of a planned or a live system; the arguments of `BoundLane`."""
+    return (BoundLane if system.live is None else LiveLane)(system, *given, **options)
 
 
 def _settled(array: Array) -> Array:

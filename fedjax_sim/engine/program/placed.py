@@ -65,9 +65,8 @@ class PlacedLanes:
         per_device = row[self.lane_of].reshape(placement.lane_devices, -1)
         wanted = list(map(np.unique, per_device))
         most = max(map(len, wanted))
-        self._rows = np.concatenate(
-            [np.pad(rows, (0, most - len(rows)), mode="edge") for rows in wanted]
-        )
+        padded = [np.pad(rows, (0, most - len(rows)), mode="edge") for rows in wanted]
+        self._rows = np.concatenate(padded)
         local = list(map(np.searchsorted, wanted, per_device))
         self._split = NamedSharding(placement.mesh, PartitionSpec("lanes"))
         self._whole = NamedSharding(placement.mesh, PartitionSpec())
@@ -107,19 +106,13 @@ class PlacedLanes:
         lanes, lane_of = self._given, self.lane_of
         dealt = (lanes.seed, lanes.hyper.varying, lanes.problem.varying)
         if self.is_described:
-            dealt = jax.tree.map(
-                lambda leaf: _described(leaf, (len(lane_of), *leaf.shape[1:])), dealt
-            )
+            dealt = jax.tree.map(lambda x: _described(x, (len(lane_of), *x.shape[1:])), dealt)
         elif not self._is_in_order:
             dealt = jax.tree.map(lambda leaf: leaf[lane_of], dealt)
         seed, hypers, problems, row = self.put((*dealt, lanes.row))
         shared = self._share((lanes.hyper.shared, lanes.problem.shared))
-        return Lanes(
-            seed,
-            row,
-            lanes.hyper.replace(varying=hypers, shared=shared[0]),
-            lanes.problem.replace(varying=problems, shared=shared[1]),
-        )
+        hyper = lanes.hyper.replace(varying=hypers, shared=shared[0])
+        return Lanes(seed, row, hyper, lanes.problem.replace(varying=problems, shared=shared[1]))
 
     def filled(
         self, data_at: list[int], index_at: int, data: list[np.ndarray], index: np.ndarray

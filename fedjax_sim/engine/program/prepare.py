@@ -18,11 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from fedjax_sim.core import lifecycle, trees, types
-from fedjax_sim.core.settings import ConfigError, alternatives_in
+from fedjax_sim.core import lifecycle, settings, trees, types
 from fedjax_sim.engine.machine import processes, user_code
 from fedjax_sim.engine.planning import budgets, drawing, lanes, schedule
-from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.placement import choose, measure_step
 from fedjax_sim.engine.program.opened import Machine, rows_of, sizes_of
 from fedjax_sim.engine.program.placed import PlacedLanes
@@ -71,7 +69,7 @@ class Planned:
     def __init__(
         self,
         system: types.System,
-        group: list[Lane],
+        group: list[lanes.Lane],
         options: Options,
         *,
         longest: int = 0,
@@ -120,8 +118,8 @@ class Planned:
         self._check_messages()
         warn_of_late(self.hypers, self.ticks[row].tolist())
         # Lanes of one problem and schedule are a family, and stand together if all are as large.
-        _, problem = distinct_objects(lanes.column(self.group, "problem"))
-        family = distinct_rows(problem, row)[1]
+        _, problem = lanes.distinct_objects(lanes.column(self.group, "problem"))
+        family = lanes.distinct_rows(problem, row)[1]
         sizes, self.members = np.bincount(family), 1
         if (sizes == sizes[0]).all() and sizes[0] > 1:
             order, self.members = np.argsort(family, kind="stable"), int(sizes[0])
@@ -142,10 +140,9 @@ class Planned:
             longest=longest,
         )
         if system.live is not None:
-            sizes = sizes_of(system.live, distinct_objects(hypers)[0])
-            self.schedule = self.schedule._replace(
-                until=self._ends(), rows=rows_of(sizes), live=sizes
-            )
+            sizes = sizes_of(system.live, lanes.distinct_objects(hypers)[0])
+            ends, rows = self._ends(), rows_of(sizes)
+            self.schedule = self.schedule._replace(until=ends, rows=rows, live=sizes)
 
     def price(self) -> None:
         """Describe the model of a lane, and estimate the cost of its local steps."""
@@ -166,13 +163,11 @@ class Planned:
     def place(self) -> None:
         """Stack the lanes, and choose their layout by the cost of a local step."""
         stored = self.schedule.stored
-        self.lanes = lanes.Lanes(
-            np.array(lanes.column(self.group, "seed"), "int32"),
-            self.row.astype("int32"),
-            lanes.stack_settings(self.hypers, stored.weight.dtype),
-            lanes.stack_problems(lanes.column(self.group, "problem")),
-        )
-        chosen_among = alternatives_in(self.group[0].hyper)
+        seeds, problems = (lanes.column(self.group, name) for name in ("seed", "problem"))
+        numbers = np.array(seeds, "int32"), self.row.astype("int32")
+        stacked = lanes.stack_settings(self.hypers, stored.weight.dtype)
+        self.lanes = lanes.Lanes(*numbers, stacked, lanes.stack_problems(problems))
+        chosen_among = settings.alternatives_in(self.group[0].hyper)
         self.placement = choose(
             self.options.layout,
             rows=self.lanes.row,
@@ -255,15 +250,11 @@ class Planned:
         same_steps = is_even and bool((steps == most).all())
         # Where a CPU would only save a little by it, no program should depend on this number.
         is_free = placement.platform == "cpu" and not (same_steps or placement.packed)
-        return types.Facts(
-            is_drawn=True,
-            all_filled=is_filled,
-            most_steps=None if is_free else most,
-            same_steps=same_steps,
-            packed=placement.count_rows(steps, self.schedule.work, self.lanes.row)
-            if placement.packed
-            else None,
-        )
+        packed = None
+        if placement.packed:
+            packed = placement.count_rows(steps, self.schedule.work, self.lanes.row)
+        known = types.Facts(is_drawn=True, all_filled=is_filled, same_steps=same_steps)
+        return known._replace(most_steps=None if is_free else most, packed=packed)
 
     def _ticks_between(self, time: float) -> int:
         """Choose the ticks between two evaluations of live lanes, which may use few of theirs.
@@ -291,11 +282,11 @@ class Planned:
         if isinstance(budget, types.Energy):
             energy = budget.energy_budget * (1 + rounding)
             model = trees.shapes_of_model(self.group[0].problem)
-            different, _ = distinct_objects(self.hypers)
+            different, _ = lanes.distinct_objects(self.hypers)
             bits = {sum(system.messages.bits(model, hyper)) for hyper in different}
             if len(bits) > 1:
                 allowed = "a budget of lanes whose messages have equal bits: run the others apart"
-                raise ConfigError("energy_budget", budget.energy_budget, allowed)
+                raise settings.ConfigError("energy_budget", budget.energy_budget, allowed)
             message = bits.pop() / 8
         time_end, energy_end = (types.Instant.at(np.array([each])) for each in (time, energy))
         ends = schedule.Ends(time_end, energy_end, np.array([message], "float32"))
@@ -303,7 +294,7 @@ class Planned:
 
     def _check_messages(self) -> None:
         """Check the server's messages: the ticks of lanes with equal settings together."""
-        different, number = distinct_objects(self.hypers)
+        different, number = lanes.distinct_objects(self.hypers)
         num_slots, check = self.timelines.clients[0].size, self.system.messages.check
         for i, hyper in enumerate(different):
             rows = np.unique(self.row[number == i])
@@ -315,7 +306,7 @@ class Planned:
                     ticks = types.Timeline(*map(np.concatenate, leaves))
                 try:
                     check(hyper, ticks)
-                except ConfigError:
+                except settings.ConfigError:
                     for row in few:  # One by one, to say which.
                         self._check_messages_of(hyper, row)
 
@@ -323,14 +314,14 @@ class Planned:
         """Check the messages of one timeline; a refusal names a lane."""
         try:
             self.system.messages.check(hyper, self.cut[row])
-        except ConfigError as error:
+        except settings.ConfigError as error:
             if (num_seeds := len({lane.seed for lane in self.group})) == 1:
                 raise
             pairs = zip(self.group, self.row, strict=True)
             seed = next(lane.seed for lane, own in pairs if lane.hyper is hyper and own == row)
             field, value, allowed = error.parts
             allowed += f" (in a lane with seed {seed}, one of {num_seeds} seeds)"
-            raise ConfigError(field, value, allowed) from None
+            raise settings.ConfigError(field, value, allowed) from None
 
     @property
     def extra_facts(self) -> list[dict[str, np.ndarray]]:
@@ -339,8 +330,8 @@ class Planned:
         extra_facts = extra_facts_of(system, hypers, ticks, row)
         if not system.messages.replaces("facts_of_schedule"):
             return extra_facts
-        _, of_hyper = distinct_objects(hypers)
-        firsts, number = distinct_rows(of_hyper, row)
+        _, of_hyper = lanes.distinct_objects(hypers)
+        firsts, number = lanes.distinct_rows(of_hyper, row)
         known: list[dict[str, np.ndarray]] = []
         without = set()  # Most settings have none, whatever the schedule is.
         for i in firsts:
@@ -359,12 +350,8 @@ class Planned:
         Args:
           replay: The lanes on their devices, or described.
         """
-        evaluations = list(self.schedule.shape[1:])
-        return {
-            "evaluations": evaluations,
-            "placement": self.placement.layout(),
-            **replay.digests(),
-        }
+        shape, layout = list(self.schedule.shape[1:]), self.placement.layout()
+        return {"evaluations": shape, "placement": layout, **replay.digests()}
 
     def on_devices(self) -> Replay:
         """Make the programs of the lanes, which go to their devices when one first runs.
@@ -381,9 +368,7 @@ class Planned:
     def _replay(self) -> Replay:
         starts = None
         if self.group[0].start is not None:
-            starts = jax.tree.map(
-                lambda *each: np.stack(each), *(lane.start for lane in self.group)
-            )
+            starts = jax.tree.map(lambda *x: np.stack(x), *lanes.column(self.group, "start"))
         padded = self.schedule
         if missing := -padded.shape[1] % self.program.chunk[0]:
             padded = schedule.pad_evaluations(padded, missing)
@@ -428,6 +413,6 @@ def extra_facts_of(
     """Compute the system's facts of each lane, once for lanes of equal settings and ticks."""
     # Thousands of seeds may share one settings object, and have equally many ticks.
     same = row * 0 if (ticks == ticks[:1]).all() else row
-    firsts, number = distinct_rows(distinct_objects(hypers)[1], same)
+    firsts, number = lanes.distinct_rows(lanes.distinct_objects(hypers)[1], same)
     known = [dict(system.messages.facts(hypers[i], ticks[row[i]])) for i in firsts]
     return [known[i] for i in number.tolist()]

@@ -9,6 +9,7 @@ is carried along that says whether an example was looked up that is not in the w
 Dimension letters: those of `fedjax_sim.core.types`; `n` examples in files.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,11 +38,8 @@ class Rows(NamedTuple):
     array: Any
 
 
-class _Unknown:
-    """A value that is not known before learning."""
-
-
-UNKNOWN: Any = _Unknown()
+UNKNOWN: Any = None
+"""A value that is not known before learning. JAX's loops carry it along, as no leaf of a tree."""
 CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """Parameters with the program of an equation that does nothing but call it."""
 
@@ -77,7 +75,7 @@ def follow(
 def _equation(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Sequence, Any]:
     """Compute an equation's outputs, and mark the examples that it looks up."""
     name, params = equation.primitive.name, equation.params
-    has_rows = any(isinstance(each, Rows) for each in inputs)
+    has_rows = any(map(_is_rows, inputs))
     is_known = not any(each is UNKNOWN for each in inputs)
     if not has_rows and is_known:
         return _bind(equation, inputs), noted
@@ -97,7 +95,7 @@ def _equation(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple
 
 def _barred(value: Any) -> Any:
     """Put an optimization barrier around an array; leave `Rows` and `UNKNOWN` as they are."""
-    is_array = value is not UNKNOWN and not isinstance(value, Rows)
+    is_array = value is not UNKNOWN and not _is_rows(value)
     return jax.lax.optimization_barrier(value) if is_array else value
 
 
@@ -142,42 +140,31 @@ def _is_look_up(equation: JaxprEqn) -> bool:
     return numbers.start_index_map == numbers.collapsed_slice_dims == (0,)
 
 
-def _known(values: Sequence[Any]) -> list[bool]:
-    """Flags of the values that are arrays: True for an array, False for `UNKNOWN`."""
-    if any(isinstance(value, Rows) for value in values):
+def _found(run: Callable[..., Any], *given: Any) -> list:
+    """Describe the results of `run`, `UNKNOWN` ones too; it is traced and computes nothing."""
+    found = jax.eval_shape(run, *given)
+    if any(map(_is_rows, [*found, *jax.tree.leaves(given, is_leaf=_is_rows)])):
         raise NotKnownError("all examples are carried along")
-    return [value is not UNKNOWN for value in values]
+    return found
 
 
-def _fill(flags: Sequence[bool], values: Sequence[Any]) -> list:
-    """Put known values into their places among unknown ones."""
-    rest = iter(values)
-    return [next(rest) if flag else UNKNOWN for flag in flags]
+def _is_rows(value: object) -> bool:
+    return isinstance(value, Rows)
 
 
-def _keep(flags: Sequence[bool], values: Sequence[Any]) -> list:
-    """Keep the values in marked places."""
-    return [value for flag, value in zip(flags, values, strict=True) if flag]
+def _like(known: Sequence[Any], values: Sequence[Any]) -> list:
+    """Keep the values in the places of known ones."""
+    pairs = zip(known, values, strict=True)
+    return [UNKNOWN if its is UNKNOWN else value for its, value in pairs]
 
 
-def _flags(run: Callable[..., tuple[Sequence, Any]], *given: Any) -> list[bool]:
-    """Flags of the results of `run` that are arrays; it is traced and computes nothing."""
-    found: list = []
-    jax.eval_shape(lambda *given: found.extend(run(*given)[0]), *given)
-    return _known(found)
-
-
-def _settle(
-    carried: Sequence[Any], turn: Callable[..., tuple[Sequence, Any]], noted: Any, *given: Any
-) -> tuple[list[bool], list[bool]]:
-    """Find out which values stay known in a loop, and which of its further results are."""
-    flags = _known(carried)
+def _settled(carried: list, turn: Callable[..., list], *given: Any) -> list:
+    """Leave out the values that do not stay known in a loop."""
     while True:
-        found = _flags(partial(turn, flags), noted, _keep(flags, carried), *given)
-        after = [a and b for a, b in zip(flags, found, strict=False)]
-        if after == flags:
-            return flags, found[len(flags) :]
-        flags = after
+        after = _like(_found(turn, carried, *given)[: len(carried)], carried)
+        if [each is UNKNOWN for each in after] == [each is UNKNOWN for each in carried]:
+            return carried
+        carried = after
 
 
 def _scan(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Sequence, Any]:
@@ -189,23 +176,22 @@ def _scan(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Seq
         for pair in ((equation.outvars, body.jaxpr.outvars), (equation.invars, body.jaxpr.invars))
     )
     consts, carried, each = inputs[: last - num], inputs[last - num : last], inputs[last:]
-    of_each = _known(each)
 
-    def turn(flags: list[bool], noted: Any, kept: list, slices: list) -> tuple[list, Any]:
-        given = [*consts, *_fill(flags, kept), *_fill(of_each, slices)]
-        return follow(body.jaxpr, body.consts, given, noted, mark)
+    def turn(carried: list, slices: list, noted: Any) -> tuple[list, Any]:
+        return follow(body.jaxpr, body.consts, [*consts, *carried, *slices], noted, mark)
 
-    sliced = _keep(of_each, each)
-    flags, stacked = _settle(carried, turn, noted, [leaf[0] for leaf in sliced])
+    def first(carried: list, each: list) -> list:
+        return turn(carried, jax.tree.map(lambda leaf: leaf[0], each), noted)[0]
 
-    def step(both: tuple[Any, list], slices: list) -> tuple[tuple[Any, list], list]:
-        outputs, after = turn(flags, *both, slices)
-        return (after, _keep(flags, outputs[:num])), _keep(stacked, outputs[num:])
+    carried = _settled(carried, first, each)
+
+    def step(both: tuple[list, Any], slices: list) -> tuple[tuple[list, Any], list]:
+        outputs, after = turn(both[0], slices, both[1])
+        return (_like(carried, outputs[:num]), after), outputs[num:]
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
-    first = noted, _keep(flags, carried)
-    (noted, kept), found = jax.lax.scan(step, first, sliced, **options)
-    return [*_fill(flags, kept), *_fill(stacked, found)], noted
+    (kept, noted), found = jax.lax.scan(step, (carried, noted), each, **options)
+    return [*kept, *found], noted
 
 
 def _while(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Sequence, Any]:
@@ -215,24 +201,22 @@ def _while(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Se
     last = first + equation.params["body_nconsts"]
     of_test, consts, carried = inputs[:first], inputs[first:last], inputs[last:]
 
-    def turn(flags: list[bool], noted: Any, kept: list) -> tuple[list, Any]:
-        return follow(body.jaxpr, body.consts, [*consts, *_fill(flags, kept)], noted, mark)
+    def turn(carried: list, noted: Any) -> tuple[list, Any]:
+        return follow(body.jaxpr, body.consts, [*consts, *carried], noted, mark)
 
-    flags, _ = _settle(carried, turn, noted)
+    carried = _settled(carried, lambda carried: turn(carried, noted)[0])
 
-    def goes_on(both: tuple[Any, list]) -> Array:
-        given = [*of_test, *_fill(flags, both[1])]
-        [is_next], _ = follow(test.jaxpr, test.consts, given, (), mark)
+    def goes_on(both: tuple[list, Any]) -> Array:
+        [is_next], _ = follow(test.jaxpr, test.consts, [*of_test, *both[0]], (), mark)
         if is_next is UNKNOWN:
             raise NotKnownError("what is learnt decides how many steps there are")
         return is_next
 
-    def step(both: tuple[Any, list]) -> tuple[Any, list]:
-        outputs, after = turn(flags, *both)
-        return after, _keep(flags, outputs)
+    def step(both: tuple[list, Any]) -> tuple[list, Any]:
+        outputs, after = turn(*both)
+        return _like(carried, outputs), after
 
-    noted, kept = jax.lax.while_loop(goes_on, step, (noted, _keep(flags, carried)))
-    return _fill(flags, kept), noted
+    return jax.lax.while_loop(goes_on, step, (carried, noted))
 
 
 def _cond(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Sequence, Any]:
@@ -246,16 +230,13 @@ def _cond(equation: JaxprEqn, inputs: list, noted: Any, mark: Mark) -> tuple[Seq
         for run in runs:
             _, noted = run(noted=noted)
         return [UNKNOWN] * len(equation.outvars), noted
-    found = [_flags(lambda noted, run=run: run(noted=noted), noted) for run in runs]
-    flags = [all(each) for each in zip(*found, strict=True)]
+    known = [_found(lambda noted, run=run: run(noted=noted)[0], noted) for run in runs]
 
     def kept(noted: Any, run: Callable[..., Any]) -> tuple[list, Any]:
         outputs, after = run(noted=noted)
-        return _keep(flags, outputs), after
+        return functools.reduce(lambda values, of: _like(of, values), known, outputs), after
 
-    branches = [partial(kept, run=run) for run in runs]
-    outputs, noted = jax.lax.switch(index, branches, noted)
-    return _fill(flags, outputs), noted
+    return jax.lax.switch(index, [partial(kept, run=run) for run in runs], noted)
 
 
 def checked(function: Callable[..., Any], data: Any, window: int, *given: Any) -> tuple[Any, Array]:

@@ -39,7 +39,7 @@ from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import look_up
 from fedjax_sim.engine.program import opened, reads
 from fedjax_sim.engine.program.placed import PlacedLanes
-from fedjax_sim.engine.program.windows import Window, Windows
+from fedjax_sim.engine.program.windows import Windows
 from fedjax_sim.results.curves import scalars_of
 
 LIMB_BITS = 11
@@ -156,30 +156,21 @@ class Replay:
         """Begin to compute initial carries and the first evaluation of all lanes."""
         return self._begin(self.program, self._lanes(), None, self.placed.starts)
 
-    def _lanes(self, window: Window | None = None) -> Lanes:
+    def _lanes(self) -> Lanes:
         """Put the lanes on their devices, with the examples of a window if these lie in files."""
-        if self.windows is None:
-            return self.placed.lanes
-        found = window or self.windows.make()
-        at = self.windows.data_at, self.windows.index_at
-        return self.placed.filled(*at, found.data, found.places)
+        return self.placed.lanes if self.windows is None else self.windows.fill(self.placed)
 
     def advance(
-        self,
-        carries: Carry,
-        begin: int,
-        end: int,
-        is_running: np.ndarray | None = None,
-        window: Window | None = None,
+        self, carries: Carry, begin: int, end: int, is_running: np.ndarray | None = None
     ) -> tuple[Carry, Evaluated]:
         """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
 
         The memory of the old carries is reused, so they must not be read again. If the chunk ends
         between two evaluations, its metrics and models are zeros. If lanes can be stopped, those
         that do not run (`bool[L]`) keep their carries and return zeros. If examples lie in files,
-        those of the chunk are in its `window`.
+        `windows` has taken those of the chunk.
         """
-        lanes = self._lanes(window)
+        lanes = self._lanes()
         return _advance(*self._inputs(self.placed, lanes, carries, begin, end, is_running))
 
     def final_models(self, carries: Carry) -> types.Params:
@@ -265,9 +256,7 @@ class Replay:
 
         described = self._described
         _, lanes, given, _, runs = self._inputs(described, described.lanes, Carry((), ()))
-        return jax.make_jaxpr(results, return_shape=True)(
-            lanes, self._described.starts, given, runs
-        )
+        return jax.make_jaxpr(results, return_shape=True)(lanes, described.starts, given, runs)
 
     def digests(self) -> dict[str, str]:
         """Hash the programs and the schedules.
@@ -381,9 +370,7 @@ class _ReplayedLane:
             lambda carry: (carry.output, nothing),
             carry,
         )
-        return carry._replace(output=output), jax.tree.map(
-            lambda leaf: leaf[None], (observed, totals)
-        )
+        return carry._replace(output=output), jax.tree.map(lambda x: x[None], (observed, totals))
 
     def evaluation(self, carry: Carry, number: types.Array) -> tuple[Carry, Evaluated]:
         """Take the ticks before an evaluation, and compute the metrics of the model after them."""
@@ -449,9 +436,8 @@ class _ReplayedLane:
 
         found = jax.eval_shape(lambda: self.tick(carry, ((number, begin + 0), None))[1])
         found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
-        both = jax.lax.fori_loop(
-            0, shortest, functools.partial(take, is_of_all=True), (carry, found)
-        )
+        take_all = functools.partial(take, is_of_all=True)
+        both = jax.lax.fori_loop(0, shortest, take_all, (carry, found))
         return jax.lax.fori_loop(shortest, longest, take, both)
 
     @jax.named_scope("tick")
@@ -532,13 +518,9 @@ def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[...
         def on_device(lanes: Lanes, tables: tuple | None, varying: tuple) -> batching.ResultT:
             def lane(inputs: tuple) -> batching.ResultT:
                 (seed, row, problem), (hyper, varying) = inputs
-                found = opened.LANES[program.system.live is not None](
-                    program.system,
-                    lanes.problem.of_lane(problem),
-                    lanes.hyper.of_lane(hyper),
-                    opened.learning_key(seed),
-                    program.plan,
-                )
+                both = lanes.problem.of_lane(problem), lanes.hyper.of_lane(hyper)
+                key = opened.learning_key(seed)
+                found = opened.lane_of(program.system, *both, key, program.plan)
                 return run(_ReplayedLane(program, found, row, *(tables or ())), *varying)
 
             at_once, batches = placement.lanes_at_once, placement.lane_batches

@@ -22,13 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import batching, types
+from fedjax_sim.core import batching, settings, types
 from fedjax_sim.core.lifecycle import write_bytes
-from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.planning.lanes import Lane, Lanes
 from fedjax_sim.engine.planning.schedule import Schedule
 from fedjax_sim.engine.program import opened, reads
+from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.engine.request import Options
 
 SHARE = 0.5
@@ -60,10 +60,10 @@ def open_files(group: list[Lane], options: Options) -> tuple[list[Lane], Options
         num = num // TOGETHER - 1
         if num < 1:
             least = write_bytes(2 * TOGETHER * files.row_bytes)
-            raise ConfigError("layout.window", write_bytes(free), f"at least {least}")
+            raise settings.ConfigError("layout.window", write_bytes(free), f"at least {least}")
         if jax.process_count() > 1 or (layout.client_devices or 1) > 1:
             allowed = "in memory on several processes, and with slots split over devices"
-            raise ConfigError("data", str(files), allowed)
+            raise settings.ConfigError("data", str(files), allowed)
         layout = layout._replace(client_devices=1, window=free)
         options = dataclasses.replace(options, layout=layout)
         # Placeholders take no memory.
@@ -91,12 +91,7 @@ class Window(NamedTuple):
 
 
 class Windows:
-    """The windows of a group of lanes, made one after another in a thread.
-
-    Attributes:
-      data_at: Places of the examples among the leaves of a problem.
-      index_at: The place of the clients' positions.
-    """
+    """The windows of a group of lanes, made one after another in a thread."""
 
     def __init__(self, program: Any, problem: Any, lanes: Lanes, schedule: Schedule):
         """Find out how the ticks of a program's lanes read examples.
@@ -112,13 +107,14 @@ class Windows:
         """
         self._files, self._size = problem.stored, problem.held.window
         self._schedule, self._block = schedule, max(1, program.block)
-        self.data_at, self.index_at = _places(problem)
-        index = lanes.problem.varying[self.index_at]
-        self._index = np.asarray(lanes.problem.shared[self.index_at] if index is None else index)
+        self._data_at, self._index_at = _places(problem)
+        index = lanes.problem.varying[self._index_at]
+        self._index = np.asarray(lanes.problem.shared[self._index_at] if index is None else index)
         self._read = _reads(program, problem, lanes, schedule)
         self._known: dict[int, np.ndarray] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._next: tuple[int, Future[Window]] | None = None
+        self._taken: Window | None = None
 
     def describe(self) -> str:
         """Say in one sentence how large windows are, and how much the first tick reads."""
@@ -150,8 +146,8 @@ class Windows:
         assert self._thread is not None
         self._next = begin, self._thread.submit(self.make, begin, limit)
 
-    def take(self, begin: int, limit: int) -> Window:
-        """Wait for the window of a chunk.
+    def take(self, begin: int, limit: int) -> int:
+        """Wait for the window of a chunk, and return the tick after its last.
 
         Raises:
           InputError: If a file has changed, or cannot be read.
@@ -161,7 +157,13 @@ class Windows:
             self.prepare(begin, limit)
         assert self._next is not None
         (_, window), self._next = self._next, None
-        return window.result()
+        self._taken = window.result()
+        return self._taken.end
+
+    def fill(self, placed: PlacedLanes) -> Lanes:
+        """Put the lanes on their devices, with the examples of the window that was taken."""
+        window = self._taken or self.make()
+        return placed.filled(self._data_at, self._index_at, window.data, window.places)
 
     def make(self, begin: int = 0, limit: int = 0) -> Window:
         """Read the examples of the ticks from `begin` on, as many ticks as there is room for."""
@@ -177,7 +179,7 @@ class Windows:
                     least = write_bytes(TOGETHER * (needed + 1) * self._files.row_bytes)
                     allowed = f"at least {least}, for the {needed} examples that a tick reads"
                     size = write_bytes(TOGETHER * (self._size + 1) * self._files.row_bytes)
-                    raise ConfigError("layout.window", size, allowed)
+                    raise settings.ConfigError("layout.window", size, allowed)
                 break
             flags, end = more, end + self._block
         numbers = np.flatnonzero(flags)
@@ -199,12 +201,8 @@ class Windows:
 def _places(problem: Any) -> tuple[list[int], int]:
     """Find the examples, and the clients' positions, among the leaves of a problem."""
     data, index = object(), object()
-    marked = dataclasses.replace(
-        problem,
-        data=jax.tree.map(lambda _: data, problem.data),
-        held=problem.held.replace(index=index),
-    )
-    leaves = jax.tree.leaves(marked)
+    both = jax.tree.map(lambda _: data, problem.data), problem.held.replace(index=index)
+    leaves = jax.tree.leaves(dataclasses.replace(problem, data=both[0], held=both[1]))
     return [i for i, leaf in enumerate(leaves) if leaf is data], leaves.index(index)
 
 
@@ -223,7 +221,7 @@ def _reads(
             (seed, row, problem, hyper), state = inputs
             problem, hyper = lanes.problem.of_lane(problem), lanes.hyper.of_lane(hyper)
             key = opened.learning_key(seed)
-            lane = opened.LANES[system.live is not None](system, problem, hyper, key, plan)
+            lane = opened.lane_of(system, problem, hyper, key, plan)
             return run(lane, row, state, *given)
 
         each = lanes.seed, lanes.row, lanes.problem.varying, lanes.hyper.varying
@@ -270,7 +268,7 @@ def _reads(
             run = jax.jit(followed(step, *given)).lower(known[0], *given).compile()
     except reads.NotKnownError as error:
         allowed = f"in memory (layout.window), because with {type(problem).__name__} {error}"
-        raise ConfigError("data", str(problem.stored), allowed) from None
+        raise settings.ConfigError("data", str(problem.stored), allowed) from None
 
     def read(tick: int, number: int, within: int) -> np.ndarray:
         where = np.int32(tick), (np.int32(number), np.int32(within))

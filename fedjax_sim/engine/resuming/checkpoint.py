@@ -42,7 +42,6 @@ from fedjax_sim.engine.program.replay import Carry
 from fedjax_sim.engine.request import ANY_JAX, Checkpoints, Options
 from fedjax_sim.results import records, store
 from fedjax_sim.results.curves import Curves
-from fedjax_sim.results.store import Arrays
 
 CONFIGURATION = "configuration.json"
 
@@ -71,7 +70,7 @@ DIGESTS = ("problems", "start", "schedule", *TEXTS)
 """Entries of digests. Of others both values are shown where a resumed run differs."""
 
 
-Saved = tuple[int, Carry, dict[str, Arrays]]
+Saved = tuple[int, Carry, dict[str, store.Arrays]]
 """A state that was read: ticks done, carries on the devices, and the curves so far by kind and
 name, `[L, V + 1, ...]` or `[L, V]`."""
 
@@ -149,7 +148,7 @@ class Checkpoint:
         self._identity, self._has_drawn = "", False
         self._every, self._last, self._lasted = kept.every, time.monotonic(), 0.0
 
-    def finished(self, planned: Callable[[], Mapping[str, object]]) -> Arrays | None:
+    def finished(self, planned: Callable[[], Mapping[str, object]]) -> store.Arrays | None:
         """Read the result of the group's replay, if the folder has one of this run.
 
         Args:
@@ -294,7 +293,7 @@ class Checkpoint:
         self._last = time.monotonic()
         self._lasted = self._last - began
 
-    def finish(self, arrays: Arrays) -> None:
+    def finish(self, arrays: store.Arrays) -> None:
         """Write the group's result, and remove the states."""
         result = self._write("result", 0, self._identity, arrays)
         self._remove_others([result, *files_in(self._folder, "drawn")])
@@ -305,13 +304,13 @@ class Checkpoint:
             if path not in kept:
                 path.unlink(missing_ok=True)
 
-    def _write(self, kind: str, done: int, identity: str, arrays: Arrays) -> Path:
+    def _write(self, kind: str, done: int, identity: str, arrays: store.Arrays) -> Path:
         """Write an array file that says to which run it belongs."""
         path = self._folder / f"{kind}-{done:012d}.npz"
         lifecycle.write_arrays(path, {"identity": np.array(identity), **arrays})
         return path
 
-    def _sound(self, kind: str, identity: str) -> Iterator[tuple[int, Arrays]]:
+    def _sound(self, kind: str, identity: str) -> Iterator[tuple[int, store.Arrays]]:
         """Read the undamaged files of a kind that belong to a run, the newest first.
 
         Damaged ones are reported. Yields their ticks, and their arrays without the identity.
@@ -403,7 +402,7 @@ def _placed(values: np.ndarray, like: jax.Array) -> jax.Array:
     return jax.device_put(values, like.sharding)
 
 
-def unpack_curves(arrays: Arrays, model: Params) -> Curves:
+def unpack_curves(arrays: store.Arrays, model: Params) -> Curves:
     """Make curves of their arrays in a file.
 
     Args:
@@ -447,9 +446,8 @@ def ticks_of(path: Path) -> int:
 def files_in(folder: Path, kind: str = ANY) -> list[Path]:
     """List the array files of a kind in a folder, the newest first, and none of other programs."""
     named = re.compile(rf"(?:{kind})-\d{{12,}}(?:-[0-9a-f]+)?\.npz")
-    return sorted(
-        (path for path in folder.glob("*.npz") if named.fullmatch(path.name)), reverse=True
-    )
+    found = (path for path in folder.glob("*.npz") if named.fullmatch(path.name))
+    return sorted(found, reverse=True)
 
 
 def read_configuration(folder: Path) -> dict[str, Any] | None:

@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import clocks, events
+from fedjax_sim.core import clocks, events, types
 from fedjax_sim.core.lifecycle import InputError, Stopped, asked_to_stop, deferring_stops, say
-from fedjax_sim.core.types import Params
 from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.program.replay import OUTSIDE, Carry, Limbs, Observed, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
@@ -165,40 +164,32 @@ def _replayed(
 
     def end_after(done: int) -> int:
         """Choose the tick with which the chunk after `done` ticks ends, at the latest."""
-        return done + num_evals * per_eval if pace is None else pace.end_after(done)
+        if pace is not None:
+            return pace.end_after(done)
+        return (done // per_eval + num_evals) * per_eval
 
     while waiting or (done < whole and seen.is_running.any()):
         while done < whole and (not waiting or may_overtake()):
-            begin, sent, window = done, time.monotonic(), None
-            limit = end_after(done)
-            if windows is not None:
-                limit = min(limit, (1 + done // per_eval) * per_eval)
-                try:
-                    window = windows.take(begin, limit)
-                except ValueError:
-                    # Nothing of what was done is lost.
-                    while waiting:
-                        yield fetch_oldest()
-                    if checkpoint is not None and begin > 0:
-                        checkpoint.save(begin, carries, seen.kinds, now=True)
-                    raise
-                limit = window.end
-            done = limit
+            begin, sent = done, time.monotonic()
             try:
+                done = end_after(begin)
+                if windows is not None:
+                    done = windows.take(begin, done)
                 if waiting and checkpoint is not None:
                     # It is saved once the chunk is done, if that is due then.
                     is_saved = checkpoint.is_due(within=lasted)
                     kept = jax.tree.map(jnp.copy, carries) if is_saved else None
                     waiting[-1] = waiting[-1]._replace(carries=kept)
-                carries, returned = replay.advance(carries, begin, done, seen.is_running, window)
+                carries, returned = replay.advance(carries, begin, done, seen.is_running)
                 if windows is not None and done < whole:
-                    last = (1 + done // per_eval) * per_eval
-                    windows.prepare(done, min(end_after(done), last))
-            except Exception:
+                    windows.prepare(done, end_after(done))
+            except Exception as error:
                 # Programs that call the host on a CPU run, and may fail, while they are sent.
-                # What was done before them is kept.
+                # What was done before them is kept, and so it is if a file cannot be read.
                 if waiting:
                     yield fetch_oldest()
+                if isinstance(error, InputError) and checkpoint is not None and begin > 0:
+                    checkpoint.save(begin, carries, seen.kinds, now=True)
                 raise
             waiting.append(_Chunk(begin, done, returned, carries, sent))
         yield fetch_oldest()
@@ -283,7 +274,7 @@ class Evaluations:
         for at in set(stopped_at.tolist()) - {NEVER}:
             self.stop(stopped_at == at, at)
 
-    def put(self, observed: tuple[dict[str, np.ndarray], Params | None], at: int) -> None:
+    def put(self, observed: tuple[dict[str, np.ndarray], types.Params | None], at: int) -> None:
         """Write evaluations from number `at` on, lanes in their order.
 
         Args:
@@ -310,7 +301,7 @@ class Evaluations:
             into = self._into("info", name, counts)
             into[:, at : at + counts.shape[1]] += counts[self._place_of]
 
-    def samples(self, structure: jax.tree_util.PyTreeDef) -> Params | None:
+    def samples(self, structure: jax.tree_util.PyTreeDef) -> types.Params | None:
         """Return the models in the structure of one model; None if they were not kept."""
         leaves = self.kinds["model"]
         if not leaves:

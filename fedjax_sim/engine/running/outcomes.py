@@ -10,11 +10,10 @@ from functools import partial
 import jax
 import numpy as np
 
-from fedjax_sim.core import trees, types
+from fedjax_sim.core import settings, trees, types
 from fedjax_sim.core.clocks import ENDINGS, Instant
 from fedjax_sim.core.events import HAPPENED, MEASURED
 from fedjax_sim.core.lifecycle import say
-from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import System, Ticks, Timeline
 from fedjax_sim.engine.planning import budgets
 from fedjax_sim.engine.planning.lanes import Lane, column, distinct_objects, distinct_rows
@@ -60,13 +59,9 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
         extra_facts = extra_facts_of(system, planned.hypers, schedule.ticks, row)
         _say_what_a_rule_refuses(system, group, timelines)
         facts["ended"] = _endings(planned, schedule, realised["ended"], curves.stopped_at)
-    part = Returned(
-        places=column(group, "place"),
-        curves=Curves(metrics, infos, curves.models, samples),
-        facts=facts,
-        timelines=timelines,
-        extra_facts=_stacked(extra_facts, schedule.ticks.shape[1]),
-    )
+    found = Curves(metrics, infos, curves.models, samples)
+    stacked = _stacked(extra_facts, schedule.ticks.shape[1])
+    part = Returned(column(group, "place"), found, facts, timelines, stacked)
     if options.watch.on_evaluation is None:
         return part
     assert curves.stopped_at is not None
@@ -146,7 +141,7 @@ def _say_what_a_rule_refuses(system: System, group: list[Lane], timelines: list[
     for lane, timeline in zip(group, timelines, strict=True):
         try:
             system.messages.check(lane.hyper, timeline)
-        except ConfigError as error:
+        except settings.ConfigError as error:
             say(f"a lane of {system.name} with seed {lane.seed} is not what was asked for: {error}")
             return
 

@@ -22,12 +22,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_sim.core import lifecycle
-from fedjax_sim.core.lifecycle import FolderLock, write_bytes
-from fedjax_sim.core.settings import ConfigError, writing_to
+from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.types import Layout, System, Ticks
 from fedjax_sim.engine.machine import compiling, memory
-from fedjax_sim.engine.machine.memory import DoesNotFitError, OutOfMemoryError
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.program.prepare import Planned
@@ -113,11 +110,11 @@ class Pieces:
         Raises:
           OutOfMemoryError: If they cannot be fewer.
         """
-        is_estimated = isinstance(error, DoesNotFitError)
+        is_estimated = isinstance(error, memory.DoesNotFitError)
         # Processes agree on estimates alone.
         is_common = is_estimated or jax.process_count() == 1
         if size == 1 or not is_common or self._has_states():
-            is_told = isinstance(error, OutOfMemoryError)
+            is_told = isinstance(error, memory.OutOfMemoryError)
             raise (error if is_told else self._refusal(size)) from None
         if self._options.checkpoints is not None:
             checkpoint.remove_checkpoints(self._folder)
@@ -165,7 +162,7 @@ class Pieces:
             # One lane cannot be fewer, and is refused if its state is larger than the device.
             is_compiled = ready.replay.form in compiling.known_sizes
             if needed > usable and (num > 1 or not is_compiled):
-                raise self._refusal(num, DoesNotFitError)
+                raise self._refusal(num, memory.DoesNotFitError)
             self._accepted = num
             if not self._has_run_out:
                 self._say_what_is_chosen(ready, needed, usable)
@@ -190,7 +187,7 @@ class Pieces:
                 **{name: layout[name] for name in Layout._fields if name in layout}
             )
             # It may ask for more devices than there are; the checkpoint then says so.
-            with contextlib.suppress(ConfigError):
+            with contextlib.suppress(settings.ConfigError):
                 drawn = planned.timelines, planned.ticks
                 planned = plan(dataclasses.replace(options, layout=placed), drawn=drawn)
         known = saved.finished(lambda: planned.decided(planned.on_devices()))
@@ -229,20 +226,18 @@ class Pieces:
         num, num_all, name = len(ready.planned.group), len(self._group), self._system.name
         if ready.replay.windows is not None:
             memory.say(ready.replay.windows.describe())
+        needs, has = map(lifecycle.write_bytes, (needed, free))
         if needed > free:
-            memory.say(
-                f"one lane of {name} takes about {write_bytes(needed)}, but only "
-                f"{write_bytes(free)} are free."
-            )
+            memory.say(f"one lane of {name} takes about {needs}, but only {has} are free.")
         elif num < min(num_all, self._options.layout.max_lanes or num_all):
             memory.say(
-                f"{num_all} lanes of {name} run {num} at a time, which takes about "
-                f"{write_bytes(needed)} of the {write_bytes(free)} that are free."
+                f"{num_all} lanes of {name} run {num} at a time, which takes about {needs} of the "
+                f"{has} that are free."
             )
 
     def _refusal(
-        self, num: int, kind: type[OutOfMemoryError] = OutOfMemoryError
-    ) -> OutOfMemoryError:
+        self, num: int, kind: type[memory.OutOfMemoryError] = memory.OutOfMemoryError
+    ) -> memory.OutOfMemoryError:
         """Make the sentence for lanes that cannot be fewer."""
         lanes = f"{'one lane' if num == 1 else f'{num} lanes'} of {self._system.name}"
         if num > 1 and jax.process_count() > 1:
@@ -253,7 +248,7 @@ class Pieces:
             f"enough for {lanes}: fewer clients, a smaller model, smaller mini-batches or fewer "
             "slots at once (layout) take less"
         )
-        return kind("memory", write_bytes(memory.free_here()), allowed)
+        return kind("memory", lifecycle.write_bytes(memory.free_here()), allowed)
 
 
 def replay_group(ready: Ready) -> Returned:
@@ -272,14 +267,9 @@ def _watched(ready: Ready) -> Curves:
     """Replay a piece, with evaluations shown, tracked, or given to a callback."""
     planned, replay, saved = ready
     schedule, row, plan = planned.schedule, planned.row, planned.program.plan
-    watch = Watcher(
-        planned.program.system.name,
-        planned.group,
-        schedule.ticks[row],
-        schedule.time[row],
-        planned.options.watch,
-        is_batched=plan.lanes_at_once or plan.family_size > 1,
-    )
+    known = schedule.ticks[row], schedule.time[row], planned.options.watch
+    is_batched = plan.lanes_at_once or plan.family_size > 1
+    watch = Watcher(planned.system.name, planned.group, *known, is_batched=is_batched)
 
     def report(done: int, seen: Evaluations) -> np.ndarray:
         if plan.live is not None:
@@ -298,8 +288,8 @@ def _watched(ready: Ready) -> Curves:
 def locked(asked: Checkpoints) -> Iterator[None]:
     """Lock the folder of checkpoints; if nothing is resumed, remove older ones."""
     folder = Path(asked.folder)
-    with writing_to("folder of checkpoints", folder):
-        lock = FolderLock(folder)
+    with settings.writing_to("folder of checkpoints", folder):
+        lock = lifecycle.FolderLock(folder)
     try:
         if not asked.resume:
             for part in folder.glob("part_*"):

@@ -30,16 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import settings
-from fedjax_sim.core.settings import (
-    Above0,
-    AtLeast0,
-    Checked,
-    ConfigError,
-    Count,
-    checked,
-    setting,
-    struct,
-)
+from fedjax_sim.core.settings import Checked, ConfigError, checked, setting, struct
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import EMPTY, Array, HyperT, Key, Settings, Timeline
 from fedjax_sim.timelines.arrivals.queue import Queue, put_rows, take_rows

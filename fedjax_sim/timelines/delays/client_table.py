@@ -185,12 +185,7 @@ class ClientTable:
 
     def __str__(self) -> str:
         """Describe the table by its size and content."""
-        columns = [self.names, self.rate, self.spread, self.up, self.down, self.drop_rate]
-        if self.counts_energy:
-            columns += [self.energy_step, self.energy_byte]
-        content = repr([np.asarray(x).tolist() for x in columns])
-        content += repr([x.tolist() for x in self.windows or ()]) + (self.time_of or "")
-        digest = hashlib.sha256(content.encode()).hexdigest()
+        digest = hashlib.sha256(self.as_csv().encode()).hexdigest()
         return f"table of {self.size} clients, sha256 {digest[:16]}"
 
     def as_csv(self) -> str:
@@ -209,9 +204,8 @@ class ClientTable:
             columns["available"] = [" ".join(words[i:j]) for i, j in pairs]
             columns["period"] = period
         known = {name: column for name, column in columns.items() if column is not None}
-        return write_rows(
-            known, zip(*(np.asarray(x).tolist() for x in known.values()), strict=True)
-        )
+        cells = (np.asarray(column).tolist() for column in known.values())
+        return write_rows(known, zip(*cells, strict=True))
 
     @property
     def has_bandwidth(self) -> bool:
@@ -393,9 +387,7 @@ class Trace:
 
     def __str__(self) -> str:
         """Describe the trace by its length and content."""
-        content = repr(self.names).encode()
-        content += b"".join(x.tobytes() for x in (self.client, self.start, self.finish))
-        digest = hashlib.sha256(content).hexdigest()
+        digest = hashlib.sha256(self.as_csv().encode()).hexdigest()
         return f"trace of {len(self.client)} rows, sha256 {digest[:16]}"
 
     def as_csv(self) -> str:
