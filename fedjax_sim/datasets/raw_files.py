@@ -97,7 +97,7 @@ def read_cifar100(archive: Path) -> Raw:
     """Read CIFAR-100's tar of binary files.
 
     A record is one byte for the superclass, one for the class, and the image as in CIFAR-10. The
-    superclasses are those of `fedjax_sim.partition.by_label.CIFAR100_SUPERCLASSES`.
+    superclasses are those of `fedjax_sim.partition.schemes.CIFAR100_SUPERCLASSES`.
 
     Args:
       archive: Path of `cifar-100-binary.tar.gz`.
