@@ -9,6 +9,10 @@ from the server's model. `fedjax_sim.server.stages` has the stages and their ord
 not switched on cost nothing and change no bit. One that is switched on is refused, before anything
 is compiled, where the new state of a system's step does not depend on it.
 
+Clients of asynchronous systems report on models that the server made some ticks ago, so these carry
+old versions in their state. The engine works out from the schedule how many rows are needed and
+which row each version has (`fedjax_sim.engine.planning.schedule`).
+
 **The server's own update**, with which rules such as FLTrust compare the messages of a tick.
 
 The server has root data: examples of the problem, drawn uniformly without replacement among all
@@ -47,17 +51,38 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.clients import SumRequest, Train, personal_metrics
+from fedjax_sim.clients import SumRequest, Train, personal_metrics, read_rows
 from fedjax_sim.clients.mini_batches import untrained_leaves
 from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
-from fedjax_sim.server import aggregation, privacy, report_settings, stages, versions
+from fedjax_sim.server import aggregation, privacy, report_settings, stages
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.attacks import Senders
 from fedjax_sim.server.rules import Rule
-from fedjax_sim.server.versions import Memo, Versioned
+
+
+class Memo(NamedTuple):
+    """The memories of the stages of messages; () for a stage that remembers nothing.
+
+    Attributes:
+      estimates: Estimates of clients' progress d_i, leaves `[N, ...]`.
+      known: The model v that clients know, leaves `[...]`.
+      privacy: Bound of the norm of an update if it adapts, C, `f[]`; or the last noises on the sum
+        if they are correlated, the newest first, leaves `[b - 1, ...]`.
+      members: Estimates of the progress of clients behind local servers, leaves `[N, ...]`.
+      attackers: What attackers remember of messages.
+      own: Within a tick, the update that the server has made itself, leaves `[...]`, for rules that
+        compare messages with it.
+    """
+
+    estimates: Params = ()
+    known: Params = ()
+    privacy: Params = ()
+    members: Params = ()
+    attackers: Params = ()
+    own: Params = ()
 
 
 class RoundState(NamedTuple):
@@ -76,6 +101,24 @@ class RoundState(NamedTuple):
     memo: Memo = Memo()
 
 
+class Versioned(NamedTuple):
+    """The state of an asynchronous system.
+
+    Attributes:
+      server: The newest model, leaves `[...]`.
+      versions: Server models that some client works from, leaves `[R, ...]`.
+      memo: What both sides remember of messages.
+      memory: What else the server keeps, such as its optimizer's state; () for nothing.
+      clients: What is kept for every client, leaves `[N, ...]`; () for nothing.
+    """
+
+    server: Params
+    versions: Params
+    memo: Memo = Memo()
+    memory: Params = ()
+    clients: Params = ()
+
+
 Rounds = Algorithm[RoundState, types.Work]
 """An algorithm of rounds."""
 
@@ -84,6 +127,62 @@ State = RoundState | Versioned
 
 Training = Callable[[Any, Any, Plan], Train]
 """From a problem, the settings and a plan to the local training of the system's clients."""
+
+
+def first_version(model: Params, plan: Plan) -> Versioned:
+    """Begin with a model in row 0. Other rows are written before they are read.
+
+        state = first_version(model, Plan(rows=4))
+        assert state.server.shape == (3,) and state.versions.shape == (4, 3)
+
+    Args:
+      model: Leaves `[...]`.
+
+    Returns:
+      The first state.
+    """
+    versions = jax.tree.map(
+        lambda leaf: jnp.zeros((plan.rows, *leaf.shape), leaf.dtype).at[0].set(leaf), model
+    )
+    return Versioned(model, versions)
+
+
+def stale_models(state: Any, event: Event) -> Params:
+    """Read the server model that each slot's work started from: leaves `[S, ...]`.
+
+        state = first_version(jnp.full(3, 5.0), Plan(rows=4))
+        assert (stale_models(state, event) == 5.0).all()  # both slots read row 0
+
+    Args:
+      state: A state that keeps old versions, such as `Versioned`.
+
+    Returns:
+      Leaves `[S, ...]`.
+    """
+    return read_rows(state.versions, event.read)
+
+
+def next_version(state: Any, event: Event, model: Params) -> Versioned:
+    """Make a model the server's, and keep it in the store for clients that will start from it.
+
+        state = next_version(first_version(model, Plan(rows=4)), event, model + 1)
+        assert (state.server == 1).all() and (state.versions[event.write] == 1).all()
+
+    Args:
+      state: The state before the tick.
+      model: The server's new model, leaves `[...]`.
+
+    Returns:
+      The next state.
+    """
+    # Settings have 32 bits, and what they are multiplied with too.
+    model = jax.tree.map(lambda new, kept: new.astype(kept.dtype), model, state.versions)
+    versions = jax.tree.map(
+        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, event.write, 0),
+        state.versions,
+        model,
+    )
+    return Versioned(model, versions)
 
 
 class RootData(NamedTuple):
@@ -444,7 +543,7 @@ class Wire:
 
         The arguments are those of `first_round`.
         """
-        first = versions.first_version(server, self.plan)
+        first = first_version(server, self.plan)
         begun = self.first_optimizer(server), clients
         return Versioned(first.server, first.versions, self.first(server), *begun)
 
@@ -463,7 +562,7 @@ class Wire:
           The next state.
         """
         memo = self.publish(key, event, memo, server)
-        newest = versions.next_version(state, event, self.start(memo, server))
+        newest = next_version(state, event, self.start(memo, server))
         return state._replace(server=server, versions=newest.versions, memo=memo, **kept)
 
     def first_round(self, server: Params, clients: Params = ()) -> RoundState:

@@ -62,7 +62,7 @@ from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Pr
 from fedjax_sim.server import ReportMessages, Reports, Robust, Wire, attacks, compression, stages
 from fedjax_sim.server.aggregation import scaled_progress
 from fedjax_sim.server.compression import Identity
-from fedjax_sim.server.versions import Versioned, stale_models
+from fedjax_sim.server.reports import Versioned, stale_models
 from fedjax_sim.timelines import Contacts, cohorts, presets
 
 

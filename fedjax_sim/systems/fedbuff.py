@@ -56,8 +56,8 @@ from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Pr
 from fedjax_sim.server import Reports, ScheduledReports, StalenessWeights, Wire, staleness
 from fedjax_sim.server.aggregation import ServerMomentum, ServerRate, where_slots
 from fedjax_sim.server.report_settings import ReportMessages
+from fedjax_sim.server.reports import Versioned, stale_models
 from fedjax_sim.server.staleness import WeightedArrivals
-from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientQueues, presets
 
 

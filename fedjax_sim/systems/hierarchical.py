@@ -73,11 +73,10 @@ from fedjax_sim import clients, timelines
 from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import ConfigError, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import RoundState, ServerRate, edges
+from fedjax_sim.server import RoundState, ServerRate, Versioned, edges, stale_models
 from fedjax_sim.server.compression import Identity, count_message_bits
 from fedjax_sim.server.report_settings import Bits
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
-from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import GroupArrivals, presets
 
 
