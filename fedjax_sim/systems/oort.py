@@ -30,7 +30,7 @@ report, or as never asked if there is none. Where nobody is available and so nob
 round of the algorithm takes place: R does not grow, and the pacer sees no utility of 0.
 
 Power-of-Choice, which also chooses by losses, is here too. Each choice is a `live.Selection`, for
-any system of rounds; these have FedAvg's. `response_times` and `adaptive_steps` have others.
+any system of rounds; these have FedAvg's. `response_times` has others.
 """
 
 from collections.abc import Callable
