@@ -32,6 +32,7 @@ from fedjax_sim.core.lifecycle import InputError, check_seal, is_terminal, write
 from fedjax_sim.core.settings import ConfigError, check_file
 from fedjax_sim.datasets import text
 from fedjax_sim.datasets.arrays import Dataset, from_npz
+from fedjax_sim.datasets.files import refusing
 
 T = TypeVar("T")
 
@@ -345,18 +346,11 @@ def _require(names: Iterable[str], members: Collection[str], archive: Path) -> N
         raise ConfigError("raw file", str(archive), allowed)
 
 
-@contextlib.contextmanager
-def _report_damage(path: Path, member: str = "") -> Iterator[None]:
-    """Turn the errors of a damaged file into a ConfigError that says which file and why."""
+def _report_damage(path: Path, member: str = "") -> contextlib.AbstractContextManager[None]:
+    """Turn what a reader raises into a ConfigError with the file, and the member of an archive."""
     check_file("raw file", path)
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:  # The readers of a damaged file raise errors of many kinds.
-        where = f"{member}: " if member else ""
-        allowed = f"an undamaged file of the published form ({where}{error})"
-        raise ConfigError("raw file", str(path), allowed) from None
+    where, allowed = f"{member}: " if member else "", "an undamaged file of the published form"
+    return refusing("raw file", str(path), allowed, where=where)
 
 
 class Source(NamedTuple):

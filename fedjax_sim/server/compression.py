@@ -16,7 +16,7 @@ Lemmas, sections and appendices without a source are those of Dieuleveut et al.
 """
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import chex
 import jax
@@ -618,18 +618,18 @@ def parse_compressor(text: str) -> Compressor:
     return settings.parse_kind("compression", COMPRESSORS, text, last="compression")
 
 
+def compressed(meaning: str) -> Any:
+    """Declare a setting that is a compressor, by default the identity. meaning: What it encodes."""
+    return setting(Identity(), meaning, allowed=COMPRESSORS, parse=parse_compressor)
+
+
 @struct
 class Compression(settings.Checked):
     """Settings of systems that may compress messages, without bias."""
 
     has_references: ClassVar[bool] = False
     """Whether receivers decode messages with models that they have."""
-    compression: Compressor = setting(
-        Identity(),
-        "Compressor of what a client sends, taken as one vector.",
-        allowed=COMPRESSORS,
-        parse=parse_compressor,
-    )
+    compression: Compressor = compressed("Compressor of what a client sends, taken as one vector.")
 
     def check_together(self) -> None:
         """Check that the compressor is unbiased.

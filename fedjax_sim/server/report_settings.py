@@ -11,13 +11,7 @@ from fedjax_sim.core.settings import Checked, ConfigError, fields, group, settin
 from fedjax_sim.core.types import EMPTY, Leaf, Messages, Params, Settings, Timeline
 from fedjax_sim.server import compression, privacy, stages
 from fedjax_sim.server.attacks import Adversary
-from fedjax_sim.server.compression import (
-    COMPRESSORS,
-    Compression,
-    Compressor,
-    Identity,
-    parse_compressor,
-)
+from fedjax_sim.server.compression import Compression, Compressor, Identity, compressed
 from fedjax_sim.server.privacy import PRIVACY, NoPrivacy, OfNoise, Privacy, parse_privacy
 from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, parse_rule
 
@@ -174,12 +168,9 @@ class ClientMessages(Checked):
         "Whether both sides keep an estimate of each client's progress and the client sends only "
         "the difference (EF21); it takes the memory of a model for each client.",
     )
-    downlink: Compressor = setting(
-        Identity(),
+    downlink: Compressor = compressed(
         "Compressor of what the server sends: the change of its model since clients last "
-        "heard of it.",
-        allowed=COMPRESSORS,
-        parse=parse_compressor,
+        "heard of it."
     )
     local_privacy: privacy.LocalPrivacy = setting(
         privacy.NoLocalPrivacy(),

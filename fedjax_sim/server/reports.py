@@ -51,16 +51,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.clients import SumRequest, Train, personal_metrics, read_rows
-from fedjax_sim.clients.mini_batches import untrained_leaves
-from fedjax_sim.core import batching, trees, types
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.clients import SumRequest, Train, mini_batches, personal_metrics, read_rows
+from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
-from fedjax_sim.server import aggregation, privacy, report_settings, stages
+from fedjax_sim.server import aggregation, attacks, privacy, report_settings, rules, stages
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.attacks import Senders
-from fedjax_sim.server.rules import Rule
 
 
 class Memo(NamedTuple):
@@ -221,7 +217,7 @@ class RootData(NamedTuple):
         return jax.vmap(of_one)(examples, jnp.arange(examples.shape[0])).mean()
 
 
-def draw_root(problem: Losses, key: Key, rule: Rule) -> RootData:
+def draw_root(problem: Losses, key: Key, rule: rules.Rule) -> RootData:
     """Draw the root data.
 
     Args:
@@ -239,10 +235,10 @@ def draw_root(problem: Losses, key: Key, rule: Rule) -> RootData:
     root: Any = rule.roots()[0]
     if len({(each.examples, each.owners) for each in rule.roots()}) > 1:  # type: ignore[attr-defined]
         allowed = "rules that all have the same root data, as the server trains once"
-        raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
+        raise settings.ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
     num_clients = problem.counts.shape[0]
     if max(root.owners, default=0) >= num_clients:
-        raise ConfigError("owners", root.owners, f"of clients from 0 to {num_clients - 1}")
+        raise settings.ConfigError("owners", root.owners, f"of clients from 0 to {num_clients - 1}")
     owners = jnp.asarray(np.array(root.owners or range(num_clients), "int32"))
     counts = problem.counts[owners]
     ends = jnp.cumsum(counts)
@@ -300,7 +296,7 @@ class Wire:
         """
         self.problem, self.hyper, self.plan, self.train = problem, hyper, plan, train
         messages, number = hyper.messages, num_senders or problem.counts.shape[0]
-        senders = self.senders = Senders(number, hyper.adversary, can_repeat)
+        senders = self.senders = attacks.Senders(number, hyper.adversary, can_repeat)
         self.noise = stages.LocalNoise(messages.local_privacy, senders)
         self.attack = stages.Forgery(hyper.adversary.attack, senders)
         self.code = self._Coding(messages.compression, senders, messages.error_feedback)
@@ -364,7 +360,7 @@ class Wire:
             for stage in self.switched_on:
                 if stage.name not in used:
                     allowed = f"{stage.idle}: this system's step does not ask its wire for that"
-                    raise ConfigError(stage.name, stage.kind.name, allowed)
+                    raise settings.ConfigError(stage.name, stage.kind.name, allowed)
             return whole(key, state, event)
 
         made: Algorithm[Any, Any] = Algorithm(
@@ -521,7 +517,7 @@ class Wire:
             return self.sum(key, event, updates, scale=scale, own=memo.own), memo
         if scale is not None:
             allowed = "none where the server scales messages: they are clipped as they come"
-            raise ConfigError("privacy", self.privacy.kind.name, allowed)
+            raise settings.ConfigError("privacy", self.privacy.kind.name, allowed)
         total, memory = self.privacy.server(key, event, memo.privacy, updates)
         return total, memo._replace(privacy=memory)
 
@@ -662,7 +658,7 @@ class Wire:
         Returns:
           The tree.
         """
-        flags = untrained_leaves(self.problem, tree)
+        flags = mini_batches.untrained_leaves(self.problem, tree)
         if flags is None:
             return tree
         others = optax.tree.zeros_like(tree) if others is None else others
@@ -671,7 +667,7 @@ class Wire:
     def has_statistics(self) -> bool:
         """Tell whether models have leaves that are not trained."""
         problem: Any = self.problem
-        return untrained_leaves(problem, trees.shapes_of_model(problem)) is not None
+        return mini_batches.untrained_leaves(problem, trees.shapes_of_model(problem)) is not None
 
     def metrics(self, state: State) -> dict[str, Array]:
         """Numbers of the memory of privacy, such as a bound that adapts, by name.

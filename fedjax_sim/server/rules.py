@@ -49,8 +49,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.clients.rows import along
-from fedjax_sim.core import settings
-from fedjax_sim.core.batching import weighted_sum
+from fedjax_sim.core import batching, settings
 from fedjax_sim.core.settings import Above0, Count, Limit, Named, Whole, fixed, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Key, Params, Settings, Timeline
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
@@ -233,7 +232,7 @@ class Mean(Rule):
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the mean with the weights of the tick."""
-        return weighted_sum(weight, messages)
+        return batching.weighted_sum(weight, messages)
 
 
 def checked_centre(
@@ -401,7 +400,7 @@ class GeometricMedian(Rule):
 
         def improve(_: Array, point: Params) -> Params:
             pull = weight / jnp.maximum(distances_to(point, wide), self.smoothing)
-            return weighted_sum(pull / pull.sum(), wide)
+            return batching.weighted_sum(pull / pull.sum(), wide)
 
         start = Median().centre(key, wide, weight, is_present)
         centre = jax.lax.fori_loop(0, self.iterations, improve, start)
@@ -443,7 +442,7 @@ class CentredClipping(Rule):
             stays = 1 - pull.sum()
             return jax.tree.map(
                 lambda moved, leaf: moved + (stays * leaf).astype(leaf.dtype),
-                weighted_sum(pull, wide),
+                batching.weighted_sum(pull, wide),
                 point,
             )
 
@@ -474,7 +473,7 @@ class NormBound(Rule):
         """Return the weighted mean of shortened messages; the key is not used."""
         origin = jax.tree.map(lambda leaf: jnp.zeros_like(wide_of(leaf[0])), messages)
         pull = shortening(distances_to(origin, messages), self.bound)
-        return weighted_sum(weight / weight.sum() * pull, messages)
+        return batching.weighted_sum(weight / weight.sum() * pull, messages)
 
 
 def shortening(norms: Array, most: Number) -> Array:
@@ -581,7 +580,7 @@ class FLTrust(Rule):
         cosines = jnp.where(jnp.isfinite(norms), along / divisor(norms), 0)
         trust = jnp.maximum(cosines, 0) * weight
         pull = trust / divisor(trust.sum()) * length / divisor(norms)
-        return weighted_sum(pull, messages)
+        return batching.weighted_sum(pull, messages)
 
 
 @struct
@@ -678,7 +677,7 @@ class MultiKrum(Nearest):
         number = jnp.where(self.selected > 0, self.selected, present - self.assumed)
         is_selected = jnp.argsort(order) < number
         share = is_selected / jnp.maximum(number, 1)
-        return weighted_sum(share, messages)
+        return batching.weighted_sum(share, messages)
 
 
 @struct
@@ -881,7 +880,7 @@ class Bucketing(Rule):
         total = parts.sum(axis=1)
         shares = parts / divisor(total)[:, None]
         # The means are not rounded to the messages' type.
-        means = jax.vmap(weighted_sum, (0, None))(shares, jax.tree.map(wide_of, messages))
+        means = jax.vmap(batching.weighted_sum, (0, None))(shares, jax.tree.map(wide_of, messages))
         centre = self.inner.centre(inner_key, means, total, is_in.any(axis=1))
         return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), centre, messages)
 

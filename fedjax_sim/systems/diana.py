@@ -27,8 +27,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, LocalTraining, WholeGradients, rows
-from fedjax_sim.core import batching, streams, trees, types
-from fedjax_sim.core.schedules import Schedule, schedule_of
+from fedjax_sim.core import batching, schedules, streams, trees, types
 from fedjax_sim.core.settings import Count, Limit, fixed, group, redefault, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty
@@ -43,7 +42,7 @@ class Hyper(CoinRounds, WholeGradients):
     """Settings of DIANA: participation, gradients, the server's step, and memories."""
 
     lr: float = redefault(LocalTraining, "lr", 0.1)
-    lr_schedule: Schedule = schedule_of("lr")
+    lr_schedule: schedules.Schedule = schedules.schedule_of("lr")
     batch_size: Count = redefault(LocalTraining, "batch_size", 32)
     gradient: Literal["minibatch", "exact"] = setting(
         "minibatch", "Gradients of a mini-batch or of all examples, at the server's model."

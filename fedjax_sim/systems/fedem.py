@@ -42,8 +42,7 @@ import numpy as np
 
 from fedjax_sim import timelines
 from fedjax_sim.clients import Expectation, check_batch_size, local_expectation, rows
-from fedjax_sim.core import batching, settings, trees, types
-from fedjax_sim.core.schedules import Constant, Schedule
+from fedjax_sim.core import batching, schedules, settings, trees, types
 from fedjax_sim.core.settings import ConfigError, Count, fixed, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, LatentProblem, Params, Plan, Work
 from fedjax_sim.server import StalenessWeights, aggregation, memories, reports, staleness
@@ -413,7 +412,7 @@ class EM(EitherRounds):
     """
 
     participation: float = fixed(1.0)
-    participation_schedule: Schedule = fixed(Constant())
+    participation_schedule: schedules.Schedule = fixed(schedules.Constant())
     batch_size: int = settings.redefault(Expectation, "batch_size", 200)
     batches: Literal["full"] = fixed("full")
 

@@ -73,8 +73,7 @@ from fedjax_sim import clients, timelines
 from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import ConfigError, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import RoundState, ServerRate, Versioned, edges, stale_models
-from fedjax_sim.server.compression import Identity, count_message_bits
+from fedjax_sim.server import RoundState, ServerRate, Versioned, compression, edges, stale_models
 from fedjax_sim.server.report_settings import Bits
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.timelines import GroupArrivals, presets
@@ -173,7 +172,7 @@ class Messages(edges.GroupMessages):
         reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
         model = trees.shapes_of_model(problem)
         whole = types.full_precision_bits(model)
-        down = min(count_message_bits(hyper.messages.downlink, model), whole)
+        down = min(compression.count_message_bits(hyper.messages.downlink, model), whole)
         return up * is_last, reports * is_last * down
 
 
@@ -232,7 +231,7 @@ class AsyncHierarchical(GroupArrivals, edges.EdgeTraining, ServerRate):
           ConfigError: If clients would need an estimate that their group is still making.
         """
         super().check_together()
-        is_compressed = not isinstance(self.messages.compression, Identity)
+        is_compressed = not isinstance(self.messages.compression, compression.Identity)
         if self.messages.error_feedback and is_compressed and self.num_reports > 1:
             allowed = (
                 "false with num_reports above 1 and compressed messages of clients, because a "

@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients import LocalTraining, local_training, rows, seeing_losses
-from fedjax_sim.clients.seen_losses import SeenLosses
+from fedjax_sim.clients import LocalTraining, local_training, rows, seeing_losses, seen_losses
 from fedjax_sim.core import batching, settings, streams, targets, trees, types
 from fedjax_sim.core.settings import Above0, AtLeast0, Checked, ConfigError, Count, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Leaf, Problem, Work
-from fedjax_sim.server import Reports, Versioned, Wire, keep_if_empty, stale_models
-from fedjax_sim.server.aggregation import ServerMomentum, where_slots
+from fedjax_sim.server import Reports, Versioned, Wire, aggregation, keep_if_empty, stale_models
 from fedjax_sim.server.report_settings import Bits, ReportMessages, downlink_of_slots
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
@@ -224,7 +222,7 @@ def safa_algorithm(problem: Problem, hyper: SAFA, plan: types.Plan) -> Algorithm
         before_cache, before_base = state.clients
         syncs = (event.tick - before_base) // hyper.lag_tolerance
         newest = jax.tree.map(lambda w: w[None], state.server)
-        cache = where_slots(syncs > 0, newest, before_cache)
+        cache = aggregation.where_slots(syncs > 0, newest, before_cache)
         cache = rows.write_clients(cache, jnp.where(is_picked, finite_clients, EMPTY), reports)
         server = batching.weighted_sum(share, cache)
         cache = rows.write_clients(cache, jnp.where(is_picked, EMPTY, finite_clients), reports)
@@ -494,7 +492,7 @@ class Usefulness(Checked):
 
 
 @struct
-class Pisces(Clients, LocalTraining, ServerMomentum, Reports):
+class Pisces(Clients, LocalTraining, aggregation.ServerMomentum, Reports):
     """Pisces (Jiang, Wang, Li and Li 2022, SoCC, arXiv 2206.09264): guided asynchronous learning.
 
         C -> `hyper.concurrency`    b -> `hyper.staleness_bound`
@@ -634,7 +632,7 @@ def pisces_clock(problem: Problem, hyper: Pisces) -> Clock:
     def weigh(hyper: Pisces, clients: Array, staleness: Array) -> Array:
         return cohorts.mean_weights(hyper.weighting, counts, clients, clients != EMPTY)
 
-    def learn(key: Key, shown: live.Shown[object, Known, object, SeenLosses]) -> Known:
+    def learn(key: Key, shown: live.Shown[object, Known, object, seen_losses.SeenLosses]) -> Known:
         event, known, window = shown.event, shown.memory, hyper.choice.window
         quality = counts[jnp.maximum(event.clients, 0)] * shown.seen.root_mean_square
         staleness, slots = event.tick - event.version, jnp.arange(num_slots)

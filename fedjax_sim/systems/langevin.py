@@ -85,9 +85,8 @@ import optax
 
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, Training, local_steps
-from fedjax_sim.core import batching, settings, trees, types
+from fedjax_sim.core import batching, schedules, settings, trees, types
 from fedjax_sim.core.events import Timeline
-from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion, Probability
 from fedjax_sim.core.streams import lane_stream
@@ -439,7 +438,7 @@ class Hyper(WeightedRounds):
     """Settings of FA-LD: participation, clock, Langevin steps, and methods that share these."""
 
     step_size: Above0 = setting(1e-6, "Step size eta, of the order of 1 / n.")
-    step_size_schedule: Schedule = schedule_of("step_size", ("round", "step"))
+    step_size_schedule: schedules.Schedule = schedules.schedule_of("step_size", ("round", "step"))
     temperature: AtLeast0 = setting(1.0, "Temperature tau.", simpler_at=(0.0,))
     # A mixing weight. The noise of clients i and j has the correlation rho^2 / (s_i s_j), with
     # s_c^2 = rho^2 + (1 - rho^2) / p_c.

@@ -14,6 +14,7 @@ Dimension letters: `N` clients, `P` positions of all clients' examples, `B` exam
 mini-batch, `n` examples, `q` numbers of a statistic.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -114,12 +115,8 @@ class Estimation(client_data.ClientExamples):
         if dataclasses.is_dataclass(self.model):
             client_data.check_fields(self.model)
         super()._check_together()
-        try:
+        with _asking(self.model, self.data):
             drawn = _describe_statistics(*client_data.described(self))
-        except Exception as error:  # Whatever a model raises.
-            reason = " ".join(str(error).split())
-            allowed = f"examples that {type(self.model).__name__} takes ({reason})"
-            raise ConfigError("data", files.form_of(self.data), allowed) from error
         if self.start is not None and self.start.shape != drawn.shape:
             raise ConfigError(
                 "shape of start", self.start.shape, f"{drawn.shape}, as of the statistics"
@@ -355,14 +352,14 @@ def tell(model: LatentModel, examples: Params, weight: Array) -> LatentModel:
     Raises:
       ConfigError: If it does not.
     """
-    try:
+    with _asking(model, examples):
         return model.with_data(examples, weight)
-    except ConfigError:
-        raise
-    except Exception as error:  # Whatever a model raises.
-        reason = " ".join(str(error).split())
-        allowed = f"examples that {type(model).__name__} takes ({reason})"
-        raise ConfigError("data", files.form_of(examples), allowed) from error
+
+
+def _asking(model: LatentModel, examples: Params) -> contextlib.AbstractContextManager[None]:
+    """Refuse examples if a model raises an error about them."""
+    allowed = f"examples that {type(model).__name__} takes"
+    return files.refusing("data", files.form_of(examples), allowed)
 
 
 @struct.dataclass
