@@ -347,7 +347,7 @@ def _require(names: Iterable[str], members: Collection[str], archive: Path) -> N
 
 
 def _report_damage(path: Path, member: str = "") -> contextlib.AbstractContextManager[None]:
-    """Turn what a reader raises into a ConfigError with the file, and the member of an archive."""
+    """Turn a reader's error into a ConfigError with the file, and the member of an archive."""
     check_file("raw file", path)
     where, allowed = f"{member}: " if member else "", "an undamaged file of the published form"
     return refusing("raw file", str(path), allowed, where=where)

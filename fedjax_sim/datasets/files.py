@@ -265,14 +265,14 @@ def first_line(error: Exception) -> str:
 def refusing(
     field: str, value: object, allowed: str, *kinds: type[Exception], where: str = ""
 ) -> Iterator[None]:
-    """Refuse a value if what is done with it raises an error, whose first line is the reason.
+    """Refuse a value, with the reason, if the code under `with` raises an error about it.
 
     Args:
       field: What is refused.
       value: Its value, or a word for it.
       allowed: What would be allowed.
       *kinds: Kinds of errors that mean it; all of them, if none are given, as those of a user's
-        function may be of any kind.
+        function may be of any kind. The first line of the error is the reason.
       where: What stands before the reason.
 
     Raises:

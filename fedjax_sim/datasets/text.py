@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -220,10 +220,9 @@ def from_npz(path: Path, name: str) -> Text:
     check_file("npz file", path)
     allowed = "an undamaged file with the sequences of a text"
     with refusing("npz file", str(path), allowed), np.load(path, allow_pickle=False) as file:
-        arrays: Any = {field: file[field] for field in Text._fields[:6]}
-        for field in ("characters", "speakers"):
-            arrays[field] = tuple(arrays[field].tolist())
-        return Text(**arrays, name=name)
+        arrays = [file[field] for field in Text._fields[:4]]
+        names = (tuple(file[field].tolist()) for field in ("characters", "speakers"))
+        return Text(*arrays, *names, name)
 
 
 def speeches(text: str) -> dict[str, str]:

@@ -13,7 +13,6 @@ import numpy as np
 from fedjax_sim.core import settings
 from fedjax_sim.core.settings import Above0, ConfigError, Count, Named, Seed, Share, Whole
 from fedjax_sim.partition import parts
-from fedjax_sim.partition.parts import Partition
 
 CIFAR100_SUPERCLASSES = (
     *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11),
@@ -25,7 +24,7 @@ CIFAR100_SUPERCLASSES = (
 """Superclass of each class of CIFAR-100, both in alphabetical order."""
 
 
-def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> Partition:
+def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> parts.Partition:
     """Split the examples at random into equal parts.
 
     The remainder of n / N is left out.
@@ -60,7 +59,7 @@ def dirichlet(
     seed: Seed,
     min_examples: Count = 1,
     top_up: bool = False,
-) -> Partition:
+) -> parts.Partition:
     """Split each class over the clients in proportions from a symmetric Dirichlet distribution.
 
     Every example is given to a client. Proportions are drawn again until every client has
@@ -98,7 +97,7 @@ def dirichlet(
 
 def shards(
     labels: np.ndarray, *, num_clients: Count, shards_per_client: Count = 2, seed: Seed
-) -> Partition:
+) -> parts.Partition:
     """Sort the examples by label, cut them into equal shards and deal the shards at random.
 
     A client has about `shards_per_client` classes, possibly fewer. Examples that do not fill a
@@ -130,7 +129,7 @@ def shards(
 
 def natural(
     labels: np.ndarray, *, client_ids: np.ndarray, num_clients: Count, seed: Seed
-) -> Partition:
+) -> parts.Partition:
     """Keep the clients that the data came with.
 
     If the data has more clients than `num_clients`, a random choice of them is kept. A partition
@@ -173,7 +172,7 @@ def natural(
 
 def classes_per_client(
     labels: np.ndarray, *, num_clients: Count, classes: Count = 2, seed: Seed
-) -> Partition:
+) -> parts.Partition:
     """Give each client equally many examples of a few distinct classes, drawn at random.
 
     Each class gets `classes * N / C` slots; if that is not whole, some classes drawn at random get
@@ -227,7 +226,7 @@ def label_groups(
     slow_labels: Count = 4,
     held_out: Share = 0.0,
     seed: Seed,
-) -> Partition:
+) -> parts.Partition:
     """Give the first few labels to the last clients and all other labels to the first clients.
 
     Within a group each label is split into equal parts; examples that do not divide evenly are left
@@ -295,7 +294,7 @@ def dirichlet_groups(
     alpha: Above0,
     seed: Seed,
     min_examples: Count = 1,
-) -> Partition:
+) -> parts.Partition:
     """Split each class over groups in Dirichlet proportions, and a group's examples evenly.
 
     A group's examples are dealt to its clients at random, so clients of a group differ by at most
@@ -346,7 +345,7 @@ def disjoint_groups(
     group_sizes: tuple[Count, ...],
     classes: Count = 2,
     seed: Seed,
-) -> Partition:
+) -> parts.Partition:
     """Deal the labels to groups that share none, then split each group by `classes_per_client`.
 
     Groups get equally many labels; if these do not divide evenly, the first groups get one more.
@@ -397,7 +396,7 @@ def pachinko(
     beta: Above0 = 10.0,
     superclasses: tuple[Whole, ...] = CIFAR100_SUPERCLASSES,
     seed: Seed,
-) -> Partition:
+) -> parts.Partition:
     """Give clients equally many examples by Pachinko allocation: a superclass, then a class in it.
 
     A client draws its shares of the superclasses from a Dirichlet distribution with concentration
@@ -512,7 +511,7 @@ def summary(name: str) -> str:
 
 def make(
     name: str, labels: np.ndarray, *, num_clients: Count, seed: Seed, **options: Any
-) -> Partition:
+) -> parts.Partition:
     """Make a partition by name.
 
         labels = data.train_labels
@@ -549,7 +548,7 @@ def make(
 
 
 settings.checked_all(__name__)
-PARTITIONS: Named[Callable[..., Partition]] = Named(
+PARTITIONS: Named[Callable[..., parts.Partition]] = Named(
     "partition",
     {
         "iid": iid,

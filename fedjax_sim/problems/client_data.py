@@ -697,8 +697,10 @@ class ExampleLosses(ClientExamples):
 
     def _mean(self, params: Params, losses: Array, mask: Array | None) -> Array:
         """Average losses over the entries that count, and add the prior's part of one example."""
-        mean = losses.mean() if mask is None else _mean_among(losses, mask)
-        return mean + self._penalty(params)
+        if mask is None:
+            return losses.mean() + self._penalty(params)
+        total = jnp.where(mask, losses, 0).sum()
+        return total / mask.sum().astype(losses.dtype) + self._penalty(params)
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
         """Compute the mean loss of some of a client's examples.
@@ -747,11 +749,6 @@ class ExampleLosses(ClientExamples):
         total, number = self.held.total(client, sums, has_slope=has_slope)
         number = self.counts[client] if number is None else number.astype(total.dtype)
         return total / number + self._penalty(params)
-
-
-def _mean_among(losses: Array, mask: Array) -> Array:
-    """Average losses over the entries that count."""
-    return jnp.where(mask, losses, 0).sum() / mask.sum().astype(losses.dtype)
 
 
 def along(flags: Array, like: Array) -> Array:

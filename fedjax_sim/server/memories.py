@@ -150,7 +150,7 @@ class MemoryMessages(Messages):
         ("memories.field_rule", "fedem"),
     )
 
-    def bits(self, params: Any, hyper: types.Settings) -> tuple[int, int]:
+    def bits(self, params: types.Params, hyper: types.Settings) -> tuple[int, int]:
         """Count the bits by which a clock times messages; theta is taken for as long as S."""
         up = compression.count_message_bits(hyper.memories.compression, params)
         return up, 2 * types.full_precision_bits(params)

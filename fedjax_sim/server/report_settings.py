@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_sim.core import settings, trees, types
 from fedjax_sim.core.settings import Checked, ConfigError, fields, group, setting, struct, value_of
-from fedjax_sim.core.types import EMPTY, Leaf, Messages, Params, Settings, Timeline
+from fedjax_sim.core.types import EMPTY, Leaf, Messages, Params, Problem, Settings, Timeline
 from fedjax_sim.server import compression, privacy, stages
 from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.compression import Compression, Compressor, Identity, compressed
@@ -105,7 +105,7 @@ class ReportMessages(Messages):
         bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, up)
         return bits_up + self.number_bits(params, hyper), types.full_precision_bits(down)
 
-    def per_tick(self, problem: Any, hyper: Settings, timeline: Timeline) -> Bits | None:
+    def per_tick(self, problem: Problem, hyper: Settings, timeline: Timeline) -> Bits | None:
         """Count changes of the model that clients have missed, where these are compressed.
 
         The arguments are those of `Messages.per_tick`.

@@ -539,9 +539,8 @@ class Wire:
 
         The arguments are those of `first_round`.
         """
-        first = first_version(server, self.plan)
-        begun = self.first_optimizer(server), clients
-        return Versioned(first.server, first.versions, self.first(server), *begun)
+        first, memory = first_version(server, self.plan), self.first_optimizer(server)
+        return first._replace(memo=self.first(server), memory=memory, clients=clients)
 
     def next_version(
         self, key: Key, event: Event, state: Versioned, memo: Memo, server: Params, **kept: Params

@@ -53,8 +53,7 @@ from fedjax_sim.core import batching, settings
 from fedjax_sim.core.settings import Above0, Count, Limit, Named, Whole, fixed, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Key, Params, Settings, Timeline
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
-from fedjax_sim.server import ordering
-from fedjax_sim.server.compression import Compressor, Number, count_message_bits, count_parameters
+from fedjax_sim.server import compression, ordering
 
 __all__ = ["RULES", "Bucketing", "Bulyan", "CentredClipping", "FLTrust", "GeometricMedian", "Krum"]
 __all__ += ["Mean", "Median", "MultiKrum", "NormBound", "OneOf", "Rule", "SecureSum"]
@@ -94,7 +93,7 @@ class Rule(settings.Kind):
         """
         raise NotImplementedError
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Return the fewest messages that the rule needs: a number, traced if its settings are."""
         return 1
 
@@ -205,14 +204,14 @@ class Rule(settings.Kind):
         """The rule itself, or the one that it stands for. On the host."""
         return self
 
-    def message_bits(self, compressor: Compressor, params: Params) -> int:
+    def message_bits(self, compressor: compression.Compressor, params: Params) -> int:
         """Count the bits of a message that the rule can read. On the host.
 
         Args:
           compressor: The compressor of messages.
           params: What is sent, leaves `[...]` or their shapes.
         """
-        return count_message_bits(compressor, params)
+        return compression.count_message_bits(compressor, params)
 
 
 @struct
@@ -476,7 +475,7 @@ class NormBound(Rule):
         return batching.weighted_sum(weight / weight.sum() * pull, messages)
 
 
-def shortening(norms: Array, most: Number) -> Array:
+def shortening(norms: Array, most: compression.Number) -> Array:
     """Compute the factors that shorten vectors to at most a norm: min(1, most / norm).
 
     Args:
@@ -602,7 +601,7 @@ class Nearest(Rule):
         assumed: Any = jnp.maximum(self.assumed - dropped, 0)
         return dataclasses.replace(self, assumed=assumed)
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Return 2 f + 3, as 2 f + 2 < n is assumed."""
         return 2 * self.assumed + 3
 
@@ -665,7 +664,7 @@ class MultiKrum(Nearest):
         traced=True,
     )
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Return 2 f + 3, or the number of messages averaged if that is larger."""
         least = super().least()
         return least + (self.selected > least) * (self.selected - least)
@@ -695,7 +694,7 @@ class Bulyan(Nearest):
 
     name: str = fixed("bulyan")
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Return 4 f + 3."""
         return 4 * self.assumed + 3
 
@@ -746,7 +745,7 @@ class Neighbours(NamedTuple):
     slots: Array
     distances: Array
 
-    def by_score(self, is_left: Array, counted: Number) -> Array:
+    def by_score(self, is_left: Array, counted: compression.Number) -> Array:
         """Order slots by Krum's scores.
 
         Args:
@@ -866,7 +865,7 @@ class Bucketing(Rule):
         """Return the inner rule's."""
         return self.inner.roots()
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Return the fewest messages that fill as many buckets as the inner rule needs."""
         return self.size * (self.inner.least() - 1) + 1
 
@@ -951,7 +950,7 @@ class OneOf(settings.OneOfSeveral, Rule):
         """Return those of all rules."""
         return tuple(root for rule in self.options for root in rule.roots())
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Fewest messages of the chosen rule."""
         needs = jnp.stack([jnp.asarray(rule.least(), "int32") for rule in self.options])
         return needs[self.number]
@@ -1014,9 +1013,9 @@ class SecureSum(Rule):
         signed = jnp.where(total >= half, (total - half) - half, total)
         return (signed.astype(wide.dtype) * self.step).astype(leaf.dtype)
 
-    def message_bits(self, compressor: Compressor, params: Params) -> int:
+    def message_bits(self, compressor: compression.Compressor, params: Params) -> int:
         """Count b bits for each number."""
-        return int(self.width) * count_parameters(params)
+        return int(self.width) * compression.count_parameters(params)
 
 
 RULES: Named[type[Rule]] = Named(

@@ -164,10 +164,8 @@ class Hyper(Contacts, LocalTraining, Reports):
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
-        if self.reweight in CLOSED_FORM:
-            self._check_law()
-
-    def _check_law(self) -> None:
+        if self.reweight not in CLOSED_FORM:
+            return
         others = "one of none, estimated_stochastic, estimated"
         if self.delays.trace is not None:
             raise ConfigError("reweight", self.reweight, f"{others} with a recorded trace")

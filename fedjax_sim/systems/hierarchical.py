@@ -130,7 +130,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         sent = event.within(steps=jnp.broadcast_to(is_last, (num_slots,)).astype("int32"))
         reports, memo = wire.receive(key, sent, memo, known, groups)
         progress = jax.tree.map(jnp.subtract, reports, known)  # x_i^{u,t_i} - x^u
-        moved = wire.mix(key, event, progress, partial(shares_of_slots, hyper, event))
+        shares = jnp.asarray(hyper.shares())[event.clients]
+        moved = wire.mix(key, event, progress, lambda: jnp.where(event.weight > 0, shares, 0))
         server = jax.tree.map(jnp.add, state.server, moved)  # (12)
         # The server's model is sent at the end of a round.
         published = wire.publish(key, event, memo, server)
@@ -148,11 +149,6 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         return state.clients, jnp.asarray(timelines.list_members(hyper).size)
 
     return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
-
-
-def shares_of_slots(hyper: Hyper, event: Event) -> Array:
-    """Find the weights w_i of groups in a tick that aggregates: `f[S]`, 0 in other ticks."""
-    return jnp.where(event.weight > 0, jnp.asarray(hyper.shares())[event.clients], 0)
 
 
 class Messages(edges.GroupMessages):

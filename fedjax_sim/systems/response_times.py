@@ -1,4 +1,4 @@
-"""Rounds that follow what clients took and lost: TiFL, FedCS and AdaComm.
+"""Rounds that follow the times and losses of clients: TiFL, FedCS and AdaComm.
 
 TiFL and FedCS choose clients by how long they take, AdaComm a number of local steps by the loss.
 Each choice is a `live.Selection`, for any system of rounds; these have FedAvg's learning.

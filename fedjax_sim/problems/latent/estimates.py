@@ -26,8 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core import settings
-from fedjax_sim.core.lifecycle import read_arrays, write_arrays
+from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Limit, Whole, checked
 from fedjax_sim.core.types import Params
 from fedjax_sim.datasets import files
@@ -220,7 +219,7 @@ class Fitted(NamedTuple):
                 if (value := getattr(owner, name)) is not None:
                     entries[f"{part}.{name}"] = np.asarray(value)
         entries |= {name: np.asarray(getattr(self, name)) for name in self._fields[2:]}
-        write_arrays(Path(path), entries)
+        lifecycle.write_arrays(Path(path), entries)
 
     def _apply(self, function: Callable[..., jax.Array], examples: npt.ArrayLike) -> np.ndarray:
         """Apply a function of parameters and examples in the precision of the parameters."""
@@ -307,7 +306,7 @@ def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
     """
     settings.check_file("file of the fit", path)
     with files.refusing("file of the fit", str(path), "an undamaged file that Fitted.save wrote"):
-        entries = read_arrays(Path(path), trust=trust)
+        entries = lifecycle.read_arrays(Path(path), trust=trust)
         model_type, params_type = KINDS[entries["kind"].item()]
         model = {
             name: _read(entries[f"model.{name}"])

@@ -364,7 +364,7 @@ def _asking(model: LatentModel, examples: Params) -> contextlib.AbstractContextM
 
 @struct.dataclass
 class Sampled:
-    """Base of a latent-variable model with a held-out sample, whose clients have other examples.
+    """Base of a latent-variable model with a held-out sample; clients have other examples.
 
     Attributes:
       sample: The model with the sample, whose examples have the shapes and types of all others.
@@ -486,12 +486,7 @@ class WithSample(client_data.ClientExamples, Sampled):
 
     @classmethod
     def of(
-        cls,
-        sample: Estimation,
-        data: Any,
-        split: Partition,
-        *,
-        weighting: str = "pooled",
+        cls, sample: Estimation, data: Any, split: Partition, *, weighting: str = "pooled"
     ) -> Self:
         """Build from a held-out sample and data. All data are read once, for checks.
 
