@@ -43,8 +43,7 @@ def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> parts.Partitio
     Raises:
       ConfigError: If an argument is not allowed.
     """
-    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
-    parts.check_most("num_clients", num_clients, len(labels))
+    labels, rng = parts.begin(labels, seed, num_clients)
     size = len(labels) // num_clients
     return parts.pack_rows(
         rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size)
@@ -85,8 +84,7 @@ def dirichlet(
       ConfigError: If an argument is not allowed or if, without `top_up`, no draw out of
         `DIRICHLET_TRIES` gives every client enough examples.
     """
-    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
-    parts.check_most("num_clients", num_clients, len(labels))
+    labels, rng = parts.begin(labels, seed, num_clients)
     parts.check_most("min_examples", min_examples, len(labels) // num_clients)
     sizes = np.unique(labels, return_counts=True)[1]
     per_class = parts.cut_classes(rng, num_clients, alpha, sizes, least=min_examples, top_up=top_up)
@@ -117,7 +115,7 @@ def shards(
     Raises:
       ConfigError: If an argument is not allowed.
     """
-    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
+    labels, rng = parts.begin(labels, seed)
     parts.check_most("shards_per_client", shards_per_client, len(labels))
     parts.check_most("num_clients", num_clients, len(labels) // shards_per_client)
     num_shards = num_clients * shards_per_client
@@ -154,7 +152,7 @@ def natural(
     Raises:
       ConfigError: If an argument is not allowed, or if the data has fewer clients.
     """
-    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
+    labels, rng = parts.begin(labels, seed)
     client_ids = np.asarray(client_ids)
     if client_ids.shape != labels.shape:
         allowed = f"that of the labels, {labels.shape}"
@@ -196,7 +194,7 @@ def classes_per_client(
     Raises:
       ConfigError: If an argument is not allowed, or if a slot would have no example.
     """
-    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
+    labels, rng = parts.begin(labels, seed)
     present, class_of = np.unique(labels, return_inverse=True)
     parts.check_most("classes", classes, len(present))
     slots_of_all, num_with_one_more = divmod(classes * num_clients, len(present))
@@ -256,7 +254,7 @@ def label_groups(
       ConfigError: If an argument is not allowed, or if a label has fewer examples than its group
         has clients.
     """
-    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
+    labels, rng = parts.begin(labels, seed)
     present = np.unique(labels)
     if num_clients < 2:
         raise ConfigError("num_clients", num_clients, "at least 2, one in each group")
@@ -322,8 +320,7 @@ def dirichlet_groups(
       ConfigError: If an argument is not allowed, or if no draw out of `DIRICHLET_TRIES` gives every
         group enough examples.
     """
-    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
-    parts.check_most("num_clients", num_clients, len(labels))
+    labels, rng = parts.begin(labels, seed, num_clients)
     _check_groups(group_sizes, num_clients)
     parts.check_most("min_examples", min_examples, len(labels) // num_clients)
     sizes, least = np.unique(labels, return_counts=True)[1], min_examples * np.asarray(group_sizes)
@@ -370,8 +367,7 @@ def disjoint_groups(
       ConfigError: If an argument is not allowed, or if a client of a group would have no example of
         a class.
     """
-    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
-    parts.check_most("num_clients", num_clients, len(labels))
+    labels, rng = parts.begin(labels, seed, num_clients)
     _check_groups(group_sizes, num_clients)
     present = rng.permutation(np.unique(labels))
     parts.check_most("classes", classes, len(present) // len(group_sizes))
@@ -424,8 +420,7 @@ def pachinko(
     Raises:
       ConfigError: If an argument is not allowed, or if a label has no superclass.
     """
-    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
-    parts.check_most("num_clients", num_clients, len(labels))
+    labels, rng = parts.begin(labels, seed, num_clients)
     num_classes = int(labels.max()) + 1
     if superclasses is CIFAR100_SUPERCLASSES and num_classes != len(superclasses):
         allowed = f"given for data with {num_classes} classes; the default is that of CIFAR-100"

@@ -355,7 +355,7 @@ class PrivateSum(Stage):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.kind.name, f"{allowed}: epsilon is the schedule's")
         number = self.hyper.expected_reports
-        bound = self.kind.bound_with(self.hyper, memory)
+        bound = self.kind.bound(self.hyper, memory)
         # In at least 32 bits.
         known, _ = clipping.finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
         clipped, is_short = clipping.clip_updates(known, bound)

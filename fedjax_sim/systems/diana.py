@@ -15,7 +15,6 @@ message is divided by p, as in FedEM, whose memories these are. h_i^0 is 0, or t
 VR-DIANA, whose gradients have the variance reduced, is here too.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -109,15 +108,6 @@ def first_state(problem: Problem, hyper: Hyper, key: Key, *, with_slopes: bool) 
     return State(server, memory, server, slopes) if with_slopes else State(server, memory)
 
 
-def bound(
-    problem: Problem, hyper: Hyper, step: Callable[..., tuple[State, Work]], *, with_slopes: bool
-) -> Algorithm[State, Work]:
-    """Algorithm of a step. with_slopes: whether gradients of all examples are kept."""
-    first = partial(first_state, problem, hyper, with_slopes=with_slopes)
-    known = dict(DianaMessages.relies_on)
-    return Algorithm(first, step, lambda state: state.server, supports=known)
-
-
 def taking_part(event: Event) -> Event:
     """The event with empty slots for clients that do not take part."""
     return event.within(clients=jnp.where(event.weight > 0, event.clients, EMPTY))
@@ -132,7 +122,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         after = hyper.after(key, event, state.server, state.memory, vectors(slopes))
         return keep_if_empty(event, State(*after), state), work._replace(event=event.changed)
 
-    return bound(problem, hyper, step, with_slopes=False)
+    first = partial(first_state, problem, hyper, with_slopes=False)
+    return Algorithm(first, step, lambda state: state.server, supports=RELIED_ON)
 
 
 class DianaMessages(MemoryMessages):
@@ -144,6 +135,7 @@ class DianaMessages(MemoryMessages):
         return (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64) * model
 
 
+RELIED_ON = dict(DianaMessages.relies_on)
 SOURCE = {"source": "DIANA's theory (arXiv 1904.05115), which takes one example at a time"}
 system: types.System = types.System(
     "diana",
@@ -211,7 +203,8 @@ def reduced(problem: Problem, hyper: VRDiana, plan: Plan) -> Algorithm[State, Wo
         work = work.and_more(more, times=2)._replace(event=event.changed)
         return keep_if_empty(event, after, state), work
 
-    return bound(problem, hyper, step, with_slopes=True)
+    first = partial(first_state, problem, hyper, with_slopes=True)
+    return Algorithm(first, step, lambda state: state.server, supports=RELIED_ON)
 
 
 vr_diana = system._replace(
