@@ -220,9 +220,9 @@ def from_npz(path: Path, name: str) -> Text:
     check_file("npz file", path)
     allowed = "an undamaged file with the sequences of a text"
     with refusing("npz file", str(path), allowed), np.load(path, allow_pickle=False) as file:
-        arrays = [file[field] for field in Text._fields[:4]]
-        names = (tuple(file[field].tolist()) for field in ("characters", "speakers"))
-        return Text(*arrays, *names, name)
+        arrays = {field: file[field] for field in Text._fields[:4]}
+        characters, speakers = (tuple(file[field].tolist()) for field in Text._fields[4:6])
+        return Text(**arrays, characters=characters, speakers=speakers, name=name)
 
 
 def speeches(text: str) -> dict[str, str]:
