@@ -43,7 +43,7 @@ from fedjax_sim.core.types import Algorithm
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results import plots
 from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
-from fedjax_sim.server.versions import Versioned
+from fedjax_sim.server.reports import Versioned
 from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientDelays
 
 NUM_CLIENTS, LOCAL_STEPS = 8, 2

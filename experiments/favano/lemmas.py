@@ -24,7 +24,7 @@ from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdic
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Plan
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results.plots import look, styled
-from fedjax_sim.server.versions import Versioned
+from fedjax_sim.server.reports import Versioned
 from fedjax_sim.systems import favano
 from fedjax_sim.theory import favano as theory
 

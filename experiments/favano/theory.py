@@ -25,7 +25,7 @@ from fedjax_sim.kernels.rounding import straight_through, uniform
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results import plots
 from fedjax_sim.server.compression import luq
-from fedjax_sim.server.versions import Versioned
+from fedjax_sim.server.reports import Versioned
 from fedjax_sim.systems import favano
 from fedjax_sim.theory import favano as theory
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedjax_sim.core import settings
-from fedjax_sim.core.lifecycle import nearest
+from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results import reports
 
@@ -133,7 +132,7 @@ def read_fields(flag: str, kind: type[T], names: Sequence[str], text: str | None
         name, equals, value = word.partition("=")
         if name not in names or not equals or name in chosen:
             allowed = f"name=value with different names of {', '.join(names)}"
-            raise ConfigError(flag, word, allowed + nearest(name, names))
+            raise ConfigError(flag, word, allowed + lifecycle.nearest(name, names))
         chosen[name], parse = value, settings.kind_of(hints[name]).parse or str
         with contextlib.suppress(ValueError, KeyError):  # The class refuses a text.
             chosen[name] = parse(value)

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.core import lifecycle, settings
-from fedjax_sim.core.settings import Above0, ConfigError
 from fedjax_sim.core.types import LatentProblem, Settings, System
-from fedjax_sim.results import kept_settings, runs
-from fedjax_sim.results.summaries import label_of
+from fedjax_sim.results import kept_settings, runs, summaries
 from fedjax_sim.systems import SYSTEMS
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
@@ -43,10 +41,10 @@ class Contender(NamedTuple):
             dict(zip(self.swept, values, strict=True))
             for values in itertools.product(*self.swept.values())
         ]
-        labels = [label_of(self.system.name, point) for point in combinations]
+        labels = [summaries.label_of(self.system.name, point) for point in combinations]
         if len(set(labels)) < len(labels):  # Numbers that differ in their last digits.
             exact = [{name: str(value) for name, value in point.items()} for point in combinations]
-            labels = [label_of(self.system.name, point) for point in exact]
+            labels = [summaries.label_of(self.system.name, point) for point in exact]
         hypers = [self.hyper.replace(**point) for point in combinations]
         return list(zip(labels, hypers, strict=True))
 
@@ -103,7 +101,7 @@ def read_asked(
     seeds = texts.read_seeds(arguments.seeds)
     given = texts.read_settings(arguments)
     for name in given.keys() & more:
-        raise ConfigError(name, ",".join(given[name]), "left out: the log decides it")
+        raise settings.ConfigError(name, ",".join(given[name]), "left out: the log decides it")
     given |= more
     contenders = resolve_contenders(arguments.systems, given, defaults)
     is_latent = contenders[0].system.fit.learns is LatentProblem
@@ -112,8 +110,8 @@ def read_asked(
         source = getattr(contender.hyper, "source_of_times", "")
         if source and arguments.time_budget is None and not usual_time:
             allowed = f"given in the unit of time of {source}: the default is in another unit"
-            raise ConfigError("time_budget", usual, allowed)
-    time_budget = texts.read_value("time_budget", arguments.time_budget, usual, Above0)
+            raise settings.ConfigError("time_budget", usual, allowed)
+    time_budget = texts.read_value("time_budget", arguments.time_budget, usual, settings.Above0)
     return Asked(defaults, contenders, seeds, time_budget)
 
 
@@ -139,12 +137,12 @@ def resolve_contenders(
         problem, and for values that are not allowed.
     """
     if len(set(names)) < len(names):
-        raise ConfigError("systems", " ".join(names), "named once each")
+        raise settings.ConfigError("systems", " ".join(names), "named once each")
     systems = [SYSTEMS[name] for name in names or MAIN_JOB]
     kinds = {system.fit.learns: system.name for system in systems}
     if len(kinds) > 1:
         allowed = "all of gradients or all of expectation maximisation, as they share a problem"
-        raise ConfigError("systems", " ".join(kinds.values()), allowed)
+        raise settings.ConfigError("systems", " ".join(kinds.values()), allowed)
     texts.check_name("preset", defaults.preset or "paper", ["paper"])  # Every system has it.
     _check_names(systems, given)
     used = [_contender(system, given, defaults).used_settings() for system in systems]
@@ -173,10 +171,10 @@ def _check_names(systems: Sequence[System], given: Mapping[str, list[str]]) -> N
             raise settings.unknown_name(name, [system.Hyper for system in systems])
         if without and (why := NOT_IGNORED.get(name.rpartition(".")[2])):
             allowed = f"left out with {', '.join(without)}, which {why}"
-            raise ConfigError(name, ",".join(values), allowed)
+            raise settings.ConfigError(name, ",".join(values), allowed)
     if len(given.get("num_clients", [])) > 1:
         allowed = "one, as the partition follows it"
-        raise ConfigError("values of num_clients", ",".join(given["num_clients"]), allowed)
+        raise settings.ConfigError("values of num_clients", ",".join(given["num_clients"]), allowed)
 
 
 def _contender(system: System, given: Mapping[str, list[str]], defaults: Defaults) -> Contender:
@@ -186,7 +184,7 @@ def _contender(system: System, given: Mapping[str, list[str]], defaults: Default
         values[name] = [settings.parse(system.Hyper, name, text) for text in given[name]]
         if len(set(map(repr, values[name]))) < len(values[name]):
             allowed = "different from each other"
-            raise ConfigError(f"values of {name}", ",".join(given[name]), allowed)
+            raise settings.ConfigError(f"values of {name}", ",".join(given[name]), allowed)
     usual = defaults.em_settings if system.fit.learns is LatentProblem else defaults.settings
     usual = {**usual, **defaults.tuned.get(system.name, {})}
     swept = {name: each for name, each in values.items() if len(each) > 1}

@@ -20,8 +20,7 @@ from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.engine.planning import placement
 from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.partition import Partition, parts
-from fedjax_sim.problems import latent
-from fedjax_sim.problems.classification import AUGMENTATIONS
+from fedjax_sim.problems import classification, latent
 
 Kind = tuple[str, dict[str, object], Callable[..., Sequence[AnyProblem]]]
 """Name of a model, further choices for config.json, and from data and partitions to problems."""
@@ -194,7 +193,7 @@ def _networks(arguments: argparse.Namespace, defaults: Defaults) -> Kind:
     convolution, low_bit = arguments.convolution or "auto", arguments.low_bit or "none"
     augmentation = arguments.augmentation or defaults.augmentation
     texts.check_name("convolution", convolution, models.CONVOLUTIONS)
-    texts.check_name("augmentation", augmentation, AUGMENTATIONS)
+    texts.check_name("augmentation", augmentation, classification.AUGMENTATIONS)
     _in_few_bits(None, low_bit)
     options = {"mean": defaults.mean, "std": defaults.std, "per_client": arguments.per_client}
 
@@ -207,7 +206,7 @@ def _networks(arguments: argparse.Namespace, defaults: Defaults) -> Kind:
             return problems.make_next_characters(
                 network, data, partitions, per_client=is_own, test_partition=own
             )
-        change = AUGMENTATIONS[augmentation]
+        change = classification.AUGMENTATIONS[augmentation]
         return problems.make_classifications(
             network, data, partitions, augmentation=change, **options
         )

@@ -18,10 +18,9 @@ from fedjax_sim.cli import tables
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.settings import ConfigError, writing_to
 from fedjax_sim.launch import parts
-from fedjax_sim.results import plots, reports
+from fedjax_sim.results import plots, reports, summaries
 from fedjax_sim.results.diagnostics import average_predictions, reliability, score_predictions
 from fedjax_sim.results.runs import Run
-from fedjax_sim.results.summaries import label_of, settings_of, summary
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     metrics = None if arguments.plot is None else texts.read_names("metric", arguments.plot, drawn)
     is_file = Path(arguments.out or "").suffix[1:] in reports.PICTURES
     folder = None if is_file else texts.find_folder(arguments, "results-plot")
-    figures, content = plots.metric_figures(curves, metrics, axes), summary(curves)
+    figures, content = plots.metric_figures(curves, metrics, axes), summaries.summary(curves)
     if folder is None:
         write_one(arguments, figures, width)
         return
@@ -192,13 +191,13 @@ def calibration_figures(
         if not (hasattr(problem, "predict") and hasattr(problem, "test_labels")):
             continue
         averages = average_predictions(problem, run.samples).probabilities
-        points = list(settings_of(run.curves))
+        points = list(summaries.settings_of(run.curves))
         for (point, lanes), average in zip(points, np.split(averages, len(points)), strict=True):
             good = ~lanes["failed"].values
             if not good.any():
                 continue
             probabilities = jnp.asarray(average[good].mean(axis=0))
             scores = jax.tree.map(float, score_predictions(probabilities, problem.test_labels))
-            label = f"{label_of(name, point)}, calibration error {scores['ece']:.3f}"
+            label = f"{summaries.label_of(name, point)}, calibration error {scores['ece']:.3f}"
             found[label] = reliability(probabilities, problem.test_labels)
     return {"reliability.png": plots.reliability_figure(found)} if found else {}

@@ -21,11 +21,8 @@ from fedjax_sim.core.types import EMPTY, Settings, Time, Timeline
 from fedjax_sim.engine.machine import compiling
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.results import diagnostics, plots
-from fedjax_sim.results.plots import Row
-from fedjax_sim.results.records import environment
-from fedjax_sim.timelines import Clients, Groups
-from fedjax_sim.timelines.calibration import Numbers, kaplan_meier
+from fedjax_sim.results import diagnostics, plots, records
+from fedjax_sim.timelines import Clients, Groups, calibration
 
 COLUMNS = {
     "ticks": "server steps",
@@ -71,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder = texts.find_folder(arguments, "results-timeline")
     compiling.keep_compiled()
     compiling.use_cores()
-    schedules: dict[str, list[Row]] = {}
+    schedules: dict[str, list[plots.Row]] = {}
     idle: dict[str, dict[str, float]] = {}
     devices = fitted.log.devices if fitted is not None else ()
     for contender in asked.contenders:
@@ -100,7 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
     content: dict[str, Any] = {"lanes": lanes, "failed_lanes": 0, "systems": facts}
     if fitted is not None:
         content["calibration"] = {"law": fitted.law, "words": str(fitted).splitlines()}
-    folder.finish({**config, **environment()}, content)
+    folder.finish({**config, **records.environment()}, content)
     if arguments.json:
         tables.print_json({"folder": str(folder.path), **content})
         return
@@ -127,7 +124,7 @@ def _cell(name: str, value: Any) -> str:
 
 def _against_simulated(
     fitted: timelines.Calibration, num: int = 40, points: int = 100
-) -> dict[str, Numbers]:
+) -> dict[str, calibration.Numbers]:
     """Compare a log's times with simulated ones, drawn as by a clock.
 
     Args:
@@ -145,7 +142,7 @@ def _against_simulated(
     measured, simulated = np.zeros(points), []
     ends = np.cumsum(np.bincount(log.client))[:-1]  # Rows are in order of clients.
     for own, done in zip(np.split(log.time, ends), np.split(log.done, ends), strict=True):
-        seen, chance, _ = kaplan_meier(own, done)
+        seen, chance, _ = calibration.kaplan_meier(own, done)
         share = np.concatenate([[0], chance])[np.searchsorted(seen, time, "right")]
         measured += share * len(own) / len(log.client)
     with jax.enable_x64(True):
@@ -160,7 +157,7 @@ def _against_simulated(
 
 def draw_schedules(
     contender: comparison.Contender, seeds: Sequence[int], time_budget: float
-) -> dict[str, list[Row]]:
+) -> dict[str, list[plots.Row]]:
     """Draw the schedule of every point and seed.
 
     Points that differ in numbers alone are drawn together, as `sweep` does, which then finds the
@@ -200,7 +197,7 @@ def draw_schedules(
         num_senders = system.messages.num_senders(hyper) or hyper.num_clients
         senders = "groups" if isinstance(hyper, Groups) else "clients"
         found[label] = [
-            Row(label, of_lane[p * len(seeds) + s], num_senders, is_fast, senders)
+            plots.Row(label, of_lane[p * len(seeds) + s], num_senders, is_fast, senders)
             for s, is_fast in enumerate(_fast_clients(hyper, seeds))
         ]
     return found
@@ -222,7 +219,7 @@ def _rates(hyper: Clients, seed: int) -> np.ndarray:
 
 
 def _idle_shares(
-    hyper: Settings, seeds: Sequence[int], rows: Sequence[Row], devices: Sequence[str]
+    hyper: Settings, seeds: Sequence[int], rows: Sequence[plots.Row], devices: Sequence[str]
 ) -> dict[str, float]:
     """Find the share of time in which clients do not do work that the server receives.
 
@@ -256,7 +253,7 @@ def _idle_shares(
     return {name: float(np.mean(shares)) for name, shares in found.items()}
 
 
-def _influence(row: Row) -> np.ndarray:
+def _influence(row: plots.Row) -> np.ndarray:
     """Compute each client's share of the server's progress, as far as the schedule fixes it.
 
     Returns:
@@ -268,7 +265,7 @@ def _influence(row: Row) -> np.ndarray:
     return by_client / max(by_client.sum(), np.finfo(float).tiny)
 
 
-def _facts(rows: Sequence[Row]) -> dict[str, float | None]:
+def _facts(rows: Sequence[plots.Row]) -> dict[str, float | None]:
     """Measure the schedules of one point.
 
     Returns:
@@ -314,7 +311,7 @@ def _facts(rows: Sequence[Row]) -> dict[str, float | None]:
     return means | {"staleness_max": max(facts["staleness_max"] for facts in by_seed)}
 
 
-def _arrays(rows: Sequence[Row], seeds: Sequence[int]) -> xr.Dataset:
+def _arrays(rows: Sequence[plots.Row], seeds: Sequence[int]) -> xr.Dataset:
     """Stack the schedules of a point with dimensions (seed, tick, slot).
 
     Shorter ones are padded to the longest with nan and `EMPTY`.

@@ -9,17 +9,12 @@ from typing import Any, NamedTuple
 from fedjax_sim import studies
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, plotting, tables
-from fedjax_sim.cli.comparison import Asked
 from fedjax_sim.cli.data import Data, load_data, read_options
 from fedjax_sim.core.settings import Above0, ConfigError, Count, Fraction, Share, Whole
 from fedjax_sim.core.types import AnyProblem, LatentProblem, Time
 from fedjax_sim.datasets import Dataset, Text
-from fedjax_sim.engine import request
-from fedjax_sim.engine.machine import compiling
-from fedjax_sim.engine.planning import placement
-from fedjax_sim.engine.watching import Watch
-from fedjax_sim.results import plots, reports
-from fedjax_sim.results.records import environment
+from fedjax_sim.engine import machine, planning, request, watching
+from fedjax_sim.results import plots, records, reports
 from fedjax_sim.results.runs import Run
 from fedjax_sim.studies import criteria, pictures, tuning
 
@@ -44,7 +39,7 @@ class Study(NamedTuple):
     """
 
     arguments: argparse.Namespace
-    asked: Asked
+    asked: comparison.Asked
     tuning_seeds: list[int]
     data: Data
     validation: str
@@ -99,9 +94,9 @@ def tune(arguments: argparse.Namespace) -> None:
     config = study.config()
     if arguments.resume:
         folder.check_resumable(config)
-    compiling.keep_compiled()
-    compiling.use_cores()
-    placement.check_layout(study.options["layout"])
+    machine.compiling.keep_compiled()
+    machine.compiling.use_cores()
+    planning.placement.check_layout(study.options["layout"])
     trials = {num: study.trials(num) for num in study.data.partitions}
     tests = {num: study.tests(num) for num in study.data.partitions}
     folder.open(config)
@@ -163,7 +158,7 @@ def _read(arguments: argparse.Namespace) -> Study:
     Raises:
       ConfigError: For input that is not allowed.
     """
-    options = read_options(arguments) | {"watch": Watch(progress=arguments.progress)}
+    options = read_options(arguments) | {"watch": watching.Watch(progress=arguments.progress)}
     tuning_seeds = texts.read_seeds(arguments.tuning_seeds or TUNING_SEEDS)
     if arguments.tuning_seeds is not None and {*arguments.tuning_seeds} <= {*"0123456789"}:
         tuning_seeds = [1000 + seed for seed in tuning_seeds]  # A number of them.
@@ -260,7 +255,7 @@ def compare(arguments: argparse.Namespace) -> None:
     content: dict[str, Any] = {"criterion": str(criterion), "horizon": found.horizon}
     content |= _as_objects({"systems": found.entries, "pairs": found.pairs})
     about = {"folders": arguments.folders, "command": plotting.command_of(arguments)}
-    folder.finish({**about, **environment()}, content)
+    folder.finish({**about, **records.environment()}, content)
     if arguments.json:
         tables.print_json({"folder": str(folder.path), "pictures": names, **content})
         return
@@ -282,7 +277,7 @@ def _as_objects(value: Any) -> Any:
 
 def _say_how(folder: reports.Folder, arguments: argparse.Namespace) -> None:
     """Write rerun.sh, which makes the folder again."""
-    made: Any = environment()
+    made: Any = records.environment()
     versions = ", ".join(f"{name} {number}" for name, number in made["versions"].items())
     lines = ["#!/bin/sh", f"# {versions}", f"# commit {made['commit']}"]
     folder.write_text("rerun.sh", "\n".join([*lines, plotting.command_of(arguments), ""]))

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_sim.core.lifecycle import is_terminal
-from fedjax_sim.results import runs
-from fedjax_sim.results.records import to_json
+from fedjax_sim.results import records, runs
 from fedjax_sim.results.summaries import first_reach, label_of, median_reach, settings_of
 
 SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
@@ -47,7 +46,7 @@ def make_console() -> Console:
 
 def print_json(content: object) -> None:
     """Print a JSON value; numbers that are not finite become null."""
-    print(to_json(content), end="")
+    print(records.to_json(content), end="")
 
 
 def print_sentence(sentence: str) -> None:

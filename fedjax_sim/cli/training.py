@@ -17,15 +17,11 @@ from fedjax_sim import clients, launch
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli import comparison, tables
 from fedjax_sim.cli.data import Data, load_data, read_options
-from fedjax_sim.core import settings
-from fedjax_sim.core.lifecycle import InputError
+from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.settings import Above0, ConfigError, Count, Named, Whole
 from fedjax_sim.core.types import Keep, Plan, Time
-from fedjax_sim.engine import request, shares
-from fedjax_sim.engine.machine import compiling, processes
-from fedjax_sim.engine.planning import placement
+from fedjax_sim.engine import machine, planning, request, shares, watching
 from fedjax_sim.engine.sweeps import sweep
-from fedjax_sim.engine.watching import Watch
 from fedjax_sim.launch import jobs, parts
 from fedjax_sim.results import reports, trackers
 from fedjax_sim.results.runs import LaneWarning, Run
@@ -243,7 +239,7 @@ def _read(arguments: argparse.Namespace) -> Study:
         settings.load_extra("tracker", name, trackers.TRACKERS[name])
     asked = comparison.read_asked(arguments)
     # Other processes must not see that the first one has made it.
-    folder = processes.on_first(
+    folder = machine.processes.on_first(
         lambda: texts.find_folder(arguments, "results", resume=arguments.resume)
     )
     data = load_data(arguments, asked)
@@ -260,9 +256,9 @@ def _train(study: Study, identity: Mapping[str, object], *, is_known: bool) -> d
       is_known: Whether an earlier run of the folder has checked the input.
     """
     arguments, folder = study.arguments, study.folder
-    compiling.keep_compiled()
-    compiling.use_cores()
-    placement.check_layout(study.options["layout"])
+    machine.compiling.keep_compiled()
+    machine.compiling.use_cores()
+    planning.placement.check_layout(study.options["layout"])
     grids = study.grids()
     lanes: dict[str, list[int] | None] = dict.fromkeys(grids)
     if study.part is not None:
@@ -277,7 +273,7 @@ def _train(study: Study, identity: Mapping[str, object], *, is_known: bool) -> d
         # Some errors show in the schedule alone. They shall come before any training.
         with ThreadPoolExecutor(2) as workers:
             list(workers.map(lambda grid: shares.listed(**grid).check_schedules(), grids.values()))
-    processes.on_first(lambda: folder.open(identity) if folder is not None else None)
+    machine.processes.on_first(lambda: folder.open(identity) if folder is not None else None)
     try:
         with contextlib.ExitStack() as at_end:
             # The table names these lanes.
@@ -285,10 +281,10 @@ def _train(study: Study, identity: Mapping[str, object], *, is_known: bool) -> d
             tracking = [trackers.make_tracker(n, folder.path) for n in study.trackers if folder]
             for tracker in tracking:
                 at_end.callback(tracker.close)
-            watch = Watch(progress=arguments.progress, trackers=tracking)
+            watch = watching.Watch(progress=arguments.progress, trackers=tracking)
             asked = {name: grid for name, grid in grids.items() if lanes[name] != []}
             return {n: sweep(**grid, watch=watch, lanes=lanes[n]) for n, grid in asked.items()}
-    except InputError:  # A run that is refused leaves no folder.
+    except lifecycle.InputError:  # A run that is refused leaves no folder.
         if folder is not None:
             folder.withdraw()
         raise
@@ -307,9 +303,9 @@ def _join(arguments: argparse.Namespace) -> None:
         return
     if arguments.resume:
         raise ConfigError("resume", True, "left out with --distributed, which has no checkpoints")
-    processes.join_processes(
+    machine.processes.join_processes(
         arguments.coordinator,
         texts.read_value("num_processes", arguments.num_processes, None, Count),
         texts.read_value("process_id", arguments.process_id, None, Whole),
     )
-    compiling.use_cores()
+    machine.compiling.use_cores()

@@ -6,9 +6,8 @@ a user's own file. Where to look:
 - `catalogue`: the names of all sets, and `load` and `load_text`, which load a set by name.
 - `arrays` and `text`: the two forms of a data set, `Dataset` and `Text`, and how to make one from
   your own arrays or text.
-- `fetched`: the list of sets that are fetched, and how they are prepared and cached. To add a set,
-  add an entry there.
-- `raw_files`: readers of the files in which those sets are published.
+- `fetched`: the list of sets that are fetched, readers of the files in which these are published,
+  and how they are prepared and cached. To add a set, add an entry there.
 - `synthetic`: FedProx's Synthetic(alpha, beta).
 
 What there is to fetch. Files are downloaded over https into the cache on first use, or read from

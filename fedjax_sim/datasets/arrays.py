@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from fedjax_sim.core.settings import ConfigError, Count, check_file, checked, shape
+from fedjax_sim.datasets.files import refusing
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 """Arrays that an .npz file must have."""
@@ -124,17 +125,11 @@ def from_npz(path: Path, name: str | None = None) -> Dataset:
     if not zipfile.is_zipfile(path):
         allowed = "an existing file, complete and written by numpy.savez"
         raise ConfigError("npz file", str(path), allowed)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [array for array in ARRAYS if array not in file]
-            arrays = {
-                array: file[array]
-                for array in (*ARRAYS, "class_names", "train_clients")
-                if array in file
-            }
-    except Exception:  # Damaged, locked and forged archives raise errors of many kinds.
-        allowed = "an undamaged file of plain arrays, without Python objects or a password"
-        raise ConfigError("npz file", str(path), allowed) from None
+    allowed = "an undamaged file of plain arrays, without Python objects or a password"
+    with refusing("npz file", str(path), allowed), np.load(path, allow_pickle=False) as file:
+        missing = [array for array in ARRAYS if array not in file]
+        names = (*ARRAYS, "class_names", "train_clients")
+        arrays = {array: file[array] for array in names if array in file}
     if missing:
         allowed = f"one with the arrays {', '.join(ARRAYS)} ({missing[0]} is missing)"
         raise ConfigError("npz file", str(path), allowed)

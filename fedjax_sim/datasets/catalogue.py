@@ -12,11 +12,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from fedjax_sim.core import lifecycle, settings
-from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.datasets import synthetic
+from fedjax_sim.datasets import fetched, synthetic, text
 from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_arrays, from_npz
-from fedjax_sim.datasets.fetched import SOURCES, TEXTS, fetch, fetch_text
-from fedjax_sim.datasets.text import Text, from_file
 
 
 def names() -> dict[str, str]:
@@ -33,7 +30,7 @@ def names() -> dict[str, str]:
         "bundled",
         "breast_cancer": "scikit-learn's breast cancer, 426 + 143 examples of 30 standardised "
         "features, 2 classes, bundled",
-        **{name: source.summary for name, source in (SOURCES | TEXTS).items()},
+        **{name: source.summary for name, source in (fetched.SOURCES | fetched.TEXTS).items()},
         "synthetic_A_B": "FedProx's Synthetic(A, B), 60 features, 10 classes, 30 clients, such as "
         "synthetic_0.5_0.5, or synthetic_iid, computed",
         "npz:PATH": "your own .npz file with the arrays " + ", ".join(ARRAYS),
@@ -57,7 +54,7 @@ def what_to_fetch() -> list[dict[str, str]]:
             "from": urlsplit(source.url).netloc,
             "raw files": ", ".join(source.raw_files),
         }
-        for name, source in (SOURCES | TEXTS).items()
+        for name, source in (fetched.SOURCES | fetched.TEXTS).items()
     ]
 
 
@@ -72,7 +69,7 @@ def is_text(name: str) -> bool:
     Returns:
       Whether it is the name of a fetched text, starts with `text:` or ends in `.txt`.
     """
-    return name in TEXTS or name.startswith("text:") or name.endswith(".txt")
+    return name in fetched.TEXTS or name.startswith("text:") or name.endswith(".txt")
 
 
 @settings.checked
@@ -116,14 +113,14 @@ def load(
     if name == "breast_cancer":
         return _load_breast_cancer()
     if is_text(name):
-        raise ConfigError("dataset", name, "a set of images, not a text")
-    if name in SOURCES:
-        return fetch(name, *_resolve_folders(data_dir, cache_dir))
+        raise settings.ConfigError("dataset", name, "a set of images, not a text")
+    if name in fetched.SOURCES:
+        return fetched.fetch(name, *_resolve_folders(data_dir, cache_dir))
     if name.startswith("synthetic_"):
         return synthetic.from_name(name)
     if name.startswith("npz:") or name.endswith(".npz"):
         return from_npz(_expanded(name.removeprefix("npz:")))
-    raise ConfigError("dataset", name, "one of " + ", ".join(names()))
+    raise settings.ConfigError("dataset", name, "one of " + ", ".join(names()))
 
 
 @settings.checked
@@ -132,7 +129,7 @@ def load_text(
     *,
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
-) -> Text:
+) -> text.Text:
     """Load a text by name; plays are cut into sequences with the default options of `from_text`.
 
         (folder / "play.txt").write_text("ANNA:\\nHello.\\n\\n" * 100)
@@ -151,12 +148,12 @@ def load_text(
       ConfigError: If the name is not that of a text; if a file is missing, damaged or not UTF-8; if
         a download fails; if the cache cannot be written to; or if `from_text` refuses the text.
     """
-    if name in TEXTS:
-        return fetch_text(name, *_resolve_folders(data_dir, cache_dir))
+    if name in fetched.TEXTS:
+        return fetched.fetch_text(name, *_resolve_folders(data_dir, cache_dir))
     if not is_text(name):
-        allowed = "one of " + ", ".join(TEXTS) + ", or a .txt file"
-        raise ConfigError("dataset", name, allowed)
-    return from_file(_expanded(name.removeprefix("text:")))
+        allowed = "one of " + ", ".join(fetched.TEXTS) + ", or a .txt file"
+        raise settings.ConfigError("dataset", name, allowed)
+    return text.from_file(_expanded(name.removeprefix("text:")))
 
 
 def _resolve_folders(
@@ -166,7 +163,7 @@ def _resolve_folders(
     cache = lifecycle.cache_folder(cache_dir)
     if cache is None:
         allowed = "a folder, or FEDJAX_SIM_CACHE set to one: this process has no home folder"
-        raise ConfigError("cache_dir", cache_dir, allowed)
+        raise settings.ConfigError("cache_dir", cache_dir, allowed)
     return None if data_dir is None else _expanded(data_dir), cache
 
 

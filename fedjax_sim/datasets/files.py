@@ -21,7 +21,6 @@ import jax
 import numpy as np
 
 from fedjax_sim.core import lifecycle
-from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError, checked
 from fedjax_sim.core.types import Params
 
@@ -138,12 +137,9 @@ class Items:
         Raises:
           ConfigError: If it is no data set, or not one of numbers.
         """
-        try:
+        allowed = "arrays, tensors, or a data set with __len__ and __getitem__"
+        with refusing(name, type(items).__name__, allowed):
             self.num, first = len(items), items[0]
-        except Exception as error:  # Whatever a user's class raises.
-            allowed = "arrays, tensors, or a data set with __len__ and __getitem__"
-            reason = f"{allowed} ({first_line(error)})"
-            raise ConfigError(name, type(items).__name__, reason) from error
         self._name, self._items, self.files = name, items, tuple(files)
         self._first, self._structure = _read_example(f"example 0 of {name}", first)
         self._form = form_of(jax.tree.unflatten(self._structure, self._first))
@@ -162,7 +158,7 @@ class Items:
                 example = self._items[number]
             except Exception as error:  # Whatever a user's class raises.
                 reason = f"{type(error).__name__}: {first_line(error)}"
-                raise InputError(f"{place} could not be read ({reason})") from error
+                raise lifecycle.InputError(f"{place} could not be read ({reason})") from error
             leaves, found = _read_example(place, example)
             is_same = found == self._structure and all(
                 leaf.shape == like.shape for leaf, like in zip(leaves, self._first, strict=True)
@@ -186,11 +182,9 @@ def _read_example(place: str, example: object) -> tuple[list[np.ndarray], Any]:
     elif isinstance(example, list) and not all(isinstance(x, int | float) for x in example):
         example = tuple(example)  # As of inputs and targets.
     leaves, structure = jax.tree.flatten(example, is_leaf=lambda leaf: isinstance(leaf, list))
-    try:
+    with refusing(place, type(example).__name__, "numbers", ValueError):  # Of unequal lists.
         read = [leaf if isinstance(leaf, list) else read_leaf(place, leaf) for leaf in leaves]
         return [np.asarray(leaf) for leaf in read], structure
-    except ValueError as error:  # Lists of different lengths in a list.
-        raise ConfigError(place, type(example).__name__, f"numbers ({error})") from error
 
 
 def read_leaf(name: str, leaf: Any) -> Params:
@@ -265,6 +259,32 @@ def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or else its type."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(".")[:200]
+
+
+@contextlib.contextmanager
+def refusing(
+    field: str, value: object, allowed: str, *kinds: type[Exception], where: str = ""
+) -> Iterator[None]:
+    """Refuse a value, with the reason, if the code under `with` raises an error about it.
+
+    Args:
+      field: What is refused.
+      value: Its value, or a word for it.
+      allowed: What would be allowed.
+      *kinds: Kinds of errors that mean it; all of them, if none are given, as those of a user's
+        function may be of any kind. The first line of the error is the reason.
+      where: What stands before the reason.
+
+    Raises:
+      ConfigError: The sentence. One that is raised inside is passed on as it is.
+    """
+    caught = kinds or (Exception,)
+    try:
+        yield
+    except lifecycle.InputError:
+        raise
+    except caught as error:
+        raise ConfigError(field, value, f"{allowed} ({where}{first_line(error)})") from error
 
 
 class Stored:
@@ -359,7 +379,7 @@ class Stored:
         """Check that the files are those that were opened."""
         for path, known in self._known.items():
             if _state_of(path) != known:
-                raise InputError(
+                raise lifecycle.InputError(
                     f"{path} has changed since the run opened it; it must stay as it is"
                 )
 
@@ -369,12 +389,12 @@ class Stored:
         def converted(leaf: np.ndarray) -> np.ndarray:
             kind = self._kinds[leaf.dtype]
             if kind.kind == "f" and not np.isfinite(leaf[:num]).all():
-                raise InputError("data have nan or inf among them")
+                raise lifecycle.InputError("data have nan or inf among them")
             if kind == leaf.dtype:
                 return leaf
             found = _put(_blank(len(leaf), leaf.shape[1:], kind), leaf[:num])
             if kind.kind in "iu" and (found[:num] != leaf[:num]).any():
-                raise InputError(
+                raise lifecycle.InputError(
                     f"its {self.num} examples have whole numbers that do not fit {kind}"
                 )
             return found
@@ -408,7 +428,7 @@ def _reported(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{path} could not be read as data ({reason})") from error
+        raise lifecycle.InputError(f"{path} could not be read as data ({reason})") from error
 
 
 def _state_of(path: Path) -> tuple[int, int]:
@@ -457,11 +477,8 @@ def stored(data: Any, *, split: str = "train") -> Stored:
         return Stored(_Columns((files["inputs"], files["targets"]) if is_pair else files))
     import tensorflow_datasets as tfds
 
-    try:
+    allowed = "a folder of .npy files or of tensorflow-datasets as ArrayRecord"
+    with refusing("data", str(path), allowed):
         source = tfds.builder_from_directory(path).as_data_source(split=split)
-    except Exception as error:  # Whatever tensorflow-datasets raises.
-        allowed = "a folder of .npy files or of tensorflow-datasets as ArrayRecord"
-        allowed += f" ({first_line(error)})"
-        raise ConfigError("data", str(path), allowed) from error
     files_of_set = sorted(each for each in path.iterdir() if each.is_file())
     return Stored(Items("data", source, files_of_set))

@@ -16,11 +16,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from fedjax_sim.core.settings import ConfigError, Count, Fraction, check_file, checked, shape
+from fedjax_sim.datasets.files import refusing
 
 PADDING = 0
 """Code that fills the end of a sequence."""
@@ -156,11 +157,9 @@ def from_file(path: Path, name: str | None = None) -> Text:
       ConfigError: If the file cannot be read as UTF-8, or if `from_text` refuses its text.
     """
     check_file("text file", path)
-    try:
+    allowed = "an existing file of text in UTF-8"
+    with refusing("text file", str(path), allowed, OSError, UnicodeDecodeError):
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        allowed = f"an existing file of text in UTF-8 ({error})"
-        raise ConfigError("text file", str(path), allowed) from None
     return from_text(text, name=name or path.stem)
 
 
@@ -219,15 +218,11 @@ def from_npz(path: Path, name: str) -> Text:
       ConfigError: If the file is damaged or incomplete.
     """
     check_file("npz file", path)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays: Any = {field: file[field] for field in Text._fields[:6]}
-            for field in ("characters", "speakers"):
-                arrays[field] = tuple(arrays[field].tolist())
-            return Text(**arrays, name=name)
-    except Exception:  # Damaged and forged archives raise errors of many kinds.
-        allowed = "an undamaged file with the sequences of a text"
-        raise ConfigError("npz file", str(path), allowed) from None
+    allowed = "an undamaged file with the sequences of a text"
+    with refusing("npz file", str(path), allowed), np.load(path, allow_pickle=False) as file:
+        arrays = {field: file[field] for field in Text._fields[:4]}
+        characters, speakers = (tuple(file[field].tolist()) for field in Text._fields[4:6])
+        return Text(**arrays, characters=characters, speakers=speakers, name=name)
 
 
 def speeches(text: str) -> dict[str, str]:

@@ -18,11 +18,7 @@ import jax
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.settings import ConfigError, Count, LaneSeed, checked
 from fedjax_sim.core.types import Budget, HyperT, InfoT, StateT, System
-from fedjax_sim.engine import request, sweeps
-from fedjax_sim.engine.machine import compiling
-from fedjax_sim.engine.request import Checkpoints, ProblemT, RunOptions
-from fedjax_sim.engine.shares import Part
-from fedjax_sim.engine.watching import Watch
+from fedjax_sim.engine import machine, request, shares, sweeps, watching
 from fedjax_sim.launch import jobs
 from fedjax_sim.results import reports
 from fedjax_sim.results.runs import LaneWarning, Run, join_runs, load_runs, warn_of_lanes
@@ -45,7 +41,7 @@ SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionab
 """JAX's switches that change results. Parts set them as they are here."""
 
 
-def read_part(text: Any) -> Part | None:
+def read_part(text: Any) -> shares.Part | None:
     """Read a part such as "0/4", the first of four; None gives None.
 
     Raises:
@@ -54,7 +50,7 @@ def read_part(text: Any) -> Part | None:
     if text is None:
         return None
     try:
-        return Part(*map(int, text.split("/")))
+        return shares.Part(*map(int, text.split("/")))
     except (ValueError, TypeError, AttributeError, ConfigError):  # No text, as it may be in a file.
         allowed = "i/n with whole numbers i from 0 to n - 1, such as 0/4"
         raise ConfigError("part", text, allowed) from None
@@ -105,7 +101,7 @@ def read_parts(
 
 def _check(paths: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> None:
     """Check that the parts in some folders are all parts of one study."""
-    folders: dict[Part, str] = {}
+    folders: dict[shares.Part, str] = {}
     for path, config in zip(paths, configs, strict=True):
         where = read_part(config.get("part"))
         if where is None or not {*config} >= NEEDED:
@@ -120,7 +116,7 @@ def _check(paths: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> None:
     if len(counts) > 1:
         raise ConfigError("numbers of parts", counts, "the same in all part folders")
     if len(folders) < counts[0]:
-        whole = (Part(i, counts[0]) for i in range(counts[0]))
+        whole = (shares.Part(i, counts[0]) for i in range(counts[0]))
         missing = [str(part) for part in whole if part not in folders]
         names = ", ".join(missing[:MOST_NAMED]) + ", ..." * (len(missing) > MOST_NAMED)
         raise ConfigError("list of part folders", list(paths), f"complete (missing: {names})")
@@ -135,16 +131,16 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
 @checked
 def sweep(
     system: System[HyperT, StateT, InfoT],
-    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
+    problem: request.ProblemT | list[request.ProblemT] | Callable[[int], request.ProblemT],
     hyper: HyperT | None = None,
     *,
     seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
     budget: Budget,
-    checkpoints: Checkpoints,
+    checkpoints: request.Checkpoints,
     launcher: jobs.Launcher = jobs.Local(),
     parts: Count | None = None,
-    **options: Unpack[RunOptions],
+    **options: Unpack[request.RunOptions],
 ) -> Run[HyperT]:
     """Run a sweep in parts, each in a process that a launcher starts.
 
@@ -175,7 +171,7 @@ def sweep(
     """
     # What cannot be done in several processes.
     launcher.check()
-    watch = options.get("watch", Watch())
+    watch = options.get("watch", watching.Watch())
     if watch.trackers:
         raise ConfigError("trackers", watch.trackers, "left out in a sweep in parts")
     if isinstance(watch.shown, Path):
@@ -230,11 +226,11 @@ def run_part(words: Sequence[str]) -> int:
         arguments, switches = read_pickle(Path(words[0]))
         for name, value in switches.items():
             jax.config.update(name, value)
-        compiling.keep_compiled()
-        compiling.use_cores()
+        machine.compiling.keep_compiled()
+        machine.compiling.use_cores()
         # The process that launched this one warns of the lanes of all parts.
         warnings.simplefilter("ignore", LaneWarning)
-        saved, watch = arguments["checkpoints"], arguments.get("watch", Watch())
+        saved, watch = arguments["checkpoints"], arguments.get("watch", watching.Watch())
         resume = jobs.RESUME in words and (saved.resume or True)
         arguments |= {
             "checkpoints": dataclasses.replace(saved, folder=folder / "checkpoint", resume=resume),

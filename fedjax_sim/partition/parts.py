@@ -92,8 +92,19 @@ def make_generator(seed: int, name: str = "partition") -> np.random.Generator:
     return np.random.default_rng([int(seed), zlib.crc32(name.encode())])
 
 
-def check_labels(labels: np.ndarray) -> np.ndarray:
-    """Return labels as an array, or raise ConfigError unless they are integers `[n]` from 0 up."""
+def begin(
+    labels: np.ndarray, seed: int, num_clients: int = 1
+) -> tuple[np.ndarray, np.random.Generator]:
+    """Check labels, integers `[n]`, and begin the random numbers of a partition.
+
+    Args:
+      labels: Class of each training example.
+      seed: As in `make_generator`.
+      num_clients: A number that must be at most n.
+
+    Returns:
+      The labels as an array, and the generator.
+    """
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.size == 0:
         raise ConfigError("shape of labels", labels.shape, "[n] with at least one example")
@@ -101,7 +112,8 @@ def check_labels(labels: np.ndarray) -> np.ndarray:
         raise ConfigError("dtype of labels", str(labels.dtype), "an integer type")
     if labels.min() < 0:
         raise ConfigError("smallest label", int(labels.min()), "at least 0")
-    return labels
+    check_most("num_clients", num_clients, len(labels))
+    return labels, make_generator(seed)
 
 
 def check_most(field: str, value: int, most: int) -> None:

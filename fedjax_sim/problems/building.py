@@ -18,7 +18,6 @@ from fedjax_sim.datasets import Stored
 from fedjax_sim.models import calls
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data
-from fedjax_sim.problems.client_data import Examples
 from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
 from fedjax_sim.problems.supervision import Supervised, as_pair, check_shapes
 
@@ -127,10 +126,10 @@ def supervised(
         network, the loss or a metric does not take the data or has a result of the wrong shape.
     """
     _check_model(model)
-    if isinstance(data, Examples):
+    if isinstance(data, client_data.Examples):
         clients = data.clients if clients is None and split is None else clients
         data = (data.inputs, data.targets)
-    if isinstance(test, Examples):
+    if isinstance(test, client_data.Examples):
         test_clients = test.clients if test_clients is None else test_clients
         test = (test.inputs, test.targets)
     test = test.whole if isinstance(test, Stored) else test

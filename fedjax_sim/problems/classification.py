@@ -20,16 +20,8 @@ import numpy as np
 from flax import struct
 from jax.tree_util import Partial
 
-from fedjax_sim.core import streams, trees
-from fedjax_sim.core.settings import (
-    Above0,
-    AtLeast0,
-    ConfigError,
-    Finite,
-    FloatType,
-    Whole,
-    checked,
-)
+from fedjax_sim.core import settings, streams, trees
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Whole, checked
 from fedjax_sim.core.targets import is_for_cpu
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.datasets.arrays import Dataset
@@ -239,8 +231,8 @@ def make_classifications(
     dataset: Dataset,
     partitions: Sequence[Partition],
     *,
-    mean: Finite | Sequence[Finite] = 0.0,
-    std: Above0 | Sequence[Above0] = 1.0,
+    mean: settings.Finite | Sequence[settings.Finite] = 0.0,
+    std: settings.Above0 | Sequence[settings.Above0] = 1.0,
     augmentation: Augmentation | None = None,
     per_class: bool = False,
     test_partition: Partition | None = None,
@@ -499,7 +491,7 @@ def make_logistic(
     partition: Partition,
     *,
     prior_precision: AtLeast0 = 1.0,
-    dtype: FloatType = "float32",
+    dtype: settings.FloatType = "float32",
     test_partition: Partition | None = None,
 ) -> Logistic:
     """Build a logistic regression that starts from zero coefficients.

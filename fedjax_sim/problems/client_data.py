@@ -30,18 +30,8 @@ import numpy.typing as npt
 import optax
 from flax import struct
 
-from fedjax_sim.core import trees
-from fedjax_sim.core.lifecycle import free_on_host, write_bytes
-from fedjax_sim.core.settings import (
-    ConfigError,
-    Count,
-    Seed,
-    Whole,
-    checked,
-    hints_of,
-    kind_of,
-    shape,
-)
+from fedjax_sim.core import lifecycle, settings, trees
+from fedjax_sim.core.settings import ConfigError, Count, Seed, Whole, checked, shape
 from fedjax_sim.core.targets import TreeT
 from fedjax_sim.core.types import Array, Key, Leaf, Params
 from fedjax_sim.datasets import Stored, files
@@ -409,14 +399,14 @@ def on_device(name: str, array: Leaf) -> Array:
     device = jax.local_devices()[0]
     try:
         # A CPU would take memory until the process is killed.
-        if device.platform == "cpu" and needed > LOOKED_AT and needed > free_on_host():
+        if device.platform == "cpu" and needed > LOOKED_AT and needed > lifecycle.free_on_host():
             raise MemoryError
         return trees.as_array(array).block_until_ready()
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         allowed = "such that it fits in the free memory of the device"
         if device.platform == "cpu":
-            allowed += f", {write_bytes(free_on_host())}"
-        raise ConfigError(f"size of {name}", write_bytes(needed), allowed) from error
+            allowed += f", {lifecycle.write_bytes(lifecycle.free_on_host())}"
+        raise ConfigError(f"size of {name}", lifecycle.write_bytes(needed), allowed) from error
 
 
 class Examples(NamedTuple):
@@ -567,11 +557,8 @@ def _check_length(name: str, found: int, num: int) -> None:
 
 def _ids_of(name: str, clients: Iterable[Hashable]) -> list[Hashable]:
     """List the clients of examples, of which a tensor has tensors."""
-    try:
+    with files.refusing(name, type(clients).__name__, "the client of each example", TypeError):
         ids: list[Any] = list(clients)
-    except TypeError as error:
-        allowed = f"the client of each example ({files.first_line(error)})"
-        raise ConfigError(name, type(clients).__name__, allowed) from error
     is_tensor = any(hasattr(each, "__array__") and np.ndim(each) == 0 for each in ids[:1])
     if is_tensor and not isinstance(ids[0], np.generic):
         return np.asarray(files.read_tensor(name, clients)).tolist()
@@ -710,8 +697,10 @@ class ExampleLosses(ClientExamples):
 
     def _mean(self, params: Params, losses: Array, mask: Array | None) -> Array:
         """Average losses over the entries that count, and add the prior's part of one example."""
-        mean = losses.mean() if mask is None else _mean_among(losses, mask)
-        return mean + self._penalty(params)
+        if mask is None:
+            return losses.mean() + self._penalty(params)
+        total = jnp.where(mask, losses, 0).sum()
+        return total / mask.sum().astype(losses.dtype) + self._penalty(params)
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
         """Compute the mean loss of some of a client's examples.
@@ -760,11 +749,6 @@ class ExampleLosses(ClientExamples):
         total, number = self.held.total(client, sums, has_slope=has_slope)
         number = self.counts[client] if number is None else number.astype(total.dtype)
         return total / number + self._penalty(params)
-
-
-def _mean_among(losses: Array, mask: Array) -> Array:
-    """Average losses over the entries that count."""
-    return jnp.where(mask, losses, 0).sum() / mask.sum().astype(losses.dtype)
 
 
 def along(flags: Array, like: Array) -> Array:
@@ -817,8 +801,8 @@ def check_fields(struct: Any) -> None:
 @functools.cache
 def _kinds_of(struct: type) -> dict[str, Any]:
     """Read the declared types of a struct's fields."""
-    hints = hints_of(struct)
-    return {field.name: kind_of(hints[field.name]) for field in dataclasses.fields(struct)}
+    hints = settings.hints_of(struct)
+    return {field.name: settings.kind_of(hints[field.name]) for field in dataclasses.fields(struct)}
 
 
 CLIENTS_AT_ONCE = 50

@@ -29,13 +29,11 @@ import optax
 from flax import struct
 
 from fedjax_sim.core import settings, trees
-from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.datasets import files
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems import client_data
-from fedjax_sim.problems.classification import Classification, Logistic
+from fedjax_sim.problems import classification, client_data
 
 LogLikelihood = Callable[[Params, Params], Array]
 """From parameters and one example, a pytree like the data without its first axis, to `f[]`."""
@@ -81,16 +79,12 @@ class LogDensity(client_data.ExampleLosses, client_data.ClientLosses):
         example = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], self.data))
         given = {"log_likelihood": (params, example), "log_prior": (params,)}
         for name, arguments in given.items():
-            try:
+            words = f"a function of {' and '.join(map(files.form_of, arguments))}"
+            with files.refusing(name, "another one", words):
                 found = jax.eval_shape(getattr(self, name), *arguments)
-            except Exception as error:  # Whatever a user's function raises.
-                words = f"a function of {' and '.join(map(files.form_of, arguments))}"
-                raise ConfigError(
-                    name, "another one", f"{words} ({files.first_line(error)})"
-                ) from error
             if getattr(found, "shape", None) != ():
                 shape = f"a function to {getattr(found, 'shape', type(found).__name__)}"
-                raise ConfigError(name, shape, "a function to one number, for one example")
+                raise settings.ConfigError(name, shape, "a function to one number, for one example")
 
     def init(self, key: Key) -> Params:
         """Return the initial parameters, or draw them."""
@@ -210,7 +204,7 @@ def from_logdensity(
     return made
 
 
-def log_density_of(problem: Classification | Logistic) -> LogDensity:
+def log_density_of(problem: classification.Classification | classification.Logistic) -> LogDensity:
     """Write a problem of classes as a log-density, for `fedjax_sim.results.diagnostics.predictive`.
 
     Runs of the problem can then predict new inputs, and have pointwise likelihoods. What a
@@ -229,12 +223,12 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
     Raises:
       ConfigError: If the problem is of another kind, or its network has state.
     """
-    if not isinstance(problem, Classification | Logistic):
+    if not isinstance(problem, classification.Classification | classification.Logistic):
         allowed = "a Classification or a Logistic; make others with from_logdensity"
-        raise ConfigError("problem", type(problem).__name__, allowed)
+        raise settings.ConfigError("problem", type(problem).__name__, allowed)
     if problem.state:
         allowed = "of parameters alone: a posterior has no running statistics"
-        raise ConfigError("network", ", ".join(problem.state), allowed)
+        raise settings.ConfigError("network", ", ".join(problem.state), allowed)
     data = problem.data[0], problem.data[1].astype("int32")
 
     def logits(params: Params, inputs: Array) -> Array:

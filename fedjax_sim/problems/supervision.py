@@ -41,10 +41,9 @@ from fedjax_sim.core.settings import ConfigError, Count, Limit, shape
 from fedjax_sim.core.streams import stream
 from fedjax_sim.core.targets import is_for_cpu, lanes_together
 from fedjax_sim.core.types import Array, Batch, Extras, Key, LocalLoss, Params
-from fedjax_sim.datasets.files import first_line, form_of
+from fedjax_sim.datasets.files import form_of, refusing
 from fedjax_sim.models import calls
 from fedjax_sim.problems import client_data
-from fedjax_sim.problems.client_data import along, rows_of
 from fedjax_sim.problems.losses import Metric, PerExample
 
 Prepare = Callable[[Params], tuple[Params, Params]]
@@ -334,7 +333,7 @@ class Supervised(client_data.ExampleLosses):
 
     def _tested(self, rows: Array) -> tuple[Params, Params]:
         """Look up inputs and targets of test examples `i32[B]`."""
-        return self.prepare(rows_of(self.test_data, rows))
+        return self.prepare(client_data.rows_of(self.test_data, rows))
 
     def _losses(
         self, params: Params, rows: Array, key: Key, *, train: bool = True
@@ -355,7 +354,7 @@ class Supervised(client_data.ExampleLosses):
 
     def _drawn(self, rows: Array, key: Key) -> tuple[Params, Params]:
         """Look up inputs and targets of training examples `i32[B]`, changed at random."""
-        batch = rows_of(self.data, rows)
+        batch = client_data.rows_of(self.data, rows)
         if self.augmentation is not None:
             batch = self.augmentation(stream(key, "augmentation"), batch)
         return self.prepare(batch)
@@ -477,14 +476,14 @@ def sums_over_examples(
       By name the sum over what counts, along the metric's dimensions, and how many entries
       these are; None for the latter if it is the number of examples.
     """
-    counted = is_there if mask is None else mask & along(is_there, mask)
+    counted = is_there if mask is None else mask & client_data.along(is_there, mask)
     sums: Sums = {}
     for name, metric in metrics:
         values, among = trees.in_32_bits(metric.values(outputs, targets)), counted
         if jnp.issubdtype(values.dtype, jnp.integer):
             values = values.astype("float32")  # Long sums of whole numbers could overflow.
         if metric.dims:
-            among = along(counted, values)
+            among = client_data.along(counted, values)
         if metric.among is not None:
             among = among & metric.among(outputs, targets)
         axes = tuple(range(counted.ndim))
@@ -536,28 +535,19 @@ def _shape_of_outputs(structure: trees.TypedStructure, leaves: tuple) -> tuple[i
     rows = jax.ShapeDtypeStruct((CHECKED,), jnp.int32)
     found = []
     for kind in ("data", "test_data"):
-        try:
-            pair = jax.eval_shape(_prepared, problem.prepare, getattr(problem, kind), rows)
-            found.append(pair)
-        except (TypeError, ValueError) as error:
-            allowed = f"such that it can be prepared ({first_line(error)})"
-            raise ConfigError(kind, form_of(getattr(problem, kind)), allowed) from error
+        data, allowed = getattr(problem, kind), "such that it can be prepared"
+        with refusing(kind, form_of(data), allowed, TypeError, ValueError):
+            found.append(jax.eval_shape(_prepared, problem.prepare, data, rows))
     if form_of(found[0]) != form_of(found[1]):
         raise ConfigError("examples of test", form_of(found[1]), f"{form_of(found[0])}, as of data")
     inputs, targets = found[0]
-    try:
+    name, allowed = type(problem.model).__name__, f"a network that takes inputs {form_of(inputs)}"
+    draws = (
+        f"one that draws only in local steps, which set one of {', '.join(calls.SWITCHES)}, "
+        "and from the streams dropout and quantize"
+    )
+    with refusing("model", name, allowed), refusing("model", name, draws, InvalidRngError):
         outputs = _outputs_for(problem, inputs)
-    except ConfigError:
-        raise
-    except InvalidRngError as error:
-        allowed = (
-            f"one that draws only in local steps, which set one of {', '.join(calls.SWITCHES)}, "
-            f"and from the streams dropout and quantize ({first_line(error)})"
-        )
-        raise ConfigError("model", type(problem.model).__name__, allowed) from error
-    except Exception as error:  # Whatever a network raises.
-        allowed = f"a network that takes inputs {form_of(inputs)} ({first_line(error)})"
-        raise ConfigError("model", type(problem.model).__name__, allowed) from error
     counted: tuple[int, ...] = (CHECKED,)
     if problem.mask_of is not None:
         mask = _traced("mask", lambda outputs, targets: problem.mask_of(targets), outputs, targets)
@@ -653,18 +643,14 @@ def _check_values(
 
 def _traced(name: str, function: PerExample, outputs: Params, targets: Params) -> Params:
     """Describe the result of a loss, a mask or a metric."""
-    try:
+    label = getattr(function, "__name__", type(function).__name__)
+    given = f"outputs {form_of(outputs)} and targets {form_of(targets)}"
+    with refusing(name, label, f"a function of {given}"):
         return jax.eval_shape(function, outputs, targets)
-    except ConfigError:
-        raise
-    except Exception as error:  # Whatever a user's function raises.
-        given = f"outputs {form_of(outputs)} and targets {form_of(targets)}"
-        label = getattr(function, "__name__", type(function).__name__)
-        raise ConfigError(name, label, f"a function of {given} ({first_line(error)})") from error
 
 
 def _prepared(
     prepare: Callable[..., tuple[Params, Params]], data: Params, rows: Array
 ) -> tuple[Params, Params]:
-    inputs, targets = prepare(rows_of(data, rows))
+    inputs, targets = prepare(client_data.rows_of(data, rows))
     return inputs, targets

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import trees
-from fedjax_sim.core.clocks import ENDINGS
+from fedjax_sim.core import clocks, trees
 from fedjax_sim.core.settings import ConfigError, OneOfSeveral, plain
 from fedjax_sim.core.types import AnyProblem, Params, Timeline
 
@@ -162,7 +161,7 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     coords["seed"] = list(grid.seeds)
     for name, values in joined(lambda part: part.facts).items():
         if name == "ended":
-            coords[name] = placed(np.array(ENDINGS)[values])
+            coords[name] = placed(np.array(clocks.ENDINGS)[values])
         else:
             (coords if values.ndim > 1 else data)[name] = placed(values)
     return xr.Dataset(data, coords, {"system": system})

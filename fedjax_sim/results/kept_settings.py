@@ -30,7 +30,6 @@ import jax
 import numpy as np
 
 from fedjax_sim.core import settings
-from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Params
 from fedjax_sim.results import records
 
@@ -114,10 +113,10 @@ def _entry(hyper: Any, name: str, is_left: bool) -> Json:
         array = np.asarray(value)
         if array.dtype.kind in "biuf":
             return {ARRAY: [array.dtype.str, array.tolist()]}
-        raise ConfigError(name, value, "an array, to be kept: it is no setting")
+        raise settings.ConfigError(name, value, "an array, to be kept: it is no setting")
     try:
         text = settings.text_of(kind, name, value)
-    except ConfigError:
+    except settings.ConfigError:
         if settings.is_same(value, field.default):
             return None
         allowed = (
@@ -125,7 +124,7 @@ def _entry(hyper: Any, name: str, is_left: bool) -> Json:
             "of your own have one once they are in their table, such as `rules.RULES`): "
             f"`save(folder, without=[{name!r}])` keeps everything else"
         )
-        raise ConfigError(name, value, allowed) from None
+        raise settings.ConfigError(name, value, allowed) from None
     return text if settings.is_given(hyper, name) else {DEFAULT: text}
 
 

@@ -29,10 +29,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedjax_sim.core.settings import ConfigError, Count, Whole
 from fedjax_sim.core.types import Timeline
-from fedjax_sim.results import diagnostics
-from fedjax_sim.results.diagnostics import received, summarise_clients
+from fedjax_sim.results import diagnostics, summaries
 from fedjax_sim.results.reports import ALL_AXES
-from fedjax_sim.results.summaries import metrics_of, points_of
 
 GRID_POINTS = 1001
 LOG_SPAN = 100
@@ -268,7 +266,7 @@ def drawable(data: xr.Dataset) -> list[str]:
       data: The curves of `sweep`.
     """
     dims = {*data["failed"].dims, "eval"}
-    names = [name for name in metrics_of(data) if {*data[name].dims} <= dims]
+    names = [name for name in summaries.metrics_of(data) if {*data[name].dims} <= dims]
     return [name for name in names if not name.rsplit("_", 1)[-1].isdigit()]
 
 
@@ -287,7 +285,7 @@ def metric_figures(
     """
     names = dict.fromkeys(name for data in curves.values() for name in drawable(data))
     of_clients = dict.fromkeys(
-        name for data in curves.values() for name in metrics_of(data, "client")
+        name for data in curves.values() for name in summaries.metrics_of(data, "client")
     )
     pictures = {
         f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png": curves_figure(
@@ -370,7 +368,7 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
     Lines are in the order of their ends, the highest first, as are the names next to them.
     """
     lines: list[_Line] = []
-    all_lanes = (point for point in points_of(curves) if metric in point[1])
+    all_lanes = (point for point in summaries.points_of(curves) if metric in point[1])
     for number, (label, lanes) in enumerate(all_lanes):
         failed = lanes["failed"]
         values, x = (  # What `simulate` returns has coordinates without seeds.
@@ -491,7 +489,7 @@ def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accur
       The figure.
     """
     groups = []
-    for label, lanes in (point for point in points_of(curves) if metric in point[1]):
+    for label, lanes in (point for point in summaries.points_of(curves) if metric in point[1]):
         good = lanes[metric].isel(eval=-1, seed=~lanes["failed"].values)
         if good.sizes["seed"]:
             is_less = bool(lanes[metric].attrs.get("less_is_better", 0))
@@ -506,7 +504,7 @@ def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accur
         axes.stairs(shares, edges, color=line["color"], linestyle=line["linestyle"], label=label)
         highest = max(highest, shares.max())
     for i, (_, values, is_less) in enumerate(groups):
-        mean, worst, _ = summarise_clients(values, less_is_better=is_less)
+        mean, worst, _ = diagnostics.summarise_clients(values, less_is_better=is_less)
         ends, below = (worst.mean(), mean.mean()), -0.06 * highest * (1 + i)
         axes.plot(ends, (below, below), **look(i, "none"))
         for end, marker in zip(ends, (">" if is_less else "<", "o"), strict=True):
@@ -612,7 +610,7 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     drawn = np.argsort(speed, kind="stable")[places]
     place = np.full(row.num_clients, -1)
     place[drawn] = np.arange(len(drawn))
-    time, updates = np.asarray(row.timeline.time), received(row.timeline)
+    time, updates = np.asarray(row.timeline.time), diagnostics.received(row.timeline)
     y, staleness = place[updates.client], updates.staleness
     start = np.concatenate([[0.0], time])[updates.tick - staleness]
     stop = time[updates.tick]
@@ -664,7 +662,7 @@ def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:
 
 def _draw_staleness(axes: Axes, row: Row) -> None:
     """Draw a histogram of the staleness of all reports, stacked by speed if speeds are known."""
-    updates = received(row.timeline)
+    updates = diagnostics.received(row.timeline)
     client, staleness = updates.client, updates.staleness
     if not len(client):
         axes.set_axis_off()

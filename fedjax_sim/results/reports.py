@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xarray as xr
 
 from fedjax_sim.core import lifecycle, settings
-from fedjax_sim.core.lifecycle import FolderLock
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results import runs as run_files
 from fedjax_sim.results.records import environment, to_json
@@ -108,7 +107,7 @@ class Folder:
         self._written: dict[str, str] = {}
         self._identity: Content | None = None
         self._adds_record = False
-        self._lock: FolderLock | None = None
+        self._lock: lifecycle.FolderLock | None = None
         if resume and overwrite:
             allowed = "false: a run is either continued or replaced"
             raise ConfigError("resume together with overwrite", True, allowed)
@@ -187,7 +186,7 @@ class Folder:
         missing = next((p for p in [*reversed(path.parents), path] if not p.exists()), None)
         try:
             with settings.writing_to(FIELD, self.path):
-                self._lock = FolderLock(self.path)
+                self._lock = lifecycle.FolderLock(self.path)
                 if (free := shutil.disk_usage(self.path).free) < LEAST_FREE_BYTES:
                     allowed = f"on a disk with at least {LEAST_FREE_BYTES} bytes free"
                     raise ConfigError(FIELD, str(self.path), f"{allowed} (it has {free})")

@@ -36,10 +36,8 @@ from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError, checked
 from fedjax_sim.core.types import HyperT, Params, Timeline
-from fedjax_sim.results import kept_settings
+from fedjax_sim.results import diagnostics, kept_settings, records
 from fedjax_sim.results.curves import join_lanes, label_of_value, lengthen
-from fedjax_sim.results.diagnostics import named_leaves
-from fedjax_sim.results.records import environment, to_json
 from fedjax_sim.results.summaries import is_part, summary
 
 if TYPE_CHECKING:
@@ -183,7 +181,7 @@ class Run(Generic[HyperT]):
             earlier, writers = files_in(folder), files_of({system: self}, without)
         files = {name: write(folder / name) for name, write in writers.items()}
         last = summary({system: self.curves})
-        write_tables(folder, {**_described(self), **environment()}, last, files)
+        write_tables(folder, {**_described(self), **records.environment()}, last, files)
         if "samples.nc" in earlier - files.keys():
             (folder / "samples.nc").unlink(missing_ok=True)
 
@@ -368,9 +366,9 @@ def write_tables(folder: Path, config: Content, summary: Content, files: Mapping
     Raises:
       StorageError: If the disk refuses. Older files are then kept.
     """
-    last = lifecycle.seal_json(summary, to_json)
+    last = lifecycle.seal_json(summary, records.to_json)
     listed = {**files, "config.json": None, "summary.json": hashlib.sha256(last).hexdigest()}
-    first = lifecycle.seal_json({**config, "files": listed}, to_json)
+    first = lifecycle.seal_json({**config, "files": listed}, records.to_json)
     for name, content in (("config.json", first), ("summary.json", last)):
         lifecycle.write_whole(folder / name, partial(Path.write_bytes, data=content))
 
@@ -514,7 +512,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
 def _names_of(run: Run) -> Params:
     """Name each array of a model by its place: the model's containers with names in them."""
     taken = {*run.curves.coords, *run.curves.dims}
-    names = list(named_leaves(run.models, taken, alone="model"))
+    names = list(diagnostics.named_leaves(run.models, taken, alone="model"))
     return jax.tree.unflatten(jax.tree.structure(run.models), names)
 
 

@@ -2,9 +2,9 @@
 
 `aggregation` averages models and moves the server's model along clients' progress, `rules` and
 `attacks` are parts with settings, `stages` is what happens to a message in which order, `reports`
-binds the stages (`report_settings` says how, and counts their bits), `versions` keeps old server
-models for clients that still work from them, `staleness` weights stale updates, `edges` are local
-servers between clients and the global one, and `memories` belong to expectation maximisation.
+binds the stages (`report_settings` says how, and counts their bits) and keeps old server models for
+clients that still work from them, `staleness` weights stale updates, `edges` are local servers
+between clients and the global one, and `memories` belong to expectation maximisation.
 What a single system needs is in its file (`systems.fedavg`, `systems.langevin`). All of it runs
 inside the compiled program, except for the weights, which depend on the schedule alone and are part
 of the timeline.
@@ -42,14 +42,14 @@ from fedjax_sim.server.report_settings import count_downlink as count_downlink
 from fedjax_sim.server.reports import Memo as Memo
 from fedjax_sim.server.reports import Rounds as Rounds
 from fedjax_sim.server.reports import RoundState as RoundState
+from fedjax_sim.server.reports import Versioned as Versioned
 from fedjax_sim.server.reports import Wire as Wire
+from fedjax_sim.server.reports import first_version as first_version
+from fedjax_sim.server.reports import next_version as next_version
+from fedjax_sim.server.reports import stale_models as stale_models
 from fedjax_sim.server.stages import COMBINED as COMBINED
 from fedjax_sim.server.staleness import StalenessWeights as StalenessWeights
 from fedjax_sim.server.staleness import WeightedArrivals as WeightedArrivals
 from fedjax_sim.server.staleness import schedule_stale_arrivals as schedule_stale_arrivals
 from fedjax_sim.server.staleness import staleness_weights as staleness_weights
 from fedjax_sim.server.staleness import weigh_arrivals as weigh_arrivals
-from fedjax_sim.server.versions import Versioned as Versioned
-from fedjax_sim.server.versions import first_version as first_version
-from fedjax_sim.server.versions import next_version as next_version
-from fedjax_sim.server.versions import stale_models as stale_models

@@ -137,12 +137,17 @@ def keep_if_empty(event: Event, after: StateT, before: StateT) -> StateT:
     return jax.tree.map(lambda new, old: jnp.where(is_round, new, old), after, before)
 
 
-def _makes_transformations(value: Any) -> bool:
-    refuse_name("server_optimizer", value)
+def makes_transformation(make: Any, *given: float) -> bool:
+    """Whether a value is a function that makes a gradient transformation of some numbers."""
     try:
-        return value is None or isinstance(value(0.1), optax.GradientTransformation)
+        return isinstance(make(*given), optax.GradientTransformation)
     except (TypeError, ValueError):
         return False
+
+
+def _is_server_optimizer(value: object) -> bool:
+    refuse_name("server_optimizer", value)
+    return value is None or makes_transformation(value, 0.1)
 
 
 @struct
@@ -223,7 +228,7 @@ class ServerStep(ServerRate):
         "none for the mean of what they send.",
         allowed="the name of an optax optimizer, or a function from a learning rate to a gradient "
         "transformation",
-        accepts=_makes_transformations,
+        accepts=_is_server_optimizer,
         parse=lambda name: None if name == "none" else optimizer_named(name),
     )
 

@@ -618,18 +618,19 @@ def parse_compressor(text: str) -> Compressor:
     return settings.parse_kind("compression", COMPRESSORS, text, last="compression")
 
 
+def compressed(meaning: str) -> Compressor:
+    """Declare a setting that is a compressor, by default the identity. meaning: Its use."""
+    declared: Compressor = setting(Identity(), meaning, allowed=COMPRESSORS, parse=parse_compressor)
+    return declared
+
+
 @struct
 class Compression(settings.Checked):
     """Settings of systems that may compress messages, without bias."""
 
     has_references: ClassVar[bool] = False
     """Whether receivers decode messages with models that they have."""
-    compression: Compressor = setting(
-        Identity(),
-        "Compressor of what a client sends, taken as one vector.",
-        allowed=COMPRESSORS,
-        parse=parse_compressor,
-    )
+    compression: Compressor = compressed("Compressor of what a client sends, taken as one vector.")
 
     def check_together(self) -> None:
         """Check that the compressor is unbiased.

@@ -40,26 +40,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.clients import gradient_steps, mini_batches, rows
+from fedjax_sim.clients import gradient_steps, local_settings, mini_batches, rows
 from fedjax_sim.clients.gradient_steps import Training
-from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
 from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import Checked, ConfigError, Count, group, setting, struct
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Timeline
-from fedjax_sim.server import aggregation, report_settings, stages
-from fedjax_sim.server.attacks import Adversary
-from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
-from fedjax_sim.server.privacy import NoLocalPrivacy
-from fedjax_sim.server.report_settings import ClientMessages, ReportMessages, Reports
+from fedjax_sim.server import aggregation, attacks, privacy, report_settings, rules, stages
+from fedjax_sim.server.compression import Compressor, Identity, compressed
 from fedjax_sim.server.reports import Memo, Wire
-from fedjax_sim.server.rules import Mean, Rule, parse_rule
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
 
 
 @struct
-class EdgeMessages(ClientMessages):
+class EdgeMessages(report_settings.ClientMessages):
     """Settings of messages between clients, their local server, and the global one.
 
     They are the group `messages` of hierarchical systems.
@@ -69,12 +64,9 @@ class EdgeMessages(ClientMessages):
         hyper = fedjax_sim.SYSTEMS["hierarchical"].Hyper(messages=messages)
     """
 
-    edge_compression: Compressor = setting(
-        Identity(),
+    edge_compression: Compressor = compressed(
         "Compressor of what a local server sends to the global one; `compression` is that "
-        "of what a client sends to its local server.",
-        allowed=COMPRESSORS,
-        parse=parse_compressor,
+        "of what a client sends to its local server."
     )
 
 
@@ -99,7 +91,7 @@ class EdgeWork(Checked):
 
 
 @struct
-class EdgeTraining(Groups, LocalTraining, Reports):
+class EdgeTraining(Groups, local_settings.LocalTraining, report_settings.Reports):
     """Settings of training behind local servers: groups, clocks, clients' local steps, messages.
 
     They are inherited by the settings of hierarchical systems.
@@ -108,18 +100,18 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         assert hyper.has_one_batch and not hyper.replace(client_steps=5).has_one_batch
     """
 
-    training: ClientTraining = group(
-        ClientTraining(sampling="with_replacement"),
-        ABOUT_TRAINING,
+    training: local_settings.ClientTraining = group(
+        local_settings.ClientTraining(sampling="with_replacement"),
+        local_settings.ABOUT_TRAINING,
         without=("example_clip", "optimizer_state"),
     )
     work: EdgeWork = group(EdgeWork(), "what the clients of a group do together")
     messages: EdgeMessages = group(EdgeMessages(), "compression of messages both ways")
-    edge_aggregator: Rule = setting(
-        Mean(),
+    edge_aggregator: rules.Rule = setting(
+        rules.Mean(),
         "What the global server makes of the messages of local servers.",
         allowed="a rule of `fedjax_sim.server.rules`",
-        parse=parse_rule,
+        parse=rules.parse_rule,
     )
 
     def check_together(self) -> None:
@@ -130,7 +122,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         """
         super().check_together()
         report_settings.check_codes(self, "edge_aggregator", "messages.edge_compression")
-        if not isinstance(self.messages.local_privacy, NoLocalPrivacy):
+        if not isinstance(self.messages.local_privacy, privacy.NoLocalPrivacy):
             allowed = "none here, because the schedule does not say who is behind an iteration"
             raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
         if self.grouping.active_per_group > 0 and self.training.sampling != "with_replacement":
@@ -154,7 +146,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     def has_one_batch(self) -> bool:
         """Whether an iteration is one large batch of the group, with no model for each client."""
         is_whole = isinstance(self.messages.compression, Identity) and not self.delays.loses_updates
-        is_plain = self.adversary.is_idle and isinstance(self.aggregator, Mean)
+        is_plain = self.adversary.is_idle and isinstance(self.aggregator, rules.Mean)
         return self.has_one_step and is_whole and is_plain
 
 
@@ -253,7 +245,7 @@ class EdgeWire(Wire):
           can_repeat: Whether a group may fill several slots of a tick.
         """
         self.members = Wire(problem, hyper, plan)
-        between = {"compression": hyper.messages.edge_compression, "adversary": Adversary()}
+        between = {"compression": hyper.messages.edge_compression, "adversary": attacks.Adversary()}
         hyper = hyper.replace(aggregator=hyper.edge_aggregator, **between)  # type: ignore[attr-defined]
         super().__init__(problem, hyper, plan, can_repeat=can_repeat, num_senders=hyper.num_groups)
         self.switched_on += self.members.switched_on
@@ -433,7 +425,7 @@ def iteration_examples(hyper: EdgeTraining) -> int:
     return hyper.batch_size * clients * hyper.client_steps
 
 
-class GroupMessages(ReportMessages):
+class GroupMessages(report_settings.ReportMessages):
     """The messages of groups, with their reports to the global server, and its answers.
 
     In every iteration a model goes down to each client that takes part and one comes back, which is

@@ -16,20 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.clients.rows import read_rows, write_clients
-from fedjax_sim.core import streams, trees, types
-from fedjax_sim.core.schedules import Schedule, schedule_of
-from fedjax_sim.core.settings import Above0, AtLeast0, OneOf, setting, struct
+from fedjax_sim.core import schedules, settings, streams, trees, types
 from fedjax_sim.core.types import Array, Event, Key, Leaf, Messages, Timeline
-from fedjax_sim.server import aggregation
-from fedjax_sim.server.compression import Compression, Identity, count_message_bits
+from fedjax_sim.server import aggregation, compression
 from fedjax_sim.server.report_settings import Bits
 
 WITH_MEMORIES = ("fedem", "local_memory")
 """Fields for which clients have memories."""
 
 
-@struct
-class Memories(Compression):
+@settings.struct
+class Memories(compression.Compression):
     """Settings of memories, and of the field that the server makes of messages.
 
     They are a group of the settings of FedEM, for example.
@@ -38,19 +35,19 @@ class Memories(Compression):
         hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(memories=memories)
     """
 
-    alpha: AtLeast0 = setting(
+    alpha: settings.AtLeast0 = settings.setting(
         0.0,
         "Step size of the memories; 0 stands for the theory's 1 / (1 + omega), with omega of the "
         "compressor alone.",
         only_with={"field_rule": WITH_MEMORIES},
     )
-    memory_start: Literal["mean_field", "zero"] = setting(
+    memory_start: Literal["mean_field", "zero"] = settings.setting(
         "mean_field",
         "First memory V_{0,i}: h_i(S_0), or DIANA's gradient, for which every client evaluates all "
         "its examples once and sends one uncompressed message; or 0.",
         only_with={"field_rule": WITH_MEMORIES},
     )
-    field_rule: Annotated[str, OneOf((*WITH_MEMORIES, "naive"))] = setting(
+    field_rule: Annotated[str, settings.OneOf((*WITH_MEMORIES, "naive"))] = settings.setting(
         "fedem",
         'The field H: "fedem" adds the server\'s memory and the mean message; "naive" has no '
         'memories (V = 0; dEM if nothing is compressed); "local_memory" averages the memories and '
@@ -148,14 +145,14 @@ class MemoryMessages(Messages):
     """The messages of systems with memories of clients."""
 
     relies_on = (
-        ("memories.compression", Identity()),
+        ("memories.compression", compression.Identity()),
         ("memories.memory_start", "zero"),
         ("memories.field_rule", "fedem"),
     )
 
-    def bits(self, params: Any, hyper: types.Settings) -> tuple[int, int]:
+    def bits(self, params: types.Params, hyper: types.Settings) -> tuple[int, int]:
         """Count the bits by which a clock times messages; theta is taken for as long as S."""
-        up = count_message_bits(hyper.memories.compression, params)
+        up = compression.count_message_bits(hyper.memories.compression, params)
         return up, 2 * types.full_precision_bits(params)
 
     def per_tick(self, problem: Any, hyper: types.Settings, timeline: Timeline) -> Bits:
@@ -169,7 +166,7 @@ class MemoryMessages(Messages):
         """
         statistics = trees.shapes_of_model(problem)
         senders = ((timeline.clients >= 0) & (timeline.weight > 0)).sum(axis=1, dtype=np.int64)
-        up = senders * count_message_bits(hyper.memories.compression, statistics)
+        up = senders * compression.count_message_bits(hyper.memories.compression, statistics)
         first_means = hyper.num_clients * hyper.memories.starts_known
         up[:1] += types.full_precision_bits(statistics) * first_means
         return up, self.broadcast(problem, timeline)
@@ -183,7 +180,7 @@ memory_messages = MemoryMessages()
 """The messages of systems with memories of statistics, for `System.messages`."""
 
 
-@struct
+@settings.struct
 class Approximation:
     """Settings of the server's stochastic approximation, S <- S + gamma_k H.
 
@@ -196,9 +193,9 @@ class Approximation:
         hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(gamma=0.5, output="random")
     """
 
-    gamma: Above0 = setting(0.01, "First step size of the server, gamma_1.")
-    gamma_schedule: Schedule = schedule_of("gamma")
-    output: Literal["last", "random"] = setting(
+    gamma: settings.Above0 = settings.setting(0.01, "First step size of the server, gamma_1.")
+    gamma_schedule: schedules.Schedule = schedules.schedule_of("gamma")
+    output: Literal["last", "random"] = settings.setting(
         "last",
         "Which statistics are evaluated: the last S, or S_K with K uniform on the ticks so far, as "
         "in the theory.",

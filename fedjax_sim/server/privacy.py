@@ -177,17 +177,13 @@ class Privacy(OfNoise):
         """Compute the noise multiplier of the sum of updates; `cohort` is the expected size."""
         return self.noise  # type: ignore[attr-defined]
 
-    def bound(self, hyper: Settings) -> Number:
-        """Bound of the norm of a client's update, C; the first one if it adapts. `f[]`.
+    def bound(self, hyper: Settings, memory: Params = None) -> Number:
+        """Bound of the norm of a client's update, C, by the memory before a tick: `f[]`.
 
         Args:
           hyper: As in `check_with`.
         """
         return self.clip  # type: ignore[attr-defined]
-
-    def bound_with(self, hyper: Settings, memory: Params) -> Number:
-        """Bound of the norm of an update in a tick, by the memory before it: `f[]`."""
-        return self.bound(hyper)
 
     def metrics(self, memory: Params) -> dict[str, Array]:
         """Numbers of the memory for the curves, by name."""
@@ -403,9 +399,9 @@ class AdaptiveClipping(Clipping):
             allowed = f"below {float(np.min(most)):g}, twice count_noise times the cohort"
             raise ConfigError("privacy.noise", float(np.max(self.noise)), allowed)
 
-    def bound_with(self, hyper: Settings, memory: Params) -> Array:
-        """The bound in memory. The arguments are those of `Privacy.bound_with`."""
-        return memory
+    def bound(self, hyper: Settings, memory: Params = None) -> Number:
+        """Bound in memory; the first one without. The arguments are those of `Privacy.bound`."""
+        return self.clip if memory is None else memory
 
     def metrics(self, memory: Params) -> dict[str, Array]:
         """The bound, `clip_norm`. memory: It."""
@@ -450,8 +446,8 @@ class ExampleClipping(Clipping):
 
     name: str = fixed("examples")
 
-    def bound(self, hyper: Settings) -> Number:
-        """Compute the longest way of local steps. The argument is that of `Privacy.bound`."""
+    def bound(self, hyper: Settings, memory: Params = None) -> Number:
+        """Compute the longest way of local steps. The arguments are those of `Privacy.bound`."""
         return hyper.lr * hyper.local_steps * hyper.training.example_clip
 
     def check_sum(self, hyper: Settings) -> None:

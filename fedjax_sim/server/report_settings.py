@@ -8,16 +8,10 @@ import numpy as np
 
 from fedjax_sim.core import settings, trees, types
 from fedjax_sim.core.settings import Checked, ConfigError, fields, group, setting, struct, value_of
-from fedjax_sim.core.types import EMPTY, Leaf, Messages, Params, Settings, Timeline
+from fedjax_sim.core.types import EMPTY, Leaf, Messages, Params, Problem, Settings, Timeline
 from fedjax_sim.server import compression, privacy, stages
 from fedjax_sim.server.attacks import Adversary
-from fedjax_sim.server.compression import (
-    COMPRESSORS,
-    Compression,
-    Compressor,
-    Identity,
-    parse_compressor,
-)
+from fedjax_sim.server.compression import Compression, Compressor, Identity, compressed
 from fedjax_sim.server.privacy import PRIVACY, NoPrivacy, OfNoise, Privacy, parse_privacy
 from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, parse_rule
 
@@ -111,7 +105,7 @@ class ReportMessages(Messages):
         bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, up)
         return bits_up + self.number_bits(params, hyper), types.full_precision_bits(down)
 
-    def per_tick(self, problem: Any, hyper: Settings, timeline: Timeline) -> Bits | None:
+    def per_tick(self, problem: Problem, hyper: Settings, timeline: Timeline) -> Bits | None:
         """Count changes of the model that clients have missed, where these are compressed.
 
         The arguments are those of `Messages.per_tick`.
@@ -174,12 +168,9 @@ class ClientMessages(Checked):
         "Whether both sides keep an estimate of each client's progress and the client sends only "
         "the difference (EF21); it takes the memory of a model for each client.",
     )
-    downlink: Compressor = setting(
-        Identity(),
+    downlink: Compressor = compressed(
         "Compressor of what the server sends: the change of its model since clients last "
-        "heard of it.",
-        allowed=COMPRESSORS,
-        parse=parse_compressor,
+        "heard of it."
     )
     local_privacy: privacy.LocalPrivacy = setting(
         privacy.NoLocalPrivacy(),

@@ -9,6 +9,10 @@ from the server's model. `fedjax_sim.server.stages` has the stages and their ord
 not switched on cost nothing and change no bit. One that is switched on is refused, before anything
 is compiled, where the new state of a system's step does not depend on it.
 
+Clients of asynchronous systems report on models that the server made some ticks ago, so these carry
+old versions in their state. The engine works out from the schedule how many rows are needed and
+which row each version has (`fedjax_sim.engine.planning.schedule`).
+
 **The server's own update**, with which rules such as FLTrust compare the messages of a tick.
 
 The server has root data: examples of the problem, drawn uniformly without replacement among all
@@ -47,17 +51,34 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.clients import SumRequest, Train, personal_metrics
-from fedjax_sim.clients.mini_batches import untrained_leaves
-from fedjax_sim.core import batching, trees, types
-from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.clients import SumRequest, Train, mini_batches, personal_metrics, read_rows
+from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
-from fedjax_sim.server import aggregation, privacy, report_settings, stages, versions
+from fedjax_sim.server import aggregation, attacks, privacy, report_settings, rules, stages
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.attacks import Senders
-from fedjax_sim.server.rules import Rule
-from fedjax_sim.server.versions import Memo, Versioned
+
+
+class Memo(NamedTuple):
+    """The memories of the stages of messages; () for a stage that remembers nothing.
+
+    Attributes:
+      estimates: Estimates of clients' progress d_i, leaves `[N, ...]`.
+      known: The model v that clients know, leaves `[...]`.
+      privacy: Bound of the norm of an update if it adapts, C, `f[]`; or the last noises on the sum
+        if they are correlated, the newest first, leaves `[b - 1, ...]`.
+      members: Estimates of the progress of clients behind local servers, leaves `[N, ...]`.
+      attackers: What attackers remember of messages.
+      own: Within a tick, the update that the server has made itself, leaves `[...]`, for rules that
+        compare messages with it.
+    """
+
+    estimates: Params = ()
+    known: Params = ()
+    privacy: Params = ()
+    members: Params = ()
+    attackers: Params = ()
+    own: Params = ()
 
 
 class RoundState(NamedTuple):
@@ -76,6 +97,24 @@ class RoundState(NamedTuple):
     memo: Memo = Memo()
 
 
+class Versioned(NamedTuple):
+    """The state of an asynchronous system.
+
+    Attributes:
+      server: The newest model, leaves `[...]`.
+      versions: Server models that some client works from, leaves `[R, ...]`.
+      memo: What both sides remember of messages.
+      memory: What else the server keeps, such as its optimizer's state; () for nothing.
+      clients: What is kept for every client, leaves `[N, ...]`; () for nothing.
+    """
+
+    server: Params
+    versions: Params
+    memo: Memo = Memo()
+    memory: Params = ()
+    clients: Params = ()
+
+
 Rounds = Algorithm[RoundState, types.Work]
 """An algorithm of rounds."""
 
@@ -84,6 +123,62 @@ State = RoundState | Versioned
 
 Training = Callable[[Any, Any, Plan], Train]
 """From a problem, the settings and a plan to the local training of the system's clients."""
+
+
+def first_version(model: Params, plan: Plan) -> Versioned:
+    """Begin with a model in row 0. Other rows are written before they are read.
+
+        state = first_version(model, Plan(rows=4))
+        assert state.server.shape == (3,) and state.versions.shape == (4, 3)
+
+    Args:
+      model: Leaves `[...]`.
+
+    Returns:
+      The first state.
+    """
+    versions = jax.tree.map(
+        lambda leaf: jnp.zeros((plan.rows, *leaf.shape), leaf.dtype).at[0].set(leaf), model
+    )
+    return Versioned(model, versions)
+
+
+def stale_models(state: Any, event: Event) -> Params:
+    """Read the server model that each slot's work started from: leaves `[S, ...]`.
+
+        state = first_version(jnp.full(3, 5.0), Plan(rows=4))
+        assert (stale_models(state, event) == 5.0).all()  # both slots read row 0
+
+    Args:
+      state: A state that keeps old versions, such as `Versioned`.
+
+    Returns:
+      Leaves `[S, ...]`.
+    """
+    return read_rows(state.versions, event.read)
+
+
+def next_version(state: Any, event: Event, model: Params) -> Versioned:
+    """Make a model the server's, and keep it in the store for clients that will start from it.
+
+        state = next_version(first_version(model, Plan(rows=4)), event, model + 1)
+        assert (state.server == 1).all() and (state.versions[event.write] == 1).all()
+
+    Args:
+      state: The state before the tick.
+      model: The server's new model, leaves `[...]`.
+
+    Returns:
+      The next state.
+    """
+    # Settings have 32 bits, and what they are multiplied with too.
+    model = jax.tree.map(lambda new, kept: new.astype(kept.dtype), model, state.versions)
+    versions = jax.tree.map(
+        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, event.write, 0),
+        state.versions,
+        model,
+    )
+    return Versioned(model, versions)
 
 
 class RootData(NamedTuple):
@@ -122,7 +217,7 @@ class RootData(NamedTuple):
         return jax.vmap(of_one)(examples, jnp.arange(examples.shape[0])).mean()
 
 
-def draw_root(problem: Losses, key: Key, rule: Rule) -> RootData:
+def draw_root(problem: Losses, key: Key, rule: rules.Rule) -> RootData:
     """Draw the root data.
 
     Args:
@@ -140,10 +235,10 @@ def draw_root(problem: Losses, key: Key, rule: Rule) -> RootData:
     root: Any = rule.roots()[0]
     if len({(each.examples, each.owners) for each in rule.roots()}) > 1:  # type: ignore[attr-defined]
         allowed = "rules that all have the same root data, as the server trains once"
-        raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
+        raise settings.ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
     num_clients = problem.counts.shape[0]
     if max(root.owners, default=0) >= num_clients:
-        raise ConfigError("owners", root.owners, f"of clients from 0 to {num_clients - 1}")
+        raise settings.ConfigError("owners", root.owners, f"of clients from 0 to {num_clients - 1}")
     owners = jnp.asarray(np.array(root.owners or range(num_clients), "int32"))
     counts = problem.counts[owners]
     ends = jnp.cumsum(counts)
@@ -201,7 +296,7 @@ class Wire:
         """
         self.problem, self.hyper, self.plan, self.train = problem, hyper, plan, train
         messages, number = hyper.messages, num_senders or problem.counts.shape[0]
-        senders = self.senders = Senders(number, hyper.adversary, can_repeat)
+        senders = self.senders = attacks.Senders(number, hyper.adversary, can_repeat)
         self.noise = stages.LocalNoise(messages.local_privacy, senders)
         self.attack = stages.Forgery(hyper.adversary.attack, senders)
         self.code = self._Coding(messages.compression, senders, messages.error_feedback)
@@ -265,7 +360,7 @@ class Wire:
             for stage in self.switched_on:
                 if stage.name not in used:
                     allowed = f"{stage.idle}: this system's step does not ask its wire for that"
-                    raise ConfigError(stage.name, stage.kind.name, allowed)
+                    raise settings.ConfigError(stage.name, stage.kind.name, allowed)
             return whole(key, state, event)
 
         made: Algorithm[Any, Any] = Algorithm(
@@ -422,7 +517,7 @@ class Wire:
             return self.sum(key, event, updates, scale=scale, own=memo.own), memo
         if scale is not None:
             allowed = "none where the server scales messages: they are clipped as they come"
-            raise ConfigError("privacy", self.privacy.kind.name, allowed)
+            raise settings.ConfigError("privacy", self.privacy.kind.name, allowed)
         total, memory = self.privacy.server(key, event, memo.privacy, updates)
         return total, memo._replace(privacy=memory)
 
@@ -444,9 +539,8 @@ class Wire:
 
         The arguments are those of `first_round`.
         """
-        first = versions.first_version(server, self.plan)
-        begun = self.first_optimizer(server), clients
-        return Versioned(first.server, first.versions, self.first(server), *begun)
+        first, memory = first_version(server, self.plan), self.first_optimizer(server)
+        return first._replace(memo=self.first(server), memory=memory, clients=clients)
 
     def next_version(
         self, key: Key, event: Event, state: Versioned, memo: Memo, server: Params, **kept: Params
@@ -463,7 +557,7 @@ class Wire:
           The next state.
         """
         memo = self.publish(key, event, memo, server)
-        newest = versions.next_version(state, event, self.start(memo, server))
+        newest = next_version(state, event, self.start(memo, server))
         return state._replace(server=server, versions=newest.versions, memo=memo, **kept)
 
     def first_round(self, server: Params, clients: Params = ()) -> RoundState:
@@ -563,7 +657,7 @@ class Wire:
         Returns:
           The tree.
         """
-        flags = untrained_leaves(self.problem, tree)
+        flags = mini_batches.untrained_leaves(self.problem, tree)
         if flags is None:
             return tree
         others = optax.tree.zeros_like(tree) if others is None else others
@@ -572,7 +666,7 @@ class Wire:
     def has_statistics(self) -> bool:
         """Tell whether models have leaves that are not trained."""
         problem: Any = self.problem
-        return untrained_leaves(problem, trees.shapes_of_model(problem)) is not None
+        return mini_batches.untrained_leaves(problem, trees.shapes_of_model(problem)) is not None
 
     def metrics(self, state: State) -> dict[str, Array]:
         """Numbers of the memory of privacy, such as a bound that adapts, by name.

@@ -49,13 +49,11 @@ import numpy as np
 import optax
 
 from fedjax_sim.clients.rows import along
-from fedjax_sim.core import settings
-from fedjax_sim.core.batching import weighted_sum
+from fedjax_sim.core import batching, settings
 from fedjax_sim.core.settings import Above0, Count, Limit, Named, Whole, fixed, setting, struct
 from fedjax_sim.core.types import EMPTY, Array, Key, Params, Settings, Timeline
 from fedjax_sim.kernels.rounding import divisor, root, wide_of
-from fedjax_sim.server import ordering
-from fedjax_sim.server.compression import Compressor, Number, count_message_bits, count_parameters
+from fedjax_sim.server import compression, ordering
 
 __all__ = ["RULES", "Bucketing", "Bulyan", "CentredClipping", "FLTrust", "GeometricMedian", "Krum"]
 __all__ += ["Mean", "Median", "MultiKrum", "NormBound", "OneOf", "Rule", "SecureSum"]
@@ -95,7 +93,7 @@ class Rule(settings.Kind):
         """
         raise NotImplementedError
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Return the fewest messages that the rule needs: a number, traced if its settings are."""
         return 1
 
@@ -206,14 +204,14 @@ class Rule(settings.Kind):
         """The rule itself, or the one that it stands for. On the host."""
         return self
 
-    def message_bits(self, compressor: Compressor, params: Params) -> int:
+    def message_bits(self, compressor: compression.Compressor, params: Params) -> int:
         """Count the bits of a message that the rule can read. On the host.
 
         Args:
           compressor: The compressor of messages.
           params: What is sent, leaves `[...]` or their shapes.
         """
-        return count_message_bits(compressor, params)
+        return compression.count_message_bits(compressor, params)
 
 
 @struct
@@ -233,7 +231,7 @@ class Mean(Rule):
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the mean with the weights of the tick."""
-        return weighted_sum(weight, messages)
+        return batching.weighted_sum(weight, messages)
 
 
 def checked_centre(
@@ -401,7 +399,7 @@ class GeometricMedian(Rule):
 
         def improve(_: Array, point: Params) -> Params:
             pull = weight / jnp.maximum(distances_to(point, wide), self.smoothing)
-            return weighted_sum(pull / pull.sum(), wide)
+            return batching.weighted_sum(pull / pull.sum(), wide)
 
         start = Median().centre(key, wide, weight, is_present)
         centre = jax.lax.fori_loop(0, self.iterations, improve, start)
@@ -443,7 +441,7 @@ class CentredClipping(Rule):
             stays = 1 - pull.sum()
             return jax.tree.map(
                 lambda moved, leaf: moved + (stays * leaf).astype(leaf.dtype),
-                weighted_sum(pull, wide),
+                batching.weighted_sum(pull, wide),
                 point,
             )
 
@@ -474,10 +472,10 @@ class NormBound(Rule):
         """Return the weighted mean of shortened messages; the key is not used."""
         origin = jax.tree.map(lambda leaf: jnp.zeros_like(wide_of(leaf[0])), messages)
         pull = shortening(distances_to(origin, messages), self.bound)
-        return weighted_sum(weight / weight.sum() * pull, messages)
+        return batching.weighted_sum(weight / weight.sum() * pull, messages)
 
 
-def shortening(norms: Array, most: Number) -> Array:
+def shortening(norms: Array, most: compression.Number) -> Array:
     """Compute the factors that shorten vectors to at most a norm: min(1, most / norm).
 
     Args:
@@ -581,7 +579,7 @@ class FLTrust(Rule):
         cosines = jnp.where(jnp.isfinite(norms), along / divisor(norms), 0)
         trust = jnp.maximum(cosines, 0) * weight
         pull = trust / divisor(trust.sum()) * length / divisor(norms)
-        return weighted_sum(pull, messages)
+        return batching.weighted_sum(pull, messages)
 
 
 @struct
@@ -603,7 +601,7 @@ class Nearest(Rule):
         assumed: Any = jnp.maximum(self.assumed - dropped, 0)
         return dataclasses.replace(self, assumed=assumed)
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Return 2 f + 3, as 2 f + 2 < n is assumed."""
         return 2 * self.assumed + 3
 
@@ -666,7 +664,7 @@ class MultiKrum(Nearest):
         traced=True,
     )
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Return 2 f + 3, or the number of messages averaged if that is larger."""
         least = super().least()
         return least + (self.selected > least) * (self.selected - least)
@@ -678,7 +676,7 @@ class MultiKrum(Nearest):
         number = jnp.where(self.selected > 0, self.selected, present - self.assumed)
         is_selected = jnp.argsort(order) < number
         share = is_selected / jnp.maximum(number, 1)
-        return weighted_sum(share, messages)
+        return batching.weighted_sum(share, messages)
 
 
 @struct
@@ -696,7 +694,7 @@ class Bulyan(Nearest):
 
     name: str = fixed("bulyan")
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Return 4 f + 3."""
         return 4 * self.assumed + 3
 
@@ -747,7 +745,7 @@ class Neighbours(NamedTuple):
     slots: Array
     distances: Array
 
-    def by_score(self, is_left: Array, counted: Number) -> Array:
+    def by_score(self, is_left: Array, counted: compression.Number) -> Array:
         """Order slots by Krum's scores.
 
         Args:
@@ -867,7 +865,7 @@ class Bucketing(Rule):
         """Return the inner rule's."""
         return self.inner.roots()
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Return the fewest messages that fill as many buckets as the inner rule needs."""
         return self.size * (self.inner.least() - 1) + 1
 
@@ -881,7 +879,7 @@ class Bucketing(Rule):
         total = parts.sum(axis=1)
         shares = parts / divisor(total)[:, None]
         # The means are not rounded to the messages' type.
-        means = jax.vmap(weighted_sum, (0, None))(shares, jax.tree.map(wide_of, messages))
+        means = jax.vmap(batching.weighted_sum, (0, None))(shares, jax.tree.map(wide_of, messages))
         centre = self.inner.centre(inner_key, means, total, is_in.any(axis=1))
         return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), centre, messages)
 
@@ -952,7 +950,7 @@ class OneOf(settings.OneOfSeveral, Rule):
         """Return those of all rules."""
         return tuple(root for rule in self.options for root in rule.roots())
 
-    def least(self) -> Number:
+    def least(self) -> compression.Number:
         """Fewest messages of the chosen rule."""
         needs = jnp.stack([jnp.asarray(rule.least(), "int32") for rule in self.options])
         return needs[self.number]
@@ -1015,9 +1013,9 @@ class SecureSum(Rule):
         signed = jnp.where(total >= half, (total - half) - half, total)
         return (signed.astype(wide.dtype) * self.step).astype(leaf.dtype)
 
-    def message_bits(self, compressor: Compressor, params: Params) -> int:
+    def message_bits(self, compressor: compression.Compressor, params: Params) -> int:
         """Count b bits for each number."""
-        return int(self.width) * count_parameters(params)
+        return int(self.width) * compression.count_parameters(params)
 
 
 RULES: Named[type[Rule]] = Named(

@@ -42,18 +42,12 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Var
 
-from fedjax_sim.clients import read_clients, write_clients
-from fedjax_sim.clients.clipping import clip_updates, finite
+from fedjax_sim.clients import clipping, read_clients, write_clients
 from fedjax_sim.core import batching, streams, trees
 from fedjax_sim.core.settings import ConfigError, Kind
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Params, Settings
 from fedjax_sim.kernels.rounding import wide_of
-from fedjax_sim.server import aggregation, attacks, compression, privacy
-from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.attacks import Senders
-from fedjax_sim.server.compression import Compressor, Identity
-from fedjax_sim.server.privacy import NoLocalPrivacy, NoPrivacy, Privacy
-from fedjax_sim.server.rules import Mean, Rule, checked_centre
+from fedjax_sim.server import aggregation, attacks, compression, privacy, rules
 from fedjax_sim.timelines.cohorts import previous_visits
 
 Pair = tuple[Params, Params]
@@ -91,7 +85,7 @@ class Stage:
     name: ClassVar[str]
     idle: ClassVar[Kind]
     kind: Any
-    senders: Senders
+    senders: attacks.Senders
 
     @property
     def is_on(self) -> bool:
@@ -107,7 +101,7 @@ class LocalNoise(Stage):
     """Honest clients clip their progress and add their own noise, see `server.privacy`."""
 
     name = "messages.local_privacy"
-    idle = NoLocalPrivacy()
+    idle = privacy.NoLocalPrivacy()
 
     @named
     def client(self, key: Key, event: Event, memory: Params, starts: Params, local: Params) -> Pair:
@@ -202,7 +196,7 @@ class Forgery(Stage):
             # They learn from clients that are always honest, as far as their messages are finite.
             of = self.senders
             is_foe = attacks.are_malicious(of.adversary, key, of.number, clients)
-            _, honest = finite(messages, cohort.is_present & ~is_foe)
+            _, honest = clipping.finite(messages, cohort.is_present & ~is_foe)
             seen = cohort._replace(is_malicious=cohort.is_present & ~honest)
             # A key that draws independently of the forgeries of the same tick.
             own_key = streams.tick_key(of_tick, event.tick, "remember")
@@ -240,8 +234,8 @@ class Coding(Stage):
     """
 
     name = "messages.compression"
-    idle = Identity()
-    kind: Compressor
+    idle = compression.Identity()
+    kind: compression.Compressor
     has_feedback: bool = False
 
     @property
@@ -334,8 +328,8 @@ class PrivateSum(Stage):
     """
 
     name = "privacy"
-    idle = NoPrivacy()
-    kind: Privacy
+    idle = privacy.NoPrivacy()
+    kind: privacy.Privacy
     hyper: Settings = None
 
     def first(self, sent: Params) -> Params:
@@ -361,18 +355,18 @@ class PrivateSum(Stage):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.kind.name, f"{allowed}: epsilon is the schedule's")
         number = self.hyper.expected_reports
-        bound = self.kind.bound_with(self.hyper, memory)
+        bound = self.kind.bound(self.hyper, memory)
         # In at least 32 bits.
-        known, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
-        clipped, is_short = clip_updates(known, bound)
-        exact = weighted_sum(event.weight, clipped)
+        known, _ = clipping.finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
+        clipped, is_short = clipping.clip_updates(known, bound)
+        exact = aggregation.weighted_sum(event.weight, clipped)
         # Of the sum with weights 1 / m, once and not for each client or device.
         deviation = self.kind.update_noise(number) * bound / number
         noise_key = jax.random.fold_in(streams.lane_stream(key, "privacy noise"), event.tick)
         noise = privacy.gaussian_like(noise_key, exact, deviation)
         noise, after = self.kind.remember(key, event, memory, noise, is_short, number)
         noisy = jax.tree.map(jnp.add, exact, noise)
-        noisy, memory = keep_if_empty(event, (noisy, after), (exact, memory))
+        noisy, memory = aggregation.keep_if_empty(event, (noisy, after), (exact, memory))
         return optax.tree.cast_like(noisy, updates), memory
 
 
@@ -385,7 +379,7 @@ class Downlink(Stage):
     """
 
     name = "messages.downlink"
-    idle = Identity()
+    idle = compression.Identity()
 
     def first(self, sent: Params) -> Params:
         """Return the initial model, which clients know."""
@@ -401,7 +395,7 @@ class Downlink(Stage):
         heard = compression.compress(self.kind, down_key, change)
         pace = self.kind.pace(compression.count_parameters(sent))
         moved = jax.tree.map(lambda v, c: v + jnp.asarray(pace, v.dtype) * c, known, heard)
-        return keep_if_empty(event, moved, known)
+        return aggregation.keep_if_empty(event, moved, known)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -422,8 +416,8 @@ class Aggregation(Stage):
     """
 
     name = "aggregator"
-    idle = Mean()
-    kind: Rule
+    idle = rules.Mean()
+    kind: rules.Rule
     has_own: bool = False
 
     def __post_init__(self) -> None:
@@ -442,7 +436,7 @@ class Aggregation(Stage):
     @property
     def is_plain(self) -> bool:
         """Whether messages are as clients made them, and their weighted sum is wanted."""
-        return self.senders.adversary.is_idle and isinstance(self.kind, Mean)
+        return self.senders.adversary.is_idle and isinstance(self.kind, rules.Mean)
 
     @named
     def sum(
@@ -472,7 +466,7 @@ class Aggregation(Stage):
             return batching.weighted_sum(weight if scale is None else scale * weight, updates)
         if scale is not None:
             updates = jax.tree.map(lambda leaf: leaf * aggregation.expand(scale, leaf), updates)
-        heard, is_heard = finite(updates, event.clients != EMPTY)
+        heard, is_heard = clipping.finite(updates, event.clients != EMPTY)
         used = jnp.where(is_heard, weight, 0)
         share = used / jnp.where(used.sum() > 0, used.sum(), 1)
         rule_key = jax.random.fold_in(streams.lane_stream(key, "rule"), event.tick)
@@ -481,7 +475,7 @@ class Aggregation(Stage):
         dropped = (event.clients != EMPTY).sum() - is_heard.sum()
         rule = self.kind.with_own(own) if jax.tree.leaves(own) else self.kind
         rule = rule.knowing(dropped)
-        centre = checked_centre(rule, rule_key, heard, share, is_heard)
+        centre = rules.checked_centre(rule, rule_key, heard, share, is_heard)
         is_enough = (dropped == 0) | (is_heard.sum() >= rule.least())
         moves = is_heard.any() & is_enough & (used.sum() > 0)
 
@@ -551,7 +545,7 @@ COMBINED = tuple((stage.name, stage.idle) for stage in (Aggregation, Forgery))
 RELIED_ON = (
     *((stage.name, stage.idle) for stage in CHAIN),
     ("messages.error_feedback", False),
-    ("messages.edge_compression", Identity()),
-    ("edge_aggregator", Mean()),
+    ("messages.edge_compression", compression.Identity()),
+    ("edge_aggregator", rules.Mean()),
 )
 """Settings by which bits are counted and privacy is accounted for, with their idle values."""

@@ -15,10 +15,8 @@ import xarray as xr
 
 from fedjax_sim.core.settings import ConfigError, checked
 from fedjax_sim.results.summaries import points_of
-from fedjax_sim.studies import criteria, statistics
+from fedjax_sim.studies import criteria, statistics, tables
 from fedjax_sim.studies.criteria import Criterion, Reached
-from fedjax_sim.studies.statistics import Interval, Sample
-from fedjax_sim.studies.tables import Table
 
 
 class Entry(NamedTuple):
@@ -33,7 +31,7 @@ class Entry(NamedTuple):
       reached: When each seed reached the level, where the criterion asks for that; else None.
     """
 
-    sample: Sample
+    sample: statistics.Sample
     seeds: tuple[int, ...]
     failed: int
     collapsed: int
@@ -58,12 +56,12 @@ class Pair(NamedTuple):
 
     first: str
     second: str
-    lead: Interval
+    lead: statistics.Interval
     p: float
     corrected: float
     better: str | None
     needed: int | None
-    resampled: Interval | None = None
+    resampled: statistics.Interval | None = None
 
 
 class Comparison(NamedTuple):
@@ -84,7 +82,7 @@ class Comparison(NamedTuple):
     entries: dict[str, Entry]
     pairs: list[Pair]
 
-    def systems(self) -> Table:
+    def systems(self) -> tables.Table:
         """Tabulate the systems: mean with interval, median, worst seed, failures."""
         rows, is_time = [], self.criterion.by == "time"
         for name, each in self.entries.items():
@@ -97,9 +95,9 @@ class Comparison(NamedTuple):
             rows.append([*row, each.failed, each.collapsed, len(each.seeds)])
         middle = [f"reached by {self.horizon:.4g}"] if is_time else ["median", "worst"]
         header = ["system", str(self.criterion), *middle, "diverged", "collapsed", "seeds"]
-        return Table(header, rows, [(0, 1)] if rows else [])
+        return tables.Table(header, rows, [(0, 1)] if rows else [])
 
-    def differences(self) -> Table:
+    def differences(self) -> tables.Table:
         """Tabulate the pairs: difference with interval, p-values, which is better."""
         more: list[Any] = [None] if self.criterion.by == "time" else []
         rows = [
@@ -123,7 +121,7 @@ class Comparison(NamedTuple):
             "better",
             "seeds needed",
         ]
-        return Table(header, rows)
+        return tables.Table(header, rows)
 
 
 @checked
@@ -172,7 +170,7 @@ def compare(
         values = {name: criterion.values(each).values.ravel() for name, each in points.items()}
     found = {
         name: Entry(
-            Sample.of(values[name]),
+            statistics.Sample.of(values[name]),
             tuple(np.ravel(each["seed"].values).tolist()),
             int(failed[name].sum()),
             int((criterion.collapsed(each).values.ravel() & ~failed[name]).sum()),
@@ -212,7 +210,7 @@ def _pair(
     own, other = first.sample, second.sample
     order = [second.seeds.index(seed) for seed in first.seeds] if is_paired else []
     if is_paired:
-        other = Sample.of(np.asarray(other.values)[order])
+        other = statistics.Sample.of(np.asarray(other.values)[order])
     else:
         own, other = own._replace(values=None), other._replace(values=None)
     lead, needed = statistics.lead(own, other), None

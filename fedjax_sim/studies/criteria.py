@@ -5,12 +5,12 @@ Dimension letters: `L` lanes, `V` evaluations, `N` clients.
 
 import dataclasses
 from collections.abc import Collection
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
 
-from fedjax_sim.core.settings import ConfigError, Finite, checked
+from fedjax_sim.core.settings import ConfigError, Finite, OneOf, checked
 from fedjax_sim.results import plots, reports
 
 WINDOW = 3
@@ -52,7 +52,7 @@ class Criterion:
     metric: str = "accuracy"
     by: Literal["final", "area", "time", "worst_client"] = "final"
     level: Finite | None = None
-    against: str = "time"
+    against: Annotated[str, OneOf(tuple(reports.ALL_AXES))] = "time"
     less_is_better: bool | None = None
 
     def __post_init__(self) -> None:
@@ -61,8 +61,6 @@ class Criterion:
         Raises:
           ConfigError: If they do not.
         """
-        if self.against not in reports.ALL_AXES:
-            raise ConfigError("against", self.against, f"one of {', '.join(reports.ALL_AXES)}")
         if (self.level is not None) != (self.by == "time"):
             allowed = "a level of the metric" if self.by == "time" else f"left out with {self.by}"
             raise ConfigError("level", self.level, f"{allowed} as the criterion")

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from fedjax_sim.results import plots, reports
-from fedjax_sim.studies import statistics, tables
-from fedjax_sim.studies.comparing import Comparison
+from fedjax_sim.studies import comparing, statistics, tables
 from fedjax_sim.studies.tuning import Tuned
 
 MOST_COLUMNS = 4
@@ -112,7 +111,7 @@ def _words(setting: str) -> str:
 
 
 @plots.styled()
-def survival_figure(found: Comparison) -> Figure:
+def survival_figure(found: comparing.Comparison) -> Figure:
     """Draw the share of seeds that have not reached the level yet, by system.
 
     Args:

@@ -22,15 +22,12 @@ import xarray as xr
 
 from fedjax_sim.core import settings
 from fedjax_sim.core.lifecycle import say
-from fedjax_sim.core.settings import ConfigError, Fraction
 from fedjax_sim.core.types import AnyProblem, Layout, Settings, System
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine import sweeps
-from fedjax_sim.engine.watching import Progress, Watch
+from fedjax_sim.engine import sweeps, watching
 from fedjax_sim.partition import Partition
 from fedjax_sim.results.runs import Run
 from fedjax_sim.studies import criteria
-from fedjax_sim.studies.criteria import Criterion
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 Grid = Mapping[str, Sequence[Any]]
@@ -112,7 +109,7 @@ class Tuned(NamedTuple):
 
 
 @settings.checked
-def hold_out(data: Dataset, share: Fraction, *, seed: int = 0) -> Dataset:
+def hold_out(data: Dataset, share: settings.Fraction, *, seed: int = 0) -> Dataset:
     """Replace the test set by a part of the training set that is held out.
 
     Args:
@@ -144,7 +141,7 @@ def hold_out(data: Dataset, share: Fraction, *, seed: int = 0) -> Dataset:
 
 @settings.checked
 def hold_out_of_clients(
-    data: Dataset, partitions: Sequence[Partition], share: Fraction, *, seed: int = 0
+    data: Dataset, partitions: Sequence[Partition], share: settings.Fraction, *, seed: int = 0
 ) -> list[tuple[Dataset, Partition]]:
     """Hold out a part of each client's training examples, for each of several partitions.
 
@@ -167,7 +164,7 @@ def hold_out_of_clients(
         kept, held = list[np.ndarray](), list[np.ndarray]()
         counts = each.counts - np.round(share * each.counts).astype(each.counts.dtype)
         if (counts < 1).any():
-            raise ConfigError("share", share, "such that every client keeps an example")
+            raise settings.ConfigError("share", share, "such that every client keeps an example")
         for own, count in zip(each.rows(), counts, strict=True):
             mixed = generator.permutation(own)
             kept.append(np.sort(mixed[:count]))
@@ -176,7 +173,7 @@ def hold_out_of_clients(
         found.append((mixed, Partition(np.concatenate(kept), counts)))
     fewest = min(len(held) for held, _ in found)
     if not fewest:
-        raise ConfigError("share", share, "such that an example is held out")
+        raise settings.ConfigError("share", share, "such that an example is held out")
     return [
         (
             data._replace(
@@ -194,7 +191,7 @@ def tune(
     problem: list[ProblemT] | Callable[[int], ProblemT],
     *,
     seeds: Sequence[int],
-    criterion: Criterion = Criterion(),
+    criterion: criteria.Criterion = criteria.Criterion(),
     widenings: int = WIDENINGS,
     halving: Halving | None = None,
     known: xr.DataArray | None = None,
@@ -300,7 +297,7 @@ def tune_and_run(
     """
     if shared := {*tuning_seeds} & {*seeds}:
         allowed = "apart from the seeds that are reported, as the best on a seed is partly luck"
-        raise ConfigError("tuning seeds", sorted(shared), allowed)
+        raise settings.ConfigError("tuning seeds", sorted(shared), allowed)
     tuned = tune(contestant, validation, seeds=tuning_seeds, kept=kept, **options, **how)
     hyper = contestant.hyper.replace(**tuned.choice)
     return tuned, sweeps.sweep(
@@ -316,7 +313,7 @@ def check_grid(grid: Grid, widenings: int) -> None:
     """
     for name, values in grid.items():
         if widenings and _is_numeric(values) and min(values) <= 0:
-            raise ConfigError(f"grid of {name}", list(values), "positive, or not widened")
+            raise settings.ConfigError(f"grid of {name}", list(values), "positive, or not widened")
 
 
 def choose(scores: xr.DataArray, grid: Grid | None = None) -> Tuned:
@@ -369,7 +366,7 @@ def _beyond(contestant: Contestant, tuned: Tuned) -> tuple[str, Any] | None:
             continue
         try:
             settings.check(contestant.hyper.replace(**{**tuned.choice, name: value}))
-        except ConfigError:
+        except settings.ConfigError:
             continue
         return name, value
     return None
@@ -383,7 +380,7 @@ def next_value(values: Sequence[float], *, above: bool) -> float:
 
 def _ending_early(
     halving: Halving,
-    criterion: Criterion,
+    criterion: criteria.Criterion,
     system: System,
     problem: list[ProblemT] | Callable[[int], ProblemT],
     grid: Grid,
@@ -396,19 +393,19 @@ def _ending_early(
       ConfigError: If the criterion asks for an axis that is not known while lanes run.
     """
     if criterion.against not in ("time", "rounds"):
-        raise ConfigError("against", criterion.against, "time or rounds with halving")
+        raise settings.ConfigError("against", criterion.against, "time or rounds with halving")
     known, kinds = settings.names_of(system.Hyper), settings.fields(system.Hyper)
     for name in grid:
         if not settings.is_traced(kinds[known[name]]):
             allowed = "of numbers with halving, as points are compared in one program"
-            raise ConfigError("grid", name, allowed)
+            raise settings.ConfigError("grid", name, allowed)
     points = list(itertools.product(*grid.values()))
     first = problem(seeds[0]) if callable(problem) else problem[0]
     is_less = criterion.prefers_less(getattr(first, criteria.LESS, ()))
 
-    def decide(now: Progress) -> np.ndarray | None:
+    def decide(now: watching.Progress) -> np.ndarray | None:
         if len(now.lanes) != len(points) * len(seeds):
-            raise ConfigError("grid", dict(grid), "small enough for memory, with halving")
+            raise settings.ConfigError("grid", dict(grid), "small enough for memory, with halving")
         left = halving.rungs(len(points), now.num_evals).get(now.evaluation)
         if left is None:
             return None
@@ -432,8 +429,8 @@ def _ending_early(
         stays[order[:left]] = True
         return np.repeat(~stays, len(seeds))
 
-    watch: Watch = options.get("watch", Watch())
+    watch: watching.Watch = options.get("watch", watching.Watch())
     layout: Layout = options.get("layout", Layout())
     if layout.lanes_at_once is None and layout.lane_batches is None:
         layout = layout._replace(lanes_at_once=False)  # A lane that ended then costs nothing.
-    return {"watch": Watch(**{**vars(watch), "on_evaluation": decide}), "layout": layout}
+    return {"watch": watching.Watch(**{**vars(watch), "on_evaluation": decide}), "layout": layout}

@@ -13,8 +13,6 @@ from . import hierarchical as hierarchical
 from . import langevin as langevin
 from . import oort as oort
 from . import scaffold as scaffold
-from .adaptive_steps import adacomm as adacomm
-from .adaptive_steps import asyncfeded_adaptive as asyncfeded_adaptive
 from .diana import vr_diana as vr_diana
 from .favano import quafl as quafl
 from .fedavg import fedadagrad as fedadagrad
@@ -34,6 +32,7 @@ from .fedem import async_fedem as async_fedem
 from .fedem import em as em
 from .fedem import vr_fedem as vr_fedem
 from .hierarchical import async_hierarchical as async_hierarchical
+from .in_flight import asyncfeded_adaptive as asyncfeded_adaptive
 from .in_flight import fedat as fedat
 from .in_flight import pisces as pisces
 from .in_flight import safa as safa
@@ -45,6 +44,7 @@ from .personal import fedper as fedper
 from .personal import ifca as ifca
 from .personal import perfedavg as perfedavg
 from .personal import pfedme as pfedme
+from .response_times import adacomm as adacomm
 from .response_times import fedcs as fedcs
 from .response_times import tifl as tifl
 from .scaffold import feddyn as feddyn

@@ -15,7 +15,6 @@ message is divided by p, as in FedEM, whose memories these are. h_i^0 is 0, or t
 VR-DIANA, whose gradients have the variance reduced, is here too.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -27,8 +26,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, LocalTraining, WholeGradients, rows
-from fedjax_sim.core import batching, streams, trees, types
-from fedjax_sim.core.schedules import Schedule, schedule_of
+from fedjax_sim.core import batching, schedules, streams, trees, types
 from fedjax_sim.core.settings import Count, Limit, fixed, group, redefault, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import keep_if_empty
@@ -43,7 +41,7 @@ class Hyper(CoinRounds, WholeGradients):
     """Settings of DIANA: participation, gradients, the server's step, and memories."""
 
     lr: float = redefault(LocalTraining, "lr", 0.1)
-    lr_schedule: Schedule = schedule_of("lr")
+    lr_schedule: schedules.Schedule = schedules.schedule_of("lr")
     batch_size: Count = redefault(LocalTraining, "batch_size", 32)
     gradient: Literal["minibatch", "exact"] = setting(
         "minibatch", "Gradients of a mini-batch or of all examples, at the server's model."
@@ -110,15 +108,6 @@ def first_state(problem: Problem, hyper: Hyper, key: Key, *, with_slopes: bool) 
     return State(server, memory, server, slopes) if with_slopes else State(server, memory)
 
 
-def bound(
-    problem: Problem, hyper: Hyper, step: Callable[..., tuple[State, Work]], *, with_slopes: bool
-) -> Algorithm[State, Work]:
-    """Algorithm of a step. with_slopes: whether gradients of all examples are kept."""
-    first = partial(first_state, problem, hyper, with_slopes=with_slopes)
-    known = dict(DianaMessages.relies_on)
-    return Algorithm(first, step, lambda state: state.server, supports=known)
-
-
 def taking_part(event: Event) -> Event:
     """The event with empty slots for clients that do not take part."""
     return event.within(clients=jnp.where(event.weight > 0, event.clients, EMPTY))
@@ -133,7 +122,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         after = hyper.after(key, event, state.server, state.memory, vectors(slopes))
         return keep_if_empty(event, State(*after), state), work._replace(event=event.changed)
 
-    return bound(problem, hyper, step, with_slopes=False)
+    first = partial(first_state, problem, hyper, with_slopes=False)
+    return Algorithm(first, step, lambda state: state.server, supports=RELIED_ON)
 
 
 class DianaMessages(MemoryMessages):
@@ -145,6 +135,7 @@ class DianaMessages(MemoryMessages):
         return (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64) * model
 
 
+RELIED_ON = dict(DianaMessages.relies_on)
 SOURCE = {"source": "DIANA's theory (arXiv 1904.05115), which takes one example at a time"}
 system: types.System = types.System(
     "diana",
@@ -212,7 +203,8 @@ def reduced(problem: Problem, hyper: VRDiana, plan: Plan) -> Algorithm[State, Wo
         work = work.and_more(more, times=2)._replace(event=event.changed)
         return keep_if_empty(event, after, state), work
 
-    return bound(problem, hyper, step, with_slopes=True)
+    first = partial(first_state, problem, hyper, with_slopes=True)
+    return Algorithm(first, step, lambda state: state.server, supports=RELIED_ON)
 
 
 vr_diana = system._replace(

@@ -61,8 +61,7 @@ from fedjax_sim.core.settings import ConfigError, OneOf, is_known, setting, stru
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import ReportMessages, Reports, Robust, Wire, attacks, compression, stages
 from fedjax_sim.server.aggregation import scaled_progress
-from fedjax_sim.server.compression import Identity
-from fedjax_sim.server.versions import Versioned, stale_models
+from fedjax_sim.server.reports import Versioned, stale_models
 from fedjax_sim.timelines import Contacts, cohorts, presets
 
 
@@ -165,10 +164,8 @@ class Hyper(Contacts, LocalTraining, Reports):
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
-        if self.reweight in CLOSED_FORM:
-            self._check_law()
-
-    def _check_law(self) -> None:
+        if self.reweight not in CLOSED_FORM:
+            return
         others = "one of none, estimated_stochastic, estimated"
         if self.delays.trace is not None:
             raise ConfigError("reweight", self.reweight, f"{others} with a recorded trace")
@@ -308,7 +305,7 @@ class QuAFL(Contacts, LocalTraining, compression.Compression, Robust):
     has_references = True
 
 
-RELIED_ON = (("compression", Identity()), *stages.COMBINED)
+RELIED_ON = (("compression", compression.Identity()), *stages.COMBINED)
 
 
 class QuaflState(NamedTuple):
@@ -335,7 +332,7 @@ def with_own_models(problem: Problem, hyper: QuAFL, plan: Plan) -> Algorithm[Qua
     """Bind QuAFL to a problem."""
     train = local_training(problem, hyper, plan)
     has_lattice = hyper.compression.needs_reference
-    has_known = not (has_lattice or isinstance(hyper.compression, Identity))
+    has_known = not (has_lattice or isinstance(hyper.compression, compression.Identity))
     senders = attacks.Senders(problem.counts.shape[0], hyper.adversary)
     forgery = stages.Forgery(hyper.adversary.attack, senders)
     rule = stages.Aggregation(hyper.aggregator, senders)

@@ -142,23 +142,7 @@ class FedAvgM(CohortRounds, LastingTraining, ServerMomentum, PrivateReports):
 
 
 Moments = tuple[Params, Params]
-Rule = Callable[[Array, Array, Array | float], Array]
-"""From v, the square of progress and the decay to the new v."""
-
-
-def adagrad(v: Array, square: Array, decay: Array | float) -> Array:
-    """Add up the squares, without any decay."""
-    return v + square
-
-
-def adam(v: Array, square: Array, decay: Array | float) -> Array:
-    """Average the squares, older ones less."""
-    return decay * v + (1 - decay) * square
-
-
-def yogi(v: Array, square: Array, decay: Array | float) -> Array:
-    """Move towards the square by an amount that does not depend on the distance to it."""
-    return v - (1 - decay) * square * jnp.sign(v - square)
+"""The mean m of progress, and v, which is made of its squares."""
 
 
 @struct
@@ -168,14 +152,13 @@ class FedAdam(CohortRounds, LastingTraining, ServerRate, PrivateReports):
     beta_1 -> `first_decay`    beta_2 -> `second_decay`    tau -> `adaptivity`
 
     It corrects no bias and begins with v = tau^2: x <- x + eta m / (sqrt(v) + tau), with
-    m <- beta_1 m + (1 - beta_1) Delta and v by `adam`.
+    m <- beta_1 m + (1 - beta_1) Delta and v by `second`.
 
     Readings. Defaults of beta_1, beta_2 and tau are those of the experiments; eta is one of their
     grid and has to be tuned.
     """
 
     server_lr: float = redefault(ServerRate, "server_lr", 0.01)
-    rule: Rule = fixed(adam)
     first_decay: Annotated[float, Limit(least=0, most=0.999)] = setting(
         0.9, "Decay of the mean of progress, beta_1."
     )
@@ -185,6 +168,10 @@ class FedAdam(CohortRounds, LastingTraining, ServerRate, PrivateReports):
     adaptivity: settings.Above0 = setting(
         1e-3, "Progress that counts as small, tau: less adapts more."
     )
+
+    def second(self, v: Array, square: Array) -> Array:
+        """Average the squares of progress, older ones less."""
+        return self.second_decay * v + (1 - self.second_decay) * square
 
     def server_transformation(self) -> optax.GradientTransformation:
         """Make the server's optimizer, with the state m and v."""
@@ -196,7 +183,7 @@ class FedAdam(CohortRounds, LastingTraining, ServerRate, PrivateReports):
         def update(slope: Params, state: Moments, model: Params = None) -> tuple[Params, Moments]:
             beta, tau = self.first_decay, self.adaptivity
             m = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state[0], slope)
-            v = jax.tree.map(lambda v, g: self.rule(v, g * g, self.second_decay), state[1], slope)
+            v = jax.tree.map(lambda v, g: self.second(v, g * g), state[1], slope)
             step = jax.tree.map(lambda m, v: -self.server_lr * m / (jnp.sqrt(v) + tau), m, v)
             return step, (m, v)
 
@@ -205,21 +192,26 @@ class FedAdam(CohortRounds, LastingTraining, ServerRate, PrivateReports):
 
 @struct
 class FedAdagrad(FedAdam):
-    """FedAdagrad (Reddi et al. 2021, arXiv 2003.00295): Algorithm 2 with v by `adagrad`.
+    """FedAdagrad (Reddi et al. 2021, arXiv 2003.00295): Algorithm 2 with another `second`.
 
     By default it has no momentum, as in the experiments.
     """
 
-    rule: Rule = fixed(adagrad)
     first_decay: float = redefault(FedAdam, "first_decay", 0.0)
     second_decay: float = fixed(0.0)
+
+    def second(self, v: Array, square: Array) -> Array:
+        """Add up the squares, without any decay."""
+        return v + square
 
 
 @struct
 class FedYogi(FedAdam):
-    """FedYogi (Reddi et al. 2021, arXiv 2003.00295): Algorithm 2 with v by `yogi`."""
+    """FedYogi (Reddi et al. 2021, arXiv 2003.00295): Algorithm 2 with another `second`."""
 
-    rule: Rule = fixed(yogi)
+    def second(self, v: Array, square: Array) -> Array:
+        """Move towards the square by an amount that does not depend on the distance to it."""
+        return v - (1 - self.second_decay) * square * jnp.sign(v - square)
 
 
 SUMMARY = "federated averaging whose server follows the mean progress by"

@@ -49,15 +49,14 @@ import optax
 
 from fedjax_sim import timelines
 from fedjax_sim.clients import LocalTraining, local_training, rows
-from fedjax_sim.core import batching, settings, types
-from fedjax_sim.core.schedules import Schedule, schedule_of
+from fedjax_sim.core import batching, schedules, settings, types
 from fedjax_sim.core.settings import Above0, Checked, ConfigError, fixed, redefault, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import Reports, ScheduledReports, StalenessWeights, Wire, staleness
 from fedjax_sim.server.aggregation import ServerMomentum, ServerRate, where_slots
 from fedjax_sim.server.report_settings import ReportMessages
+from fedjax_sim.server.reports import Versioned, stale_models
 from fedjax_sim.server.staleness import WeightedArrivals
-from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientQueues, presets
 
 
@@ -253,7 +252,7 @@ class FedAsync(WeightedArrivals, LocalTraining, Reports):
     mixing: settings.Portion = setting(
         0.6, "Share of a received model in the server's, alpha, if it is not stale."
     )
-    mixing_schedule: Schedule = schedule_of("mixing")
+    mixing_schedule: schedules.Schedule = schedules.schedule_of("mixing")
     proximal: float = redefault(LocalTraining, "proximal", 0.005)
 
     def check_together(self) -> None:

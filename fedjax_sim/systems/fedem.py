@@ -42,11 +42,10 @@ import numpy as np
 
 from fedjax_sim import timelines
 from fedjax_sim.clients import e_steps, rows
-from fedjax_sim.core import batching, settings, trees, types
-from fedjax_sim.core.schedules import Constant, Schedule
+from fedjax_sim.core import batching, schedules, settings, trees, types
 from fedjax_sim.core.settings import ConfigError, Count, fixed, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, LatentProblem, Params, Plan, Work
-from fedjax_sim.server import StalenessWeights, aggregation, memories, staleness, versions
+from fedjax_sim.server import StalenessWeights, aggregation, memories, reports, staleness
 from fedjax_sim.server.memories import Approximation, Memories, Memory, memory_messages
 from fedjax_sim.server.report_settings import Bits
 from fedjax_sim.timelines import CoinRounds, presets
@@ -218,11 +217,11 @@ def algorithm(
         state = State(server, memory, memory.server, server, passes, jnp.asarray(0, "int32"))
         if not is_stale:
             return state
-        return state._replace(versions=versions.first_version(server, plan).versions)
+        return state._replace(versions=reports.first_version(server, plan).versions)
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         active = event.weight > 0  # B_{k+1,i}
-        start = versions.stale_models(state, event) if is_stale else state.server
+        start = reports.stale_models(state, event) if is_stale else state.server
         theta = jax.vmap(problem.maximise)(start) if is_stale else problem.maximise(start)
         natural = jax.vmap(problem.natural)(theta) if is_stale else problem.natural(theta)
         oracle, work = expect(key, event, natural, is_full=is_full, works=active)  # S_{k+1,i}
@@ -230,7 +229,7 @@ def algorithm(
         target = oracle - (start if is_stale else start[None])
         after = state.after(hyper, key, event, target, counted.sum(dtype="int32"))
         if is_stale:
-            newest = versions.next_version(state, event, after.server)
+            newest = reports.next_version(state, event, after.server)
             after = after._replace(versions=newest.versions)
         return after, work
 
@@ -413,7 +412,7 @@ class EM(EitherRounds):
     """
 
     participation: float = fixed(1.0)
-    participation_schedule: Schedule = fixed(Constant())
+    participation_schedule: schedules.Schedule = fixed(schedules.Constant())
     batch_size: int = settings.redefault(e_steps.Expectation, "batch_size", 200)
     batches: Literal["full"] = fixed("full")
 

@@ -37,22 +37,20 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.clients import LocalTraining, Training, local_steps, local_training
-from fedjax_sim.clients.mini_batches import untrained_leaves
+from fedjax_sim.clients import LocalTraining, Training, local_steps, local_training, mini_batches
 from fedjax_sim.core import batching, settings
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Limit, setting, struct
 from fedjax_sim.core.types import Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import Reports, Rounds, RoundState, Wire
-from fedjax_sim.server.aggregation import ServerStep
+from fedjax_sim.server import Reports, Rounds, RoundState, Wire, aggregation
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
 
 @struct
-class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
+class Hyper(CohortRounds, LocalTraining, aggregation.ServerStep, Reports):
     """Settings of FedPA: its rounds, local sampling, messages, and the server's step."""
 
     server_optimizer: Callable[..., optax.GradientTransformation] | None = settings.redefault(
-        ServerStep, "server_optimizer", optax.sgd
+        aggregation.ServerStep, "server_optimizer", optax.sgd
     )
     burn_in: Annotated[int, Limit(least=0)] = setting(
         5, "Local steps before the first sample.", traced=False
@@ -190,7 +188,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Rounds:
 
     def init(key: Key) -> RoundState:
         server = problem.init(key)
-        if untrained_leaves(problem, server) is not None:
+        if mini_batches.untrained_leaves(problem, server) is not None:
             allowed = "one whose model is trained whole, because samples are of all of it"
             raise ConfigError("problem", type(problem).__name__, allowed)
         return wire.first_round(server)

@@ -73,11 +73,9 @@ from fedjax_sim import clients, timelines
 from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import ConfigError, group, setting, struct
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import RoundState, ServerRate, edges
-from fedjax_sim.server.compression import Identity, count_message_bits
+from fedjax_sim.server import RoundState, ServerRate, Versioned, compression, edges, stale_models
 from fedjax_sim.server.report_settings import Bits
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
-from fedjax_sim.server.versions import Versioned, stale_models
 from fedjax_sim.timelines import GroupArrivals, presets
 
 
@@ -132,7 +130,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         sent = event.within(steps=jnp.broadcast_to(is_last, (num_slots,)).astype("int32"))
         reports, memo = wire.receive(key, sent, memo, known, groups)
         progress = jax.tree.map(jnp.subtract, reports, known)  # x_i^{u,t_i} - x^u
-        moved = wire.mix(key, event, progress, partial(shares_of_slots, hyper, event))
+        shares = jnp.asarray(hyper.shares())[event.clients]
+        moved = wire.mix(key, event, progress, lambda: jnp.where(event.weight > 0, shares, 0))
         server = jax.tree.map(jnp.add, state.server, moved)  # (12)
         # The server's model is sent at the end of a round.
         published = wire.publish(key, event, memo, server)
@@ -152,11 +151,6 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
 
 
-def shares_of_slots(hyper: Hyper, event: Event) -> Array:
-    """Find the weights w_i of groups in a tick that aggregates: `f[S]`, 0 in other ticks."""
-    return jnp.where(event.weight > 0, jnp.asarray(hyper.shares())[event.clients], 0)
-
-
 class Messages(edges.GroupMessages):
     """The messages of groups, with those to the global server at the end of a round."""
 
@@ -174,7 +168,7 @@ class Messages(edges.GroupMessages):
         reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
         model = trees.shapes_of_model(problem)
         whole = types.full_precision_bits(model)
-        down = min(count_message_bits(hyper.messages.downlink, model), whole)
+        down = min(compression.count_message_bits(hyper.messages.downlink, model), whole)
         return up * is_last, reports * is_last * down
 
 
@@ -233,7 +227,7 @@ class AsyncHierarchical(GroupArrivals, edges.EdgeTraining, ServerRate):
           ConfigError: If clients would need an estimate that their group is still making.
         """
         super().check_together()
-        is_compressed = not isinstance(self.messages.compression, Identity)
+        is_compressed = not isinstance(self.messages.compression, compression.Identity)
         if self.messages.error_feedback and is_compressed and self.num_reports > 1:
             allowed = (
                 "false with num_reports above 1 and compressed messages of clients, because a "

@@ -1,4 +1,4 @@
-"""Clients' work that lasts for several ticks of a live clock: SAFA, FedAT and Pisces.
+"""Work that lasts for several ticks of a live clock: SAFA, FedAT, Pisces and all of AsyncFedED.
 
 Dimension letters: those of `fedjax_sim.core.types`.
 """
@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients import LocalTraining, local_training, seeing_losses, write_clients
-from fedjax_sim.clients.seen_losses import SeenLosses
+from fedjax_sim.clients import LocalTraining, local_training, rows, seeing_losses, seen_losses
 from fedjax_sim.core import batching, settings, streams, targets, trees, types
 from fedjax_sim.core.settings import Above0, AtLeast0, Checked, ConfigError, Count, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Event, Key, Leaf, Problem, Work
-from fedjax_sim.server import Reports, Versioned, Wire, keep_if_empty, stale_models
-from fedjax_sim.server.aggregation import ServerMomentum, where_slots
+from fedjax_sim.server import Reports, Versioned, Wire, aggregation, keep_if_empty, stale_models
 from fedjax_sim.server.report_settings import Bits, ReportMessages, downlink_of_slots
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
@@ -224,10 +222,10 @@ def safa_algorithm(problem: Problem, hyper: SAFA, plan: types.Plan) -> Algorithm
         before_cache, before_base = state.clients
         syncs = (event.tick - before_base) // hyper.lag_tolerance
         newest = jax.tree.map(lambda w: w[None], state.server)
-        cache = where_slots(syncs > 0, newest, before_cache)
-        cache = write_clients(cache, jnp.where(is_picked, finite_clients, EMPTY), reports)
+        cache = aggregation.where_slots(syncs > 0, newest, before_cache)
+        cache = rows.write_clients(cache, jnp.where(is_picked, finite_clients, EMPTY), reports)
         server = batching.weighted_sum(share, cache)
-        cache = write_clients(cache, jnp.where(is_picked, EMPTY, finite_clients), reports)
+        cache = rows.write_clients(cache, jnp.where(is_picked, EMPTY, finite_clients), reports)
         reporting = jnp.where(event.clients == EMPTY, hyper.num_clients, event.clients)
         base = before_base + syncs * hyper.lag_tolerance
         base = base.at[reporting].set(event.tick + 1, mode="drop")
@@ -494,7 +492,7 @@ class Usefulness(Checked):
 
 
 @struct
-class Pisces(Clients, LocalTraining, ServerMomentum, Reports):
+class Pisces(Clients, LocalTraining, aggregation.ServerMomentum, Reports):
     """Pisces (Jiang, Wang, Li and Li 2022, SoCC, arXiv 2206.09264): guided asynchronous learning.
 
         C -> `hyper.concurrency`    b -> `hyper.staleness_bound`
@@ -634,7 +632,7 @@ def pisces_clock(problem: Problem, hyper: Pisces) -> Clock:
     def weigh(hyper: Pisces, clients: Array, staleness: Array) -> Array:
         return cohorts.mean_weights(hyper.weighting, counts, clients, clients != EMPTY)
 
-    def learn(key: Key, shown: live.Shown[object, Known, object, SeenLosses]) -> Known:
+    def learn(key: Key, shown: live.Shown[object, Known, object, seen_losses.SeenLosses]) -> Known:
         event, known, window = shown.event, shown.memory, hyper.choice.window
         quality = counts[jnp.maximum(event.clients, 0)] * shown.seen.root_mean_square
         staleness, slots = event.tick - event.version, jnp.arange(num_slots)
@@ -677,4 +675,107 @@ pisces = with_work_in_flight(
     summary="guided asynchronous learning: useful clients of little staleness, at a bounded pace",
     # Ticks are no more than reports.
     hints=types.Hints(lambda hyper, time: hyper.ticks_within(time, hyper.concurrency)),
+)
+
+
+# AsyncFedED with its numbers of local steps.
+
+
+@struct
+class AdaptiveFedED(fedbuff.EuclideanStaleness, Clients, LocalTraining, Reports):
+    """AsyncFedED (Wang et al. 2022, arXiv 2205.13797) as a whole: local steps follow staleness.
+
+        K_i -> `state.clients`    gamma(i, tau) -> `gamma`    floor -> E[.]
+        gamma bar -> `hyper.wanted_staleness`    kappa -> `hyper.gain`
+
+    Learning is that of `asyncfeded`. When the update of client i has moved the server's model, its
+    next number of local steps is K_i + floor((gamma bar - gamma(i, tau)) kappa): a client whose
+    updates are staler than wanted does fewer. How long work takes follows from K_i, so the clock is
+    live. All clients are always at work; one starts again from the model that its update has made.
+
+    Readings. K_i begins as `local_steps`, and stays from 1 to `most_steps`, which the paper does
+    not bound. The time drawn for `local_steps` is multiplied by K_i / `local_steps`. If an update
+    is lost, its client begins again with the same K_i from the newest model, and the tick is empty.
+    """
+
+    wanted_staleness: AtLeast0 = setting(1.0, "Staleness at which steps do not change, gamma bar.")
+    gain: AtLeast0 = setting(1.0, "Local steps for a difference in staleness of 1, kappa.")
+    most_steps: Count = setting(50, "Most local steps of an update.")
+
+    def check_together(self) -> None:
+        """Check that steps take time, and that the first ones are not too many."""
+        super().check_together()
+        check_clients(self, are_distinct=False)
+        live.check_steps_take_time(self)
+        if self.local_steps > self.most_steps:
+            allowed = f"at most most_steps = {self.most_steps}"
+            raise ConfigError("local_steps", self.local_steps, allowed)
+
+    @property
+    def first_rows(self) -> Array:
+        """First numbers of local steps, `i32[N]`."""
+        return jnp.full(self.num_clients, self.local_steps, "int32")
+
+    def rows_after(self, event: Event, state: Versioned, gamma: Array) -> Array:
+        """Numbers of local steps after a tick, `i32[N]`. gamma: staleness of the slots, `f[S]`."""
+        change = jnp.floor((self.wanted_staleness - gamma) * self.gain)
+        steps = rows.read_clients(state.clients, event.clients) + change
+        return rows.write_clients(state.clients, event.clients, jnp.clip(steps, 1, self.most_steps))
+
+
+class Working(NamedTuple):
+    """State of the clock.
+
+    Attributes:
+      tick: `i32[]`, server actions so far.
+      place: `i32[]`, the client that has reported, or whose update was lost.
+      turns: `i32[N]`, how often each client was given work.
+      work: Each client's work, `[N]`.
+      drawn: The clients' speeds and hours.
+    """
+
+    tick: Array
+    place: Array
+    turns: Array
+    work: Flights
+    drawn: live.Drawn
+
+
+def adaptive_clock(problem: Problem, hyper: AdaptiveFedED) -> Clock:
+    """Bind the clock: a client begins again when the server has learnt from its last work."""
+
+    def init(key: Key) -> Working:
+        devices, everyone = draw_devices(key, hyper), jnp.arange(hyper.num_clients, dtype="int32")
+        zero, turns = jnp.int32(0), jnp.ones_like(everyone)
+        work = live.begin_work(devices, everyone, 0 * everyone, Instant.at(0.0), zero)
+        return Working(zero, zero, turns, work, devices.drawn)
+
+    def next_tick(key: Key, carried: Working, state: object) -> tuple[Working, Received]:
+        place = carried.work.first()
+        done = carried.work.take(place)
+        lost = draw_devices(key, hyper, carried.drawn).are_lost(done.client, done.number)
+        client = jnp.where(lost, EMPTY, done.client)
+        who, steps, version = (leaf[None] for leaf in (client, done.steps, done.version))
+        after = carried._replace(tick=carried.tick + 1, place=place)
+        return after, Received(done.ends, who, steps, version, jnp.ones(1))
+
+    def after(key: Key, carried: Working, event: Event, state: Versioned, seen: object) -> Working:
+        devices, who = draw_devices(key, hyper, carried.drawn), carried.place
+        given = who, carried.turns[who], carried.work.ends.take(who), carried.tick
+        new = live.begin_work(devices, *given, steps=state.clients[who])
+        turns = targets.put(carried.turns, who, carried.turns[who] + 1)
+        return carried._replace(turns=turns, work=targets.put(carried.work, who, new))
+
+    return Clock(init, next_tick, after, in_use=lambda carried: carried.work.version)
+
+
+asyncfeded_adaptive = live.with_clock(
+    fedbuff.asyncfeded,
+    live.Live(lambda hyper: Sizes(1, hyper.most_steps, hyper.num_clients), adaptive_clock),
+    name="asyncfeded_adaptive",
+    Hyper=AdaptiveFedED,
+    summary="asynchronous steps along every update; clients of stale updates do fewer local steps",
+    hints=types.Hints(
+        lambda hyper, time: hyper.replace(local_steps=1).ticks_within(time, hyper.num_clients)
+    ),
 )

@@ -85,14 +85,13 @@ import optax
 
 from fedjax_sim import clients
 from fedjax_sim.clients import ClientTraining, Training, langevin_noise, local_steps, rows
-from fedjax_sim.core import batching, settings, trees, types
+from fedjax_sim.core import batching, schedules, settings, trees, types
 from fedjax_sim.core.events import Timeline
-from fedjax_sim.core.schedules import Schedule, schedule_of
 from fedjax_sim.core.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion, Probability
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
-from fedjax_sim.server import keep_if_empty, mean_of, weighted_sum
+from fedjax_sim.server import aggregation, keep_if_empty, mean_of, weighted_sum
 from fedjax_sim.server.compression import Compression, Identity, count_message_bits, decode_messages
 from fedjax_sim.server.report_settings import Bits
 from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds
@@ -406,13 +405,6 @@ class Preconditioner:
         return jax.tree.map(lambda v: (floor + jnp.sqrt(v)).astype(v.dtype) ** -0.5, square.value)
 
 
-def _makes_transformation(value: object) -> bool:
-    try:
-        return callable(value) and isinstance(value(), optax.GradientTransformation)
-    except (TypeError, ValueError):
-        return False
-
-
 @struct
 class Dynamics(Checked):
     """Settings of the dynamics that Langevin steps follow."""
@@ -426,7 +418,7 @@ class Dynamics(Checked):
         "Applied to the gradients of f^c before each step, such as "
         "`partial(optax.clip_by_global_norm, 1.0)`.",
         allowed="a function that makes an optax gradient transformation",
-        accepts=_makes_transformation,
+        accepts=aggregation.makes_transformation,
         parse=lambda text: settings.parse_function(vars(optax), text),
     )
     friction: Portion = setting(
@@ -439,7 +431,7 @@ class Hyper(WeightedRounds):
     """Settings of FA-LD: participation, clock, Langevin steps, and methods that share these."""
 
     step_size: Above0 = setting(1e-6, "Step size eta, of the order of 1 / n.")
-    step_size_schedule: Schedule = schedule_of("step_size", ("round", "step"))
+    step_size_schedule: schedules.Schedule = schedules.schedule_of("step_size", ("round", "step"))
     temperature: AtLeast0 = setting(1.0, "Temperature tau.", simpler_at=(0.0,))
     # A mixing weight. The noise of clients i and j has the correlation rho^2 / (s_i s_j), with
     # s_c^2 = rho^2 + (1 - rho^2) / p_c.

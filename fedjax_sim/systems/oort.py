@@ -30,7 +30,7 @@ report, or as never asked if there is none. Where nobody is available and so nob
 round of the algorithm takes place: R does not grow, and the pacer sees no utility of 0.
 
 Power-of-Choice, which also chooses by losses, is here too. Each choice is a `live.Selection`, for
-any system of rounds; these have FedAvg's. `response_times` and `adaptive_steps` have others.
+any system of rounds; these have FedAvg's. `response_times` has others.
 """
 
 from collections.abc import Callable
@@ -281,12 +281,8 @@ def largest_losses_of(
         candidates = order[: hyper.num_selected]
         candidates = jnp.where(is_here[candidates], candidates, EMPTY)
         model = (learning.received or learning.model)(now.state)
-        drawn = (
-            streams.lane_stream(key, "candidates"),
-            candidates,
-            jnp.full(candidates.shape, number),
-        )
-        losses, executed = losses_of(problem, hyper, plan, *drawn, model=model)
+        own, turns = streams.lane_stream(key, "candidates"), jnp.full(candidates.shape, number)
+        losses, executed = losses_of(problem, hyper, plan, own, candidates, turns, model=model)
         is_candidate = candidates != EMPTY
         found = jnp.where(is_candidate, losses.mean, -jnp.inf)
         chosen = candidates[jax.lax.top_k(found, hyper.num_chosen)[1]]

@@ -15,10 +15,9 @@ import optax
 
 from fedjax_sim import clients
 from fedjax_sim.clients import BatchGradient, LocalTraining, PersonalLeaves, batch_gradient, rows
-from fedjax_sim.core import settings
+from fedjax_sim.core import settings, trees
 from fedjax_sim.core.batching import replicate
 from fedjax_sim.core.settings import Above0, AtLeast0, Count, Whole, redefault, setting, struct
-from fedjax_sim.core.trees import join
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Problem, Work
 from fedjax_sim.server import PrivateReports, ReportMessages, Reports, Rounds, RoundState, Wire
 from fedjax_sim.server.aggregation import ServerStep, weighted_sum, where_slots
@@ -96,16 +95,16 @@ def with_personal_leaves(problem: Problem, hyper: FedPer, plan: Plan) -> Rounds:
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         shared = replicate(wire.received(state), event.clients.shape[0])
         own = rows.read_clients(state.clients, event.clients)
-        local, work = train(key, event, starts=join(shared, own), own=own)
+        local, work = train(key, event, starts=trees.join(shared, own), own=own)
         shared, own = hyper.split(local)
         kept = rows.write_clients(state.clients, event.clients, own)
         return wire.advance(key, event, state, shared)._replace(clients=kept), work
 
     def model(state: RoundState) -> Params:
-        return join(state.server, jax.tree.map(lambda leaf: leaf.mean(axis=0), state.clients))
+        return trees.join(state.server, jax.tree.map(lambda leaf: leaf.mean(axis=0), state.clients))
 
     def personal(state: RoundState, client: Array) -> Params:
-        return join(wire.received(state), own_of(state, client))
+        return trees.join(wire.received(state), own_of(state, client))
 
     return wire.algorithm(init, step, personal, model=model)
 

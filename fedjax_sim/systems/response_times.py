@@ -1,6 +1,7 @@
-"""Rounds of clients that are chosen by how long they take: TiFL and FedCS.
+"""Rounds that follow the times and losses of clients: TiFL, FedCS and AdaComm.
 
-Each choice is a `live.Selection`, for any system of rounds; these have FedAvg's.
+TiFL and FedCS choose clients by how long they take, AdaComm a number of local steps by the loss.
+Each choice is a `live.Selection`, for any system of rounds; these have FedAvg's learning.
 """
 
 from collections.abc import Callable
@@ -11,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.clients import LastingTraining, batch_loss, seeing_losses
-from fedjax_sim.core import batching, settings, streams, targets, trees
+from fedjax_sim.core import batching, settings, streams, targets, trees, types
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Probability, setting, struct
 from fedjax_sim.core.types import EMPTY, Algorithm, Array, Key, Params, Plan, Problem
 from fedjax_sim.server import Reports, ServerStep
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
-from fedjax_sim.timelines.delays.devices import draw_devices
-from fedjax_sim.timelines.rounds import CohortClock
+from fedjax_sim.timelines.delays.devices import close, draw_devices
+from fedjax_sim.timelines.rounds import CohortClock, rounds_within
 
 # TiFL.
 
@@ -477,3 +478,156 @@ in_time = live.Selection(in_time_of, sees=shows_losses)
 """FedCS's choice, for any system of rounds."""
 SUMMARY = "as many clients as are expected before a deadline that follows what was observed"
 fedcs = in_time.on(fedavg.system, name="fedcs", Hyper=FedCS, summary=SUMMARY)
+
+
+# AdaComm.
+
+
+@struct
+class Communication(settings.Checked):
+    """Settings of how many local steps there are between two averages."""
+
+    adapt_every: settings.Above0 = setting(
+        100.0,
+        "Virtual time after which the number of local steps is chosen again, T_0.",
+        of_time=True,
+    )
+    shrink: settings.Portion = setting(
+        0.5,
+        "Factor of the number of local steps where the loss alone would not reduce it, gamma; 1 "
+        "keeps the number then.",
+    )
+    pace: Literal["equal", "speed"] = setting(
+        "equal",
+        "Local steps of a cohort's clients: equally many, or in proportion to their speeds.",
+    )
+
+
+@struct
+class AdaptiveSteps(live.LiveCohorts):
+    """Settings of rounds with fewer local steps in the course of learning.
+
+    `local_steps` is the first number of local steps, tau_0, which is never exceeded.
+    """
+
+    communication: Communication = settings.group(Communication(), "how often clients communicate")
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the time of work does not depend on the number of local steps.
+        """
+        super().check_together()
+        live.check_steps_take_time(self)
+
+
+@struct
+class AdaComm(AdaptiveSteps, LastingTraining, ServerStep, Reports):
+    """AdaComm (Wang and Joshi 2019, SysML, arXiv 1810.08313): local steps that follow the loss.
+
+        x -> `state.server`    tau_0 -> `hyper.local_steps`     tau -> `steps`    l T_0 -> `due`
+        F(x) -> `loss`      T_0 -> `communication.adapt_every`      gamma -> `communication.shrink`
+
+    Rare averaging is cheap in time, and frequent averaging attains a lower loss. So clients do many
+    local steps between two averages at first, and fewer as the loss falls. At the beginning of each
+    interval of T_0 units of virtual time, the paper's rule and its refinement choose
+
+        tau <- ceil(sqrt(F(x) / F(x_0)) tau_0)   if that is less than tau,
+        tau <- gamma tau                         otherwise.
+
+    How long a round lasts follows from tau, so the clock is live. Learning is FedAvg's. In the
+    paper everyone takes part, `num_selected = num_clients`; a smaller cohort is drawn uniformly.
+
+    With `pace="speed"` the fastest client of a cohort does tau steps, and others as many fewer as
+    they are slower, but at least one, so that all finish at about the same time. This is not in the
+    paper. The mean then gives fast clients more influence, as in FedAvg with local epochs (see
+    `fednova`).
+
+    Deviation: F is the mean loss of the cohort's first mini-batches of the last round, with the
+    model that it received, and not of all examples with the newest model, which would cost a pass
+    over all data. It costs one evaluation more for each client, which is counted, and neither time
+    nor bits.
+
+    Deviation: the learning rate is constant here, so the factor by which the paper lets tau grow
+    when the learning rate is reduced is always 1, and is left out.
+
+    Readings. Rounds are not cut off at the end of an interval: the first round that begins after it
+    has the new tau, and intervals that passed within one round count as one. gamma tau is rounded
+    down, and is at least 1. If clients have hours, a cohort is drawn from all, as in planned
+    rounds: whoever is away begins when it is back, and the round waits for it.
+    """
+
+    tells_losses = True
+
+
+class StepsMemory(NamedTuple):
+    """StepsMemory of the choice.
+
+    Attributes:
+      steps: `i32[]`, local steps of the next round, tau.
+      first_loss: `f[]`, F(x_0); nan until the first reports are in.
+      due: When the number of local steps is chosen again.
+    """
+
+    steps: Array
+    first_loss: Array
+    due: live.Instant
+
+
+def steps_of(problem: Problem, hyper: AdaptiveSteps) -> live.Selector:
+    """Bind AdaComm's numbers of local steps."""
+    pace = hyper.communication
+
+    def first(hyper: AdaptiveSteps, drawn: live.Drawn) -> StepsMemory:
+        unknown = jnp.full((), jnp.nan, drawn.speeds.rate.dtype)
+        return StepsMemory(jnp.int32(hyper.local_steps), unknown, live.Instant.at(pace.adapt_every))
+
+    def draw(key: Key, number: Array) -> Array:
+        order = jax.random.permutation(live.choice_key(key, number), hyper.num_clients)
+        return order[: hyper.num_asked].astype("int32")
+
+    def select(key: Key, now: live.Choosing) -> live.Asked:
+        clients, steps = now.drawn, now.memory.steps
+        if pace.pace == "speed":
+            rate = now.devices.speeds.rate[clients]
+            steps = _rounded_down(steps * (rate / rate.max())).astype("int32")
+        return live.Asked(clients, steps=steps)
+
+    def learn(key: Key, shown: live.Shown) -> StepsMemory:
+        steps, first_loss, due = shown.memory
+        is_there, now = shown.event.clients != EMPTY, shown.round.now
+        loss = jnp.where(is_there.any(), live.mean_loss(shown), jnp.nan).astype(first_loss.dtype)
+        first_loss = jnp.where(jnp.isnan(first_loss), loss, first_loss)
+        wanted = jnp.ceil(jnp.sqrt(loss / first_loss) * hyper.local_steps)
+        shrunk = _rounded_down(pace.shrink * steps)
+        fewer = jnp.where(wanted < steps, jnp.maximum(wanted, 1), shrunk)
+        # Without a report the loss is unknown: the next round with one decides.
+        # Rounds that exactly fill an interval do so whatever the last bits of their times.
+        late = now.since(due) / pace.adapt_every
+        late += close(late)
+        is_due = (late >= 0) & ~jnp.isnan(loss)
+        next_due = due.later((jnp.floor(late) + 1) * pace.adapt_every).where(is_due, due)
+        return StepsMemory(jnp.where(is_due, fewer, steps).astype("int32"), first_loss, next_due)
+
+    return live.Selector(select, first, learn, draw)
+
+
+def _rounded_down(steps: Array) -> Array:
+    """Round numbers of local steps down, but to at least 1, whatever their last bits.
+
+    A compiled quotient of equal rates need not be 1: x / y may be x times the rounded 1 / y.
+    """
+    return jnp.maximum(jnp.floor(steps * (1 + close(steps))), 1)
+
+
+fewer_steps = live.Selection(steps_of, has_steps=True, sees=seeing_losses)
+"""AdaComm's local steps, for any system of rounds."""
+SUMMARY = "federated averaging with fewer local steps as the loss falls"
+adacomm = fewer_steps.on(
+    fedavg.system,
+    name="adacomm",
+    Hyper=AdaComm,
+    summary=SUMMARY,
+    hints=types.Hints(lambda hyper, time: rounds_within(hyper.replace(local_steps=1), time)),
+)

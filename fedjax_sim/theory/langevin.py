@@ -51,8 +51,7 @@ import numpy as np
 import optax
 from scipy import stats
 
-from fedjax_sim.core import settings
-from fedjax_sim.core.schedules import Constant
+from fedjax_sim.core import schedules, settings
 from fedjax_sim.core.settings import ConfigError, fields, value_of
 from fedjax_sim.core.types import Settings
 from fedjax_sim.server.accounting import NoisySteps, epsilon_after
@@ -579,7 +578,7 @@ def _check_accounted(hyper: Settings, sensitivity: float) -> None:
         raise ConfigError("control_variates.anchor", hyper.control_variates.anchor, allowed)
     identity = "optax.identity, as another may change the sensitivity"
     for name, needed, allowed in (
-        ("step_size_schedule", Constant(), "constant to be accounted for"),
+        ("step_size_schedule", schedules.Constant(), "constant to be accounted for"),
         ("averaging", "periodic", "periodic, as the theorem has K local steps in each round"),
         ("dynamics.noise_correction", False, "false to be accounted for"),
         ("preconditioning.preconditioner", "none", "none, as gradients are sent without noise"),

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from fedjax_sim.datasets import fetched, raw_files
+from fedjax_sim.datasets import fetched
 
 RAW_FILES = (
     "train-images-idx3-ubyte.gz",
@@ -183,14 +183,14 @@ def rows(images, labels):
 ARCHIVES = {
     "cifar10": (
         "cifar-10-binary.tar.gz",
-        raw_files.read_cifar10,
+        fetched.read_cifar10,
         (15, 32, 32, 3),
         (4, 32, 32, 3),
         10,
     ),
     "tiny_imagenet": (
         "tiny-imagenet-200.zip",
-        raw_files.read_tiny_imagenet,
+        fetched.read_tiny_imagenet,
         (12, 64, 64, 3),
         (6, 64, 64, 3),
         3,

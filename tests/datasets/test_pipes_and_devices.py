@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_sim import ConfigError, datasets
 from fedjax_sim.cli.commands import main
-from fedjax_sim.datasets import arrays, raw_files, text
+from fedjax_sim.datasets import arrays, fetched, text
 from fedjax_sim.problems import latent
 from fedjax_sim.timelines import read_client_table, read_trace
 
@@ -20,12 +20,12 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "text": text.from_file,
     "text by name": lambda path: datasets.load_text(f"text:{path}"),
     "text by clients": lambda path: text.from_npz(path, "text"),
-    "idx": lambda path: raw_files.read_idx(path, path, path, path),
-    "cifar10": raw_files.read_cifar10,
-    "cifar100": raw_files.read_cifar100,
-    "tiny imagenet": raw_files.read_tiny_imagenet,
-    "shakespeare": raw_files.read_shakespeare,
-    "federated": lambda path: list(raw_files.read_federated_emnist(path).splits["train"]),
+    "idx": lambda path: fetched.read_idx(path, path, path, path),
+    "cifar10": fetched.read_cifar10,
+    "cifar100": fetched.read_cifar100,
+    "tiny imagenet": fetched.read_tiny_imagenet,
+    "shakespeare": fetched.read_shakespeare,
+    "federated": lambda path: list(fetched.read_federated_emnist(path).splits["train"]),
     "client table": read_client_table,
     "trace": read_trace,
     "fit": latent.load_fit,

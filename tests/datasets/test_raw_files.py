@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_sim import datasets
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.datasets import raw_files
+from fedjax_sim.datasets import fetched
 from tests.datasets.small_files import (
     ARCHIVES,
     CIFAR10_NAMES,
@@ -27,7 +27,7 @@ from tests.datasets.small_files import (
 
 def test_cifar10_is_read_as_it_was_written(archives):
     parts = cifar10_parts()
-    raw = raw_files.read_cifar10(archives / "cifar-10-binary.tar.gz")
+    raw = fetched.read_cifar10(archives / "cifar-10-binary.tar.gz")
     assert raw.class_names == CIFAR10_NAMES
     for split, (images, labels) in {
         "train": map(np.concatenate, zip(*parts[:5], strict=True)),
@@ -39,7 +39,7 @@ def test_cifar10_is_read_as_it_was_written(archives):
 
 
 def test_tiny_imagenet_is_read_as_it_was_written_but_for_losses_of_jpeg(archives):
-    raw = raw_files.read_tiny_imagenet(archives / "tiny-imagenet-200.zip")
+    raw = fetched.read_tiny_imagenet(archives / "tiny-imagenet-200.zip")
     assert raw.class_names == WNIDS
     train, test = list(raw.splits["train"]), list(raw.splits["test"])
     expected = {label: [quarters(10 * label + i) for i in range(4)] for label in range(3)}
@@ -61,7 +61,7 @@ def test_tiny_imagenet_is_read_as_it_was_written_but_for_losses_of_jpeg(archives
 def test_tiny_imagenet_may_have_a_png_in_spite_of_its_name(tmp_path):
     write_tiny(tmp_path / "a.zip", **{"val/images/val_1.JPEG": jpeg(quarters(7), "PNG")})
     np.testing.assert_array_equal(
-        list(raw_files.read_tiny_imagenet(tmp_path / "a.zip").splits["test"])[1][0], quarters(7)
+        list(fetched.read_tiny_imagenet(tmp_path / "a.zip").splits["test"])[1][0], quarters(7)
     )
 
 

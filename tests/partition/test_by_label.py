@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedjax_sim import partition
 from fedjax_sim.core.settings import ConfigError
-from fedjax_sim.partition import by_label
+from fedjax_sim.partition import schemes
 from tests.partition.checks import SEEDS, assert_disjoint, labels_of, members
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -183,7 +183,7 @@ lawn_mower rocket streetcar tank tractor
 def test_superclasses_are_those_of_cifar100():
     groups = [line.split() for line in CIFAR100.strip().splitlines()]
     pairs = sorted((name, group) for group, names in enumerate(groups) for name in names)
-    assert tuple(group for _, group in pairs) == by_label.CIFAR100_SUPERCLASSES
+    assert tuple(group for _, group in pairs) == schemes.CIFAR100_SUPERCLASSES
 
 
 @pytest.mark.slow

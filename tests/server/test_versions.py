@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_sim import Event, Plan
 from fedjax_sim.engine.planning.schedule import assign_rows
-from fedjax_sim.server.versions import first_version, next_version, stale_models
+from fedjax_sim.server.reports import first_version, next_version, stale_models
 
 # Ticks receive two slots each; tick t makes version t + 1.
 VERSION = np.array([[0, 0], [1, 0], [1, 2], [3, 1], [0, 4]])

@@ -5,11 +5,11 @@ p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)), as
 `estimation.LatentModel` asks for: the E-step as a function of phi, the M-step T as a function
 of expected statistics, the loss and the penalty.
 
-`estimation` joins a model and data to a problem; `estimates` has the models by name, turns images
-into their examples, predicts with a fitted model, scores, saves and loads it; `missing_values` has
-the compressor with which FedEM becomes FedMissEM (arXiv 2111.02083), the algorithm for matrices
-with missing cells; `online` draws fresh examples, or reads them from files. To add a model, write a
-file like `factor_analysis.py` and, to offer it on the command line, add an entry to
+`estimation` joins a model and data to a problem, whose examples are all in memory, or drawn afresh,
+or read from files; `estimates` has the models by name, turns images into their examples, predicts
+with a fitted model, scores, saves and loads it; `missing_values` has the compressor with which
+FedEM becomes FedMissEM (arXiv 2111.02083), the algorithm for matrices with missing cells. To add a
+model, write a file like `factor_analysis.py` and, to offer it on the command line, add an entry to
 `estimates.MODELS`.
 """
 
@@ -20,6 +20,8 @@ from fedjax_sim.problems.latent.estimates import fitted as fitted
 from fedjax_sim.problems.latent.estimates import load_fit as load_fit
 from fedjax_sim.problems.latent.estimates import principal_components as principal_components
 from fedjax_sim.problems.latent.estimation import Estimation as Estimation
+from fedjax_sim.problems.latent.estimation import Stream as Stream
+from fedjax_sim.problems.latent.estimation import WithSample as WithSample
 from fedjax_sim.problems.latent.estimation import make_estimation as make_estimation
 from fedjax_sim.problems.latent.estimation import make_estimations as make_estimations
 from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis as FactorAnalysis
@@ -32,5 +34,3 @@ from fedjax_sim.problems.latent.mixtures import BernoulliMixture as BernoulliMix
 from fedjax_sim.problems.latent.mixtures import GaussianMixture as GaussianMixture
 from fedjax_sim.problems.latent.noisy_mean import NoisyMean as NoisyMean
 from fedjax_sim.problems.latent.noisy_mean import Seen as Seen
-from fedjax_sim.problems.latent.online import Stream as Stream
-from fedjax_sim.problems.latent.online import WithSample as WithSample

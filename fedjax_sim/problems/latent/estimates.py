@@ -26,20 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.core.lifecycle import InputError, read_arrays, write_arrays
-from fedjax_sim.core.settings import (
-    AtLeast0,
-    ConfigError,
-    Count,
-    Limit,
-    Named,
-    Whole,
-    check_file,
-    checked,
-)
+from fedjax_sim.core import lifecycle, settings
+from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Limit, Whole, checked
 from fedjax_sim.core.types import Params
-from fedjax_sim.problems.latent import factor_analysis, mixtures
-from fedjax_sim.problems.latent.estimation import Estimation, LatentModel
+from fedjax_sim.datasets import files
+from fedjax_sim.problems.latent import estimation, factor_analysis, mixtures
 
 KINDS: dict[str, tuple[type, type]] = {
     "GaussianMixture": (mixtures.GaussianMixture, mixtures.Mixture),
@@ -104,7 +95,7 @@ class Entry(NamedTuple):
     """
 
     summary: str
-    make: Callable[[int], LatentModel]
+    make: Callable[[int], estimation.LatentModel]
     features: Callable[[np.ndarray, int], np.ndarray]
 
 
@@ -136,7 +127,7 @@ _ENTRIES = {
         lambda images, _: binary(images),
     ),
 }
-MODELS: Named[Entry] = Named("latent-variable model", _ENTRIES)
+MODELS: settings.Named[Entry] = settings.Named("latent-variable model", _ENTRIES)
 """Models by the name that the command line uses."""
 
 
@@ -228,7 +219,7 @@ class Fitted(NamedTuple):
                 if (value := getattr(owner, name)) is not None:
                     entries[f"{part}.{name}"] = np.asarray(value)
         entries |= {name: np.asarray(getattr(self, name)) for name in self._fields[2:]}
-        write_arrays(Path(path), entries)
+        lifecycle.write_arrays(Path(path), entries)
 
     def _apply(self, function: Callable[..., jax.Array], examples: npt.ArrayLike) -> np.ndarray:
         """Apply a function of parameters and examples in the precision of the parameters."""
@@ -240,7 +231,7 @@ class Fitted(NamedTuple):
 @checked
 def fitted(
     run: Any,
-    problem: Estimation | Sequence[Estimation],
+    problem: estimation.Estimation | Sequence[estimation.Estimation],
     *,
     lane: Whole | None = None,
     tolerance: AtLeast0 = 1e-3,
@@ -261,7 +252,7 @@ def fitted(
       ConfigError: If the model cannot be scored, if `lane` is missing or does not exist, or if all
         lanes failed.
     """
-    problems = [problem] if isinstance(problem, Estimation) else list(problem)
+    problems = [problem] if isinstance(problem, estimation.Estimation) else list(problem)
     kind = type(problems[0].model).__name__
     if kind not in KINDS:
         raise ConfigError("model", kind, "one of " + ", ".join(KINDS))
@@ -313,9 +304,9 @@ def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
       ConfigError: If the file is missing, or of another kind.
       InputError: If it is damaged.
     """
-    check_file("file of the fit", path)
-    try:
-        entries = read_arrays(Path(path), trust=trust)
+    settings.check_file("file of the fit", path)
+    with files.refusing("file of the fit", str(path), "an undamaged file that Fitted.save wrote"):
+        entries = lifecycle.read_arrays(Path(path), trust=trust)
         model_type, params_type = KINDS[entries["kind"].item()]
         model = {
             name: _read(entries[f"model.{name}"])
@@ -325,11 +316,6 @@ def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
         params = {name: entries.get(f"params.{name}") for name in params_type._fields}  # type: ignore[attr-defined]
         rest = [entries[name].item() for name in Fitted._fields[2:]]
         return Fitted(model_type(**model), params_type(**params), *rest)
-    except InputError:
-        raise
-    except Exception as error:  # Archives without SHA-256 raise errors of many kinds.
-        allowed = f"an undamaged file that Fitted.save wrote ({error})"
-        raise ConfigError("file of the fit", str(path), allowed) from None
 
 
 def _fields(model: Any) -> list[str]:

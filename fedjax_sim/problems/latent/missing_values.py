@@ -51,7 +51,7 @@ from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, OneOf, Whole,
 from fedjax_sim.core.types import Array, Key, Leaf
 from fedjax_sim.problems.client_data import check_range
 from fedjax_sim.problems.latent.estimation import LatentModel
-from fedjax_sim.server.compression import COMPRESSORS, Compressor, Identity, parse_compressor
+from fedjax_sim.server.compression import COMPRESSORS, Compressor, compressed
 
 LEAST_INTENSITY, LEAST_CHANCE = 1e-2, 1e-2
 """Limits to which a statistic is clipped before the link is applied: Poisson and Bernoulli."""
@@ -377,12 +377,7 @@ class CellSampling(Compressor):
         "Whether the cells sent are divided by their probability rho, which makes the compressor "
         "unbiased; the paper's Algorithm 7 does not divide.",
     )
-    compression: Compressor = settings.setting(
-        Identity(),
-        "Compressor of the vector of cells that are sent.",
-        allowed=COMPRESSORS,
-        parse=parse_compressor,
-    )
+    compression: Compressor = compressed("Compressor of the vector of cells that are sent.")
 
     def check_together(self) -> None:
         """Check that no more rows and columns are drawn than the matrix has.
