@@ -140,7 +140,7 @@ def _is_look_up(equation: JaxprEqn) -> bool:
     return numbers.start_index_map == numbers.collapsed_slice_dims == (0,)
 
 
-def _found(run: Callable[..., Any], *given: Any) -> list:
+def _found(run: Callable[..., list], *given: object) -> list:
     """Describe the results of `run`, `UNKNOWN` ones too; it is traced and computes nothing."""
     found = jax.eval_shape(run, *given)
     if any(map(_is_rows, [*found, *jax.tree.leaves(given, is_leaf=_is_rows)])):
@@ -152,13 +152,13 @@ def _is_rows(value: object) -> bool:
     return isinstance(value, Rows)
 
 
-def _like(known: Sequence[Any], values: Sequence[Any]) -> list:
+def _like(known: Sequence[object], values: Sequence[object]) -> list:
     """Keep the values in the places of known ones."""
     pairs = zip(known, values, strict=True)
     return [UNKNOWN if its is UNKNOWN else value for its, value in pairs]
 
 
-def _settled(carried: list, turn: Callable[..., list], *given: Any) -> list:
+def _settled(carried: list, turn: Callable[..., list], *given: object) -> list:
     """Leave out the values that do not stay known in a loop."""
     while True:
         after = _like(_found(turn, carried, *given)[: len(carried)], carried)
