@@ -51,7 +51,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.clients import SumRequest, Train, mini_batches, personal_metrics, read_rows
+from fedjax_sim.clients import SumRequest, Train, mini_batches, personal_metrics, rows
 from fedjax_sim.core import batching, settings, trees, types
 from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
@@ -155,7 +155,7 @@ def stale_models(state: Any, event: Event) -> Params:
     Returns:
       Leaves `[S, ...]`.
     """
-    return read_rows(state.versions, event.read)
+    return rows.read_rows(state.versions, event.read)
 
 
 def next_version(state: Any, event: Event, model: Params) -> Versioned:
