@@ -1,4 +1,4 @@
-"""Rows of arrays over clients, read and written for the slots of a tick.
+"""Rows of arrays of models, of clients or of old versions, read and written for a tick's slots.
 
 Dimension letters: those of `fedjax_sim.core.types`.
 """
@@ -19,6 +19,25 @@ def read_rows(models: Params, rows: Array) -> Params:
       Leaves `[S, ...]`.
     """
     return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="fill", fill_value=0), models)
+
+
+def first_rows(model: Params, num: int) -> Params:
+    """Make a store of models, `[num, ...]` each, with one in row 0. Others are to be written.
+
+    assert first_rows(jnp.full(3, 5.0), 4).shape == (4, 3)
+    """
+    return jax.tree.map(
+        lambda leaf: jnp.zeros((num, *leaf.shape), leaf.dtype).at[0].set(leaf), model
+    )
+
+
+def write_row(models: Params, row: Array, new: Params) -> Params:
+    """Write a model into one row, `i32[]`, of a store of models `[R, ...]`.
+
+    assert write_row(jnp.zeros(2), jnp.int32(1), jnp.float32(3)).tolist() == [0.0, 3.0]
+    """
+    write = jax.lax.dynamic_update_index_in_dim
+    return jax.tree.map(lambda leaf, x: write(leaf, x, row, 0), models, new)
 
 
 def along(slots: Array, leaf: Array) -> Array:

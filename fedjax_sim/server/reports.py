@@ -137,10 +137,7 @@ def first_version(model: Params, plan: Plan) -> Versioned:
     Returns:
       The first state.
     """
-    versions = jax.tree.map(
-        lambda leaf: jnp.zeros((plan.rows, *leaf.shape), leaf.dtype).at[0].set(leaf), model
-    )
-    return Versioned(model, versions)
+    return Versioned(model, rows.first_rows(model, plan.rows))
 
 
 def stale_models(state: Any, event: Event) -> Params:
@@ -173,12 +170,7 @@ def next_version(state: Any, event: Event, model: Params) -> Versioned:
     """
     # Settings have 32 bits, and what they are multiplied with too.
     model = jax.tree.map(lambda new, kept: new.astype(kept.dtype), model, state.versions)
-    versions = jax.tree.map(
-        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, event.write, 0),
-        state.versions,
-        model,
-    )
-    return Versioned(model, versions)
+    return Versioned(model, rows.write_row(state.versions, event.write, model))
 
 
 class RootData(NamedTuple):

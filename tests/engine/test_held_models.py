@@ -5,9 +5,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedjax_sim.clients import rows
 from fedjax_sim.core.types import EMPTY
 from fedjax_sim.engine.planning.schedule import held_versions
-from fedjax_sim.engine.program.replay import client_variance, first_store, write_version
+from fedjax_sim.engine.program.replay import client_variance
 
 RANDOM = np.random.default_rng(0)
 
@@ -51,14 +52,14 @@ def test_every_evaluation_finds_the_models_that_clients_hold(
     found = held_versions(clients, holds, ends, num_clients)
     version_of_model = np.arange(num_ticks + 1.0)
     for lane in range(2):
-        store = first_store(jnp.asarray(version_of_model[0]), found.holders.shape[2])
+        store = rows.first_rows(jnp.asarray(version_of_model[0]), found.holders.shape[2])
         held = np.zeros(num_clients, int)
         tick = 0
         for v, end in enumerate(ends[lane]):
             for t in range(tick, end):
-                store = write_version(store, found.write[lane, t], version_of_model[t + 1])
+                store = rows.write_row(store, found.write[lane, t], version_of_model[t + 1])
                 present = clients[lane, t] != EMPTY
                 held[clients[lane, t][present]] = holds[lane, t][present]
             tick = end
-            rows = np.repeat(np.asarray(store), found.holders[lane, v])
-            np.testing.assert_array_equal(np.sort(rows), np.sort(held))
+            found_here = np.repeat(np.asarray(store), found.holders[lane, v])
+            np.testing.assert_array_equal(np.sort(found_here), np.sort(held))

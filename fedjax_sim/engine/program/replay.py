@@ -31,6 +31,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
+from fedjax_sim.clients import rows
 from fedjax_sim.core import batching, events, targets, trees, types
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.machine import compiling, memory, processes
@@ -303,12 +304,12 @@ class _ReplayedLane:
 
     def begin(self, start: types.Params | None) -> tuple[Carry, Observed]:
         """Compute the initial carry and the first evaluation, from a model or a drawn one."""
-        carry, rows, holders = Carry(self.lane.init(start), ()), self.program.held_rows, None
-        if rows:
+        carry, held, holders = Carry(self.lane.init(start), ()), self.program.held_rows, None
+        if held:
             # All clients hold the initial model.
-            holders = jnp.zeros(rows, "int32").at[0].set(self.lane.num_clients)
+            holders = jnp.zeros(held, "int32").at[0].set(self.lane.num_clients)
             if self.lane.algorithm.client_models is None:
-                store = first_store(self.lane.received(carry.state), rows)
+                store = rows.first_rows(self.lane.received(carry.state), held)
                 carry = carry._replace(versions=store)
         output, observed = self.observe(carry, holders)
         return carry._replace(output=output), observed
@@ -465,7 +466,7 @@ class _ReplayedLane:
                 allowed = "false where a step changes who takes part: which models clients hold"
                 raise ConfigError("client_variance", True, f"{allowed} follows from the schedule")
             written = look_up(tables.held.write, (self.row, *place))
-            store = write_version(carry.versions, written, lane.received(state))
+            store = rows.write_row(carry.versions, written, lane.received(state))
             carry = carry._replace(versions=store)
         return carry, (counts, realised)
 
@@ -598,20 +599,6 @@ def _summed(counts: dict[str, types.Array]) -> Totals:
         else:
             sums[name] = count.sum(axis=0)
     return sums
-
-
-def first_store(model: types.Params, rows: int) -> types.Params:
-    """Make a store with the initial model in row 0: leaves `[H, ...]`."""
-    return jax.tree.map(
-        lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype).at[0].set(leaf), model
-    )
-
-
-def write_version(store: types.Params, row: types.Array, model: types.Params) -> types.Params:
-    """Write a model into one row of the store. row: `i32[]`."""
-    return jax.tree.map(
-        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, row, 0), store, model
-    )
 
 
 def client_variance(

@@ -40,7 +40,7 @@ from fedjax_sim.engine.planning.drawing import timeline_digest
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.replay import Carry
 from fedjax_sim.engine.request import ANY_JAX, Checkpoints, Options
-from fedjax_sim.results import records, store
+from fedjax_sim.results import records
 from fedjax_sim.results.curves import Curves
 
 CONFIGURATION = "configuration.json"
@@ -70,7 +70,7 @@ DIGESTS = ("problems", "start", "schedule", *TEXTS)
 """Entries of digests. Of others both values are shown where a resumed run differs."""
 
 
-Saved = tuple[int, Carry, dict[str, store.Arrays]]
+Saved = tuple[int, Carry, dict[str, records.Arrays]]
 """A state that was read: ticks done, carries on the devices, and the curves so far by kind and
 name, `[L, V + 1, ...]` or `[L, V]`."""
 
@@ -148,7 +148,7 @@ class Checkpoint:
         self._identity, self._has_drawn = "", False
         self._every, self._last, self._lasted = kept.every, time.monotonic(), 0.0
 
-    def finished(self, planned: Callable[[], Mapping[str, object]]) -> store.Arrays | None:
+    def finished(self, planned: Callable[[], Mapping[str, object]]) -> records.Arrays | None:
         """Read the result of the group's replay, if the folder has one of this run.
 
         Args:
@@ -172,7 +172,7 @@ class Checkpoint:
             length = int(arrays["length"])
             whole = {
                 name: np.broadcast_to(leaf, (leaf.shape[0], length, *leaf.shape[2:]))
-                for name, leaf in store.part(arrays, "timeline").items()
+                for name, leaf in records.part(arrays, "timeline").items()
             }
             self._has_drawn = True
             return Timeline(**whole), arrays["ends"]
@@ -217,7 +217,7 @@ class Checkpoint:
             short = [leaf[:, :1] if leaf.strides[1] == 0 else leaf for leaf in timelines]
             length = np.array(timelines.time.shape[1])
             packed = {"length": length, "ends": ticks, "timeline": Timeline(*short)}
-            self._write("drawn", 0, _digest_of(self._asked), store.pack(packed))
+            self._write("drawn", 0, _digest_of(self._asked), records.pack(packed))
 
     def _heal_configuration(self, planned: Mapping[str, object]) -> None:
         """Write a configuration that is missing or damaged, unless states are of another run."""
@@ -251,9 +251,9 @@ class Checkpoint:
           InputError: If all states are damaged.
         """
         for done, arrays in self._sound("state", self._identity):
-            carried = store.unpack(store.part(arrays, "state"), states)
+            carried = records.unpack(records.part(arrays, "state"), states)
             placed = jax.tree.map(_placed, carried, states)
-            return done, placed, {kind: store.part(arrays, kind) for kind in KINDS}
+            return done, placed, {kind: records.part(arrays, kind) for kind in KINDS}
         if self._resume and files_in(self._folder, "state"):
             raise lifecycle.InputError(
                 f"no checkpoint in {self._folder} is undamaged: remove the folder to start anew."
@@ -287,13 +287,13 @@ class Checkpoint:
         if not (now or self.is_due()):
             return
         began = time.monotonic()
-        self._write("state", done, self._identity, store.pack({"state": states, **curves}))
+        self._write("state", done, self._identity, records.pack({"state": states, **curves}))
         kept = [path for path in files_in(self._folder, "state") if ticks_of(path) <= done][:2]
         self._remove_others(kept, "state")
         self._last = time.monotonic()
         self._lasted = self._last - began
 
-    def finish(self, arrays: store.Arrays) -> None:
+    def finish(self, arrays: records.Arrays) -> None:
         """Write the group's result, and remove the states."""
         result = self._write("result", 0, self._identity, arrays)
         self._remove_others([result, *files_in(self._folder, "drawn")])
@@ -304,13 +304,13 @@ class Checkpoint:
             if path not in kept:
                 path.unlink(missing_ok=True)
 
-    def _write(self, kind: str, done: int, identity: str, arrays: store.Arrays) -> Path:
+    def _write(self, kind: str, done: int, identity: str, arrays: records.Arrays) -> Path:
         """Write an array file that says to which run it belongs."""
         path = self._folder / f"{kind}-{done:012d}.npz"
         lifecycle.write_arrays(path, {"identity": np.array(identity), **arrays})
         return path
 
-    def _sound(self, kind: str, identity: str) -> Iterator[tuple[int, store.Arrays]]:
+    def _sound(self, kind: str, identity: str) -> Iterator[tuple[int, records.Arrays]]:
         """Read the undamaged files of a kind that belong to a run, the newest first.
 
         Damaged ones are reported. Yields their ticks, and their arrays without the identity.
@@ -402,16 +402,17 @@ def _placed(values: np.ndarray, like: jax.Array) -> jax.Array:
     return jax.device_put(values, like.sharding)
 
 
-def unpack_curves(arrays: store.Arrays, model: Params) -> Curves:
+def unpack_curves(arrays: records.Arrays, model: Params) -> Curves:
     """Make curves of their arrays in a file.
 
     Args:
-      arrays: What `store.pack` made of the curves of a replay.
+      arrays: What `records.pack` made of the curves of a replay.
       model: A tree of the structure of one model.
     """
-    found = {name: store.part(arrays, name) for name in Curves._fields}
+    found = {name: records.part(arrays, name) for name in Curves._fields}
     models, samples = (
-        store.unpack(found[name], model) if found[name] else None for name in ("models", "samples")
+        records.unpack(found[name], model) if found[name] else None
+        for name in ("models", "samples")
     )
     stopped_at = arrays.get("stopped_at")
     return Curves(found["metrics"], found["infos"], models, samples, stopped_at)

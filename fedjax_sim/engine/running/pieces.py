@@ -34,7 +34,7 @@ from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.engine.running.chunks import Evaluations, replay_schedule
 from fedjax_sim.engine.running.outcomes import collect, happened_so_far
 from fedjax_sim.engine.watching import Watcher
-from fedjax_sim.results import store
+from fedjax_sim.results import records
 from fedjax_sim.results.curves import Curves, Returned
 
 
@@ -259,7 +259,7 @@ def replay_group(ready: Ready) -> Returned:
     is_watched = planned.options.watch.is_needed
     curves = _watched(ready) if is_watched else replay_schedule(replay, None, saved)
     if saved is not None:
-        saved.finish(store.pack(curves))
+        saved.finish(records.pack(curves))
     return collect(planned, curves, planned.options)
 
 
