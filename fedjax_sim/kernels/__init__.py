@@ -5,5 +5,4 @@
 - `convolution`: convolutions as matrix products, and pooling by blocks.
 - `winograd`: convolutions of 3 by 3 with fewer multiplications.
 - `low_bit`: products and convolutions of numbers of a few bits.
-- `lattice`: rounding to lattices, of which only colors are sent.
 """

@@ -28,7 +28,6 @@ from fedjax_sim.core import settings
 from fedjax_sim.core.settings import ConfigError, Count, Limit, Whole, fixed, setting, shape, struct
 from fedjax_sim.core.streams import lane_stream
 from fedjax_sim.core.types import Array, Event, Key, Params, full_precision_bits
-from fedjax_sim.kernels.lattice import lattice_point, padded_size
 from fedjax_sim.kernels.rounding import Rounding, divisor, powers_around, rounded, wide_of
 from fedjax_sim.kernels.rounding import luq as luq
 
@@ -538,7 +537,11 @@ class ScaledSign(Compressor):
 class Lattice(Compressor):
     """Round the rotated vector to a lattice; the receiver takes the point nearest to its own.
 
-    Davies et al. 2021, arXiv 2002.09268, as QuAFL uses it; `kernels.lattice` has the equations.
+    Davies et al. 2021, arXiv 2002.09268, cubic lattices of Sec. 6 and 9, as QuAFL uses them. Both
+    sides draw signs and an offset from a common seed. Both rotate, x -> H (signs x), so that no
+    entry is much larger than others. The lattice is (Z + offset) times its side
+    2 distance / (q - 1), and the offset uniform, so that rounding has no bias.
+
     What is sent is a color modulo q of each coordinate, whatever the size of the vector, and what
     counts is how far it is from the receiver's: up to `distance` in every rotated entry the error
     is uniform, without bias, and of variance P (2 distance / (q - 1))^2 / 12 for P entries. Beyond,
@@ -579,16 +582,44 @@ class Lattice(Compressor):
         return self.decode(key, vector, jnp.zeros_like(vector))
 
     def decode(self, key: Key, vector: Array, reference: Array) -> Array:
-        """Compress a vector `f[D]`, and decode it with the receiver's."""
-        near = wide_of(reference)
-        found = lattice_point(
-            key, wide_of(vector), near, colors=self.colors, distance=self.distance
-        )
-        return found.astype(vector.dtype)
+        """Compress a vector `f[D]`, and decode it with the receiver's.
+
+        The result is NaN if an entry of the two is farther apart than the distance and half a side.
+        """
+        (size,), dtype = vector.shape, wide_of(vector).dtype
+        sign_key, offset_key = jax.random.split(key)
+        signs = jax.random.rademacher(sign_key, (_padded_size(size),), dtype)
+        offset = jax.random.uniform(offset_key, signs.shape, dtype, -0.5, 0.5)
+        colors = jnp.asarray(self.colors, dtype)
+        side = 2 * jnp.asarray(self.distance, dtype) / (colors - 1)
+
+        def coordinates(entries: Array) -> Array:
+            rotated = _hadamard(signs * jnp.pad(entries, (0, signs.size - size)))
+            return rotated / side - offset
+
+        sent = jnp.round(coordinates(wide_of(vector)))
+        # The point that was sent is the nearest one of its color: others are `colors` apart.
+        is_nearest = jnp.abs(sent - coordinates(wide_of(reference))) < colors / 2
+        found = jnp.where(is_nearest, sent, jnp.nan)
+        return (signs * _hadamard((found + offset) * side))[:size].astype(vector.dtype)
 
     def bits(self, dim: int, *, word: int = 32) -> int:
         """Count the bits of a message of `dim` entries."""
-        return math.ceil(padded_size(dim) * math.log2(int(self.colors)))
+        return math.ceil(_padded_size(dim) * math.log2(int(self.colors)))
+
+
+def _padded_size(dim: int) -> int:
+    """Smallest power of two that is at least `dim`, P."""
+    return 1 << (dim - 1).bit_length()
+
+
+def _hadamard(vector: Array) -> Array:
+    """Multiply a vector `f[P]` by the orthonormal Hadamard matrix, which is its own inverse."""
+    size, width = vector.size, 1
+    while width < size:
+        first, second = jnp.moveaxis(vector.reshape(-1, 2, width), 1, 0)
+        vector, width = jnp.stack([first + second, first - second], axis=1), 2 * width
+    return vector.reshape(size) / jnp.sqrt(jnp.asarray(size, vector.dtype))
 
 
 COMPRESSORS: settings.Named[type[Compressor]] = settings.Named.of(
