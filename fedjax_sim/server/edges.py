@@ -45,7 +45,7 @@ from fedjax_sim.clients.gradient_steps import Training
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
 from fedjax_sim.core import batching, trees, types
 from fedjax_sim.core.settings import Checked, ConfigError, Count, group, setting, struct
-from fedjax_sim.core.streams import lane_stream, shuffle_bits, shuffled_index
+from fedjax_sim.core.streams import lane_key, lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.core.types import Array, Event, Key, Losses, Params, Plan, Timeline
 from fedjax_sim.server import aggregation, attacks, privacy, report_settings, rules, stages
 from fedjax_sim.server.compression import Compressor, Identity, compressed
@@ -296,7 +296,7 @@ def _iterations(
     lost_shares = loss_shares(hyper)
 
     def training(own: EdgeTraining, key: Key, event: Event, *group: Array) -> Training:
-        offset, clients, weight = group
+        (offset, clients, weight), of_lane = group, lane_key(key)
         train_clients = gradient_steps.local_training(problem, own, within)
         steps = jnp.broadcast_to(jnp.int32(hyper.client_steps), clients.shape)
 
@@ -313,16 +313,16 @@ def _iterations(
             )
             # The members' local steps from the group's model, and what the local
             # server decodes of them.
-            reached, _ = train_clients(key, of_clients, start=edge)
+            reached, _ = train_clients(of_lane, of_clients, start=edge)
             from_edge = batching.replicate(edge, clients.shape[0])
-            of_group = jax.random.fold_in(lane_stream(key, "members"), clients[0])
+            of_group = jax.random.fold_in(lane_stream(of_lane, "members"), clients[0])
             rule_key = jax.random.fold_in(of_group, offset + iteration)
             is_there = jnp.where(weight > 0, clients, types.EMPTY)
             members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
             draws, seen = lane_stream(rule_key, "attack"), (from_edge, reached)
             reached, _ = wire.attack.client(key, members, (), *seen, draws=draws)
             sent, estimates = wire.code.decode(
-                lane_stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
+                lane_stream(of_lane, "members"), of_clients, known, from_edge, reached, turns=turns
             )
             # Their mean, over those heard; if nobody is heard the group keeps its model. Both sides
             # know of a message that is lost or not finite, and keep their estimate.
@@ -330,7 +330,7 @@ def _iterations(
             if wire.code.has_estimates:
                 is_kept = wire.senders.finite_clients(members, estimates) == types.EMPTY
             if lost_shares is not None:
-                is_lost = draw_losses(lane_stream(key, "members"), lost_shares, clients, turns)
+                is_lost = draw_losses(lane_stream(of_lane, "members"), lost_shares, clients, turns)
                 heard, is_kept = jnp.where(is_lost, 0, weight), is_kept | is_lost
                 total = heard.sum()
                 members = members.within(
