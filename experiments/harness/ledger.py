@@ -81,6 +81,7 @@ def command_of(name: str, arguments: Arguments) -> str:
         value = getattr(arguments, option)
         if value is not None:
             words += [f"--{option}", Path(str(value)).name]
+    words += [] if arguments.rate is None else [f"--rate={arguments.rate:g}"]
     words += ["--cells", *arguments.cells] if arguments.cells else []
     if arguments.precision != "float32":
         words += ["--precision", arguments.precision]
