@@ -18,7 +18,6 @@ PAPERS = (
     "clocks",
     "favano",
     "fald",
-    "fedavg",
     "fedem",
     "fedstaleweight",
     "hierarchical",

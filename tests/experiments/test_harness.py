@@ -34,7 +34,7 @@ from fedjax_sim.core.lifecycle import Stopped
 from fedjax_sim.core.settings import ConfigError
 from tests.experiments.running import claims, run, run_process
 
-WITHOUT_CLAIMS = ("baselines", "fedavg", "reproductions")
+WITHOUT_CLAIMS = ("baselines", "reproductions")
 PAPERS = [paper for paper in registry.PAPERS if paper not in WITHOUT_CLAIMS]
 
 

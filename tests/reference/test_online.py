@@ -125,7 +125,9 @@ def test_whole_passes_and_other_examples_are_refused() -> None:
     with jax.enable_x64(True):
         problem = online()
     for system, settings in ((em, {}), (vr_fedem, {}), (fedem, {"batches": "full"})):
-        words = pytest.raises(ConfigError, match="problem is 'Stream', but must be one with all data")
+        words = pytest.raises(
+            ConfigError, match="problem is 'Stream', but must be one with all data"
+        )
         with jax.enable_x64(True), words:
             simulate(system.system, problem, system.paper(num_clients=N, **settings))
     with pytest.raises(ConfigError, match=r"draw is 'a function to .* but must be one to"):
