@@ -247,10 +247,7 @@ def runs(
             hyper = _hyper(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction})
             resolved[f"{name} | {column}"] = {
                 field: value_of(hyper, field) for field in fields(system.Hyper)
-            } | {
-                "partition": split,
-                "low_bit": low_bit,
-            }
+            } | {"partition": split, "low_bit": low_bit}
             run = fedjax_sim.sweep(
                 system,
                 tasks[split, low_bit],

@@ -62,9 +62,7 @@ OTHERS: dict[str, Method] = {
 }
 METHODS = {"FedAvg": OTHERS["FedAvg"], **CLOCKS, **OTHERS}
 """All methods, the cheap ones first."""
-ABLATIONS: dict[str, Method] = {
-    "FAVANO, alpha = 1": Method(favano.system, {"reweight": "none"}),
-}
+ABLATIONS: dict[str, Method] = {"FAVANO, alpha = 1": Method(favano.system, {"reweight": "none"})}
 """What claim 12 needs besides: only the second stage runs it, at FAVANO's learning rates."""
 INPUTS: dict[str, tuple[float, float]] = {"[0, 1]": (0.0, 1.0), "standardised": (0.1307, 0.3081)}
 """Mean and standard deviation by which inputs in [0, 1] are normalised."""
@@ -355,10 +353,7 @@ def first_stage(
 
 
 def second_stage(
-    arguments: Arguments,
-    sizes: Sizes,
-    data: Dataset,
-    chosen: Iterable[Cell],
+    arguments: Arguments, sizes: Sizes, data: Dataset, chosen: Iterable[Cell]
 ) -> dict[str, xr.Dataset]:
     """Run cells with fresh seeds on all training images.
 

@@ -19,12 +19,7 @@ from experiments import harness
 from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import bounds as formulas
 from experiments.fedem.formulas import moments, variance_reduction
-from experiments.fedem.setup import (
-    BLOCKS,
-    Toy,
-    clients_apart,
-    figure_of,
-)
+from experiments.fedem.setup import BLOCKS, Toy, clients_apart, figure_of
 from experiments.harness import Arguments, Interval, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.results.plots import look, styled
 from fedjax_sim.server import Memories

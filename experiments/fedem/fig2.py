@@ -285,10 +285,7 @@ def run(arguments: Arguments) -> Outcome:
     most = 3000 if arguments.smoke else 20_000
     fits, loss, limit, steps = run_all(visits, sizes.rounds, most, arguments)
     rows, found = [], {}
-    for name, matrix in [
-        *((name, fitted.matrix) for name, fitted in fits.items()),
-        (LIMIT, limit),
-    ]:
+    for name, matrix in [*((name, fitted.matrix) for name, fitted in fits.items()), (LIMIT, limit)]:
         rmse = float(np.sqrt(np.mean((matrix - visits.truth) ** 2)))
         trend = float(np.corrcoef(matrix.sum(axis=0), visits.truth.sum(axis=0))[0, 1])
         objective = (

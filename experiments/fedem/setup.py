@@ -47,10 +47,7 @@ PAPER: dict[str, Any] = {"alpha": 0.01, "participation": 0.75, "compression": BL
 
 def even(num_clients: int, examples: int) -> Partition:
     """Give each client equally many consecutive examples."""
-    return Partition(
-        np.arange(num_clients * examples),
-        np.full(num_clients, examples),
-    )
+    return Partition(np.arange(num_clients * examples), np.full(num_clients, examples))
 
 
 class Toy:

@@ -199,9 +199,7 @@ def seeds_of(panel: Mapping[str, Any]) -> int:
     return min(harness.Sample.read(row["all labels"]).seeds for row in panel["final"].values())
 
 
-def _judge_panel(
-    panel: Mapping[str, Any],
-) -> dict[int, tuple[Any, dict[str, bool | None], str]]:
+def _judge_panel(panel: Mapping[str, Any]) -> dict[int, tuple[Any, dict[str, bool | None], str]]:
     """Return what one panel says of each claim: the measured numbers, parts, and words."""
     final = {
         name: {group: harness.Sample.read(each) for group, each in row.items()}
