@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from flax import linen as nn
 
-from experiments.baselines.setup import BOTH, ONE, RATES, Comparison, compare
+from experiments.baselines import mnist
+from experiments.baselines.setup import Comparison, compare
 from experiments.favano.setup import CIFAR10
-from experiments.harness import Arguments, Outcome, Sizes, Study
+from experiments.harness import Arguments, Outcome, Study
 from fedjax_sim import models
 from fedjax_sim.core.types import Array
 from fedjax_sim.kernels import convolution
@@ -45,40 +46,19 @@ class PatchNet(nn.Module):
         return nn.Dense(self.num_classes)(x.reshape(*x.shape[:-3], -1))
 
 
+FULL = mnist.FULL.replace(dataset="cifar10", time_budget=20_000.0, clients=50)
 COMPARISON = Comparison(
     Study(
-        full=Sizes(
-            10,
-            dataset="cifar10",
-            time_budget=20_000.0,
-            clients=50,
-            tuning_seeds=2,
-            batch=32,
-            rates=RATES,
-            splits=BOTH,
-        ),
-        reduced=Sizes(
-            2,
-            dataset="cifar10",
+        FULL,
+        mnist.SMOKE.replace(time_budget=300.0),
+        FULL.replace(
+            seeds=2,
             time_budget=10_000.0,
             clients=20,
             tuning_seeds=1,
-            batch=32,
             rates=(0.02, 0.05, 0.1, 0.2),
-            splits=BOTH,
             words="20 clients, half of the virtual time, a small network, 2 seeds, four learning "
             "rates tuned on one seed",
-        ),
-        smoke=Sizes(
-            2,
-            dataset="digits",
-            time_budget=300.0,
-            clients=20,
-            tuning_seeds=1,
-            batch=8,
-            rates=RATES,
-            splits=ONE,
-            words="handwritten digits, 20 clients",
         ),
     ),
     network=models.LeNet,

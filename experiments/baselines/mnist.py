@@ -8,30 +8,28 @@ from experiments.baselines.setup import BOTH, ONE, RATES, Comparison, compare
 from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import models
 
+FULL = Sizes(
+    10,
+    dataset="mnist",
+    time_budget=10_000.0,
+    clients=100,
+    tuning_seeds=2,
+    batch=32,
+    rates=RATES,
+    splits=BOTH,
+)
+SMOKE = FULL.replace(
+    seeds=2,
+    dataset="digits",
+    time_budget=200.0,
+    clients=20,
+    tuning_seeds=1,
+    batch=8,
+    splits=ONE,
+    words="handwritten digits, 20 clients",
+)
 COMPARISON = Comparison(
-    Study(
-        full=Sizes(
-            10,
-            dataset="mnist",
-            time_budget=10_000.0,
-            clients=100,
-            tuning_seeds=2,
-            batch=32,
-            rates=RATES,
-            splits=BOTH,
-        ),
-        smoke=Sizes(
-            2,
-            dataset="digits",
-            time_budget=200.0,
-            clients=20,
-            tuning_seeds=1,
-            batch=8,
-            rates=RATES,
-            splits=ONE,
-            words="handwritten digits, 20 clients",
-        ),
-    ),
+    Study(FULL, SMOKE),
     network=lambda num_classes: models.MLP((32,), num_classes),
     targets=(0.8, 0.9, 0.95),
 )

@@ -35,16 +35,8 @@ def _ours(place: str, text: str, criterion: Criterion) -> Claim:
 CLAIMS = Claims(
     "clocks",
     {
-        1: _ours(
-            f"rack, non-IID: {SHARE_ALONE}",
-            OF_RACK,
-            Criterion(CLOSE, off=0.05),
-        ),
-        2: _ours(
-            f"rack, IID: {SHARE_ALONE}",
-            OF_RACK,
-            Criterion(CLOSE, off=0.15),
-        ),
+        1: _ours(f"rack, non-IID: {SHARE_ALONE}", OF_RACK, Criterion(CLOSE, off=0.05)),
+        2: _ours(f"rack, IID: {SHARE_ALONE}", OF_RACK, Criterion(CLOSE, off=0.15)),
         3: _ours(
             f"rack, buffers of five: {SHARE_ALONE}",
             "The same with buffers of five, of FedBuff and FedStaleWeight.",
@@ -114,9 +106,7 @@ CLAIMS = Claims(
             ),
         ),
         15: _ours(
-            f"rack, non-IID: {SHARE_ALONE} in the same system",
-            OF_RACK,
-            Criterion(CLOSE, off=0.05),
+            f"rack, non-IID: {SHARE_ALONE} in the same system", OF_RACK, Criterion(CLOSE, off=0.05)
         ),
         16: _ours(
             "digits, after arXiv 2502.08206: 10 to 30 % more accuracy",

@@ -164,13 +164,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 
 
 def _sweep(
-    problems: Any,
-    hyper: Any,
-    seeds: Any,
-    swept: Any,
-    sizes: Sizes,
-    arguments: Arguments,
-    name: str,
+    problems: Any, hyper: Any, seeds: Any, swept: Any, sizes: Sizes, arguments: Arguments, name: str
 ) -> xr.Dataset:
     return fedjax_sim.sweep(
         fedbuff.gen_async,

@@ -4,7 +4,6 @@
 """
 
 EXPERIMENTS = (
-    "asynchronous",
     "bounds",
     "extensions",
     "fig1",

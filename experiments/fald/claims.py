@@ -42,8 +42,7 @@ CLAIMS = Claims(
                 "p_c)."
             ),
             Criterion(
-                "All variances are within {far:g} standard errors of the stated ones.",
-                far=FAR,
+                "All variances are within {far:g} standard errors of the stated ones.", far=FAR
             ),
         ),
         3: Claim(
@@ -88,10 +87,7 @@ CLAIMS = Claims(
                 "eta_k = 1 / (2 L + m k / 12): at decreasing step sizes W2 goes to 0 at least as "
                 "fast as k^-1/2."
             ),
-            Criterion(
-                "The fitted power of k is at most {power:g} on both problems.",
-                power=-0.5,
-            ),
+            Criterion("The fitted power of k is at most {power:g} on both problems.", power=-0.5),
             kind="exact",
         ),
         6: Claim(
@@ -126,7 +122,7 @@ CLAIMS = Claims(
             Criterion(
                 "By the bound and at the fixed step size of Fig. 1 the first and the last K "
                 "need more rounds than the best one; as other parts, with the best step size "
-                "for each K, and with that and noisy gradients.",
+                "for each K, and with that and noisy gradients."
             ),
             kind="exact",
         ),
@@ -326,10 +322,7 @@ CLAIMS = Claims(
                 "With one Hessian and everyone averaged, as in the paper's simulation, the law "
                 "depends on none of K, rho and the clients' centers."
             ),
-            Criterion(
-                "Laws differ by less than {same:g} of their scale.",
-                same=1e-9,
-            ),
+            Criterion("Laws differ by less than {same:g} of their scale.", same=1e-9),
             kind="exact",
         ),
         18: Claim(

@@ -12,9 +12,8 @@ out for this purpose alone, from runs of one seed with as many rounds; final run
 images. Warm-up drops samples: runs with and without it are the same runs if they have the same step
 size.
 
-A data set takes two to four core-hours, and `--reduced` (300 rounds, 100 of warm-up, four step
-sizes, two seeds) 10 core-minutes. `--dataset mnist` runs one of the two data sets. Seeds that are
-added to the record, such as `--seeds 5-9`, run at the step sizes that the record has chosen.
+A data set takes two to four core-hours. `--dataset mnist` runs one of the two. Seeds that are added
+to the record, such as `--seeds 5-9`, run at the step sizes that the record has chosen.
 
 Dimension letters: `K` numbers of local steps.
 """
@@ -81,7 +80,6 @@ FULL = Sizes(
 `every` is the number of rounds from one sample to the next."""
 STUDY = Study(
     full=FULL,
-    reduced=FULL.replace(rounds=300, warm_up=100, step_sizes=(2e-7, 1e-6, 5e-6, 2e-5), seeds=2),
     smoke=Sizes(
         seeds=2,
         datasets=("digits",),
@@ -93,6 +91,7 @@ STUDY = Study(
         num_clients=5,
         batch_size=20,
         every=10,
+        words="handwritten digits, 5 clients, 40 rounds",
     ),
 )
 
@@ -185,14 +184,7 @@ def study(arguments: Arguments) -> ImageRuns:
             wanted = sorted(set(chosen[name].values()))
             kept = {"seeds": sizes.seed_range, **arguments.kept(name)}
             curves[name] = _run(final, sizes, local_steps, wanted, kept)
-    words = (
-        "handwritten digits, 5 clients, 40 rounds"
-        if arguments.smoke
-        else f"{sizes.rounds} rounds"
-        if arguments.reduced
-        else ""
-    )
-    config = {**sizes.config(), "chosen": chosen, "held_out": held_out, "words": words}
+    config = {**sizes.config(), "chosen": chosen, "held_out": held_out, "words": sizes.words}
     return ImageRuns(curves, chosen, config)
 
 

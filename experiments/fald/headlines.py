@@ -169,11 +169,7 @@ def judge_everyone(found: Found) -> Verdict:
     return verdict(27, found, harness.unless_unknown(holds, found), why)
 
 
-JUDGES: Judges = {
-    24: judge_privacy,
-    26: judge_best,
-    27: judge_everyone,
-}
+JUDGES: Judges = {24: judge_privacy, 26: judge_best, 27: judge_everyone}
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -130,12 +130,7 @@ def measure_noise(sizes: Sizes) -> Found:
     far = 0.0
     one = {"participants": "with_replacement", "num_selected": 1}
     for who in ({}, one):
-        run = fedjax_sim.sweep(
-            langevin.system,
-            flat,
-            hyper.replace(**who),
-            **options,
-        )
+        run = fedjax_sim.sweep(langevin.system, flat, hyper.replace(**who), **options)
         moved = np.diff(
             np.asarray(run.samples, float)[..., 0].reshape(3, sizes.seeds, ROUNDS + 1), axis=-1
         )
@@ -203,11 +198,7 @@ def measure_modes(sizes: Sizes) -> tuple[Found, Chains]:
         )
     )
     far, ran = compare(gaussian.r1(), sizes.seeds, local_steps=100)
-    return {
-        "mean": float(law.mean[0]),
-        "largest deviation": far,
-        "chains": sizes.seeds,
-    }, ran
+    return {"mean": float(law.mean[0]), "largest deviation": far, "chains": sizes.seeds}, ran
 
 
 def judge_modes(found: Found) -> Verdict:

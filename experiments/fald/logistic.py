@@ -434,10 +434,7 @@ def run(arguments: Arguments) -> Outcome:
         "also root mean squares "
         f"(errors of single coefficients up to {errors:.3f})."
     ]
-    for name, found in (
-        ("NUTS", [moments(exact)]),
-        ("FA-LD", [each.moments for each in compared]),
-    ):
+    for name, found in (("NUTS", [moments(exact)]), ("FA-LD", [each.moments for each in compared])):
         rhat = max(each.rhat.max() for each in found)
         ess = min(each.ess.min() for each in found)
         words.append(f"{name}: R-hat at most {rhat:.4f}, effective samples at least {ess:.0f}.")

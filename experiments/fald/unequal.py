@@ -415,9 +415,7 @@ def run(arguments: Arguments) -> Outcome:
         panels[6].semilogy(exact, **look(c, "none", linewidth=1))
         gaussian.draw_sets(panels[6], sets.distance[:, 0], c, label=f"K = {k}, {eta:.1e}")
     panels[6].set(
-        xlabel="rounds",
-        ylabel="W2",
-        title=f"best step sizes for W2 ≤ {ACCURACY:g}, alpha = 0",
+        xlabel="rounds", ylabel="W2", title=f"best step sizes for W2 ≤ {ACCURACY:g}, alpha = 0"
     )
     panels[6].legend()
     header = ["rounds to W2 <= 5e-4", *(f"K = {k}" for k in sizes.counted)]

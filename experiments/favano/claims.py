@@ -13,10 +13,7 @@ CLAIMS = Claims(
                 "+ 1 models and h_i the reweighted progress of a client that is contacted, "
                 "whatever the data and alpha."
             ),
-            Criterion(
-                "The relative error is below {error:g} in float64.",
-                error=1e-11,
-            ),
+            Criterion("The relative error is below {error:g} in float64.", error=1e-11),
             kind="algebra",
             follows=(
                 "the server adds s + 1 models up and sends their mean back, so that all that "
@@ -114,8 +111,7 @@ CLAIMS = Claims(
                 "the deterministic a^i and b lose from (149) on."
             ),
             Criterion(
-                "In every run the mean plus {far:g} standard errors is at most the bound.",
-                far=FAR,
+                "In every run the mean plus {far:g} standard errors is at most the bound.", far=FAR
             ),
             corrected=True,
             changed=(
@@ -406,7 +402,7 @@ CLAIMS = Claims(
             Criterion(
                 "At the end FAVANO's variance is below that of FedBuff with fresh running "
                 "times: the 90 % quantile over seeds is below the other's 10 % quantile; as "
-                "other parts, below those of FedBuff with blocked clients, QuAFL and FedAvg.",
+                "other parts, below those of FedBuff with blocked clients, QuAFL and FedAvg."
             ),
             stated="curves only",
             changed="no row -> holds: the variance was measured, and no claim was on it.",
@@ -503,7 +499,7 @@ CLAIMS = Claims(
             "Claim 9, each method at its own rate on standardised inputs.",
             Criterion(
                 "As claim 9, with inputs standardised and every method at the rate that is best "
-                "on validation images.",
+                "on validation images."
             ),
             by=("favano/table2_grid",),
             changed="it was the reading by which claim 9 was judged.",
@@ -515,7 +511,7 @@ CLAIMS = Claims(
             "Claim 10, each method at its own rate on standardised inputs.",
             Criterion(
                 "As claim 10, with inputs standardised and every method at the rate that is best "
-                "on validation images.",
+                "on validation images."
             ),
             by=("favano/table2_grid",),
             changed="it was the reading by which claim 10 was judged.",
@@ -527,7 +523,7 @@ CLAIMS = Claims(
             "Claim 11, each method at its own rate on standardised inputs.",
             Criterion(
                 "As claim 11, with inputs standardised and every method at the rate that is best "
-                "on validation images.",
+                "on validation images."
             ),
             by=("favano/table2_grid",),
             changed=(
@@ -542,7 +538,7 @@ CLAIMS = Claims(
             "Claim 12, each method at its own rate on standardised inputs.",
             Criterion(
                 "As claim 12, with inputs standardised and every method at the rate that is best "
-                "on validation images.",
+                "on validation images."
             ),
             by=("favano/table2_grid",),
             changed="it was the reading by which claim 12 was judged.",

@@ -13,11 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.favano.claims import CLAIMS, verdict
-from experiments.favano.formulas.orders import (
-    favano_orders,
-    favano_orders_printed,
-    quafl_orders,
-)
+from experiments.favano.formulas.orders import favano_orders, favano_orders_printed, quafl_orders
 from experiments.favano.setup import BLOCKED, PUBLIC
 from experiments.harness import (
     FAR,
@@ -577,11 +573,7 @@ def run(arguments: Arguments) -> Outcome:
         for reading, hyper in READINGS.items()
     }
     favano_run = at_shares(
-        favano.system,
-        favano.paper(),
-        sizes.seeds,
-        BUDGET // PERIOD,
-        (SHARES[THIRD], SHARES[MOST]),
+        favano.system, favano.paper(), sizes.seeds, BUDGET // PERIOD, (SHARES[THIRD], SHARES[MOST])
     )
     steps, gaps, laws = measure_contacts(favano_run)
     step_time, times = measure_step_time(sizes, favano_run, fedbuff_runs)

@@ -1,8 +1,8 @@
 """FAVANO's Fig. 6: loss and accuracy, CIFAR-10 non-IID, ResNet-20.
 
-These are the runs of Fig. 3a, drawn as in Fig. 5. The full size is meant for an accelerator;
-`--reduced` is smaller on the same images and says how. `--dataset FILE.npz` takes the images from a
-file; `--results` draws from a results folder of favano/fig3a.
+These are the runs of Fig. 3a, drawn as in Fig. 5. The full size is meant for an accelerator.
+`--dataset FILE.npz` takes the images from a file; `--results` draws from a results folder of
+favano/fig3a.
 """
 
 from collections.abc import Mapping

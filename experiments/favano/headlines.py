@@ -185,11 +185,7 @@ def judge_corollary(measured: Mapping[str, float]) -> Verdict:
     return verdict(34, measured, harness.unless_unknown(measured["printed"] <= 1, measured), why)
 
 
-JUDGES: Judges = {
-    32: judge_start,
-    33: judge_floor,
-    34: judge_corollary,
-}
+JUDGES: Judges = {32: judge_start, 33: judge_floor, 34: judge_corollary}
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -47,9 +47,8 @@ def judge(found: Found) -> Verdict:
     columns = list(cells[FAVANO])
     for words, other in (("lattice", LATTICE), ("full messages", WHOLE)):
         for column in columns:
-            pair = cells[FAVANO][column], cells[other][column]
-            parts[f"{words} behind ({column.removeprefix('non-IID, ')})"] = (
-                harness.unless_collapsed(harness.lead(*pair).above(marks.lead), pair, CHANCE)
+            parts[f"{words} behind ({column.removeprefix('non-IID, ')})"] = harness.ahead(
+                cells[FAVANO][column], cells[other][column], CHANCE, marks.lead
             )
     bits = found["bits, lattice over full"]
     parts["fewer bits"] = harness.unless_unknown(bits < marks.bits, bits)

@@ -332,12 +332,7 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
         )
     ):
         rates = [rate(n, int(s)) for s in sizes_of_cohort]
-        axes.plot(
-            sizes_of_cohort,
-            rates,
-            **look(i, "all"),
-            label=words,
-        )
+        axes.plot(sizes_of_cohort, rates, **look(i, "all"), label=words)
     axes.set(
         xlabel="clients contacted, of 6",
         ylabel="share of the potential lost in a server step",

@@ -141,7 +141,6 @@ MNIST = Images(
         ),
     )
 )
-SMALLER = {"num_clients": 20, "num_selected": 4, "buffer_size": 2, "batch_size": 32, "lr": 0.1}
 SMALL_CNN = Sizes(
     1,
     dataset="digits",
@@ -159,14 +158,6 @@ CIFAR10 = Images(
             shared={"lr": 0.005},
             network=models.resnet20,
         ),
-        reduced=Sizes(
-            2,
-            dataset="cifar10",
-            time_budget=4200.0,
-            shared=SMALLER,
-            network=models.LeNet,
-            words="LeNet-5, 20 clients, batch 32, lr 0.1, T = 4200",
-        ),
         smoke=SMALL_CNN,
     ),
     augmentation=Augmentation(),
@@ -181,14 +172,6 @@ TINY_IMAGENET = Images(
             time_budget=10_000.0,
             shared={"lr": 0.1},
             network=models.resnet18,
-        ),
-        reduced=Sizes(
-            1,
-            dataset="tiny_imagenet",
-            time_budget=1400.0,
-            shared=SMALLER,
-            network=models.LeNet,
-            words="LeNet-5, 20 clients, batch 32, lr 0.1, T = 1400",
         ),
         smoke=SMALL_CNN,
     ),
@@ -250,6 +233,9 @@ def runs(
             arguments, [f"{method} | {column}" for column in columns for method in methods]
         )
     sizes = images.study.choose(arguments)
+    if arguments.rate is not None:
+        words = ", ".join(filter(None, (sizes.words, f"lr {arguments.rate:g}")))
+        sizes = sizes.replace(shared={**sizes.shared, "lr": arguments.rate}, words=words)
     tasks = _tasks(images, sizes, arguments.data_dir, columns, methods)
     curves, resolved = {}, {}
     names = [f"{method} | {column}" for method in methods for column in columns]
@@ -261,10 +247,7 @@ def runs(
             hyper = _hyper(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction})
             resolved[f"{name} | {column}"] = {
                 field: value_of(hyper, field) for field in fields(system.Hyper)
-            } | {
-                "partition": split,
-                "low_bit": low_bit,
-            }
+            } | {"partition": split, "low_bit": low_bit}
             run = fedjax_sim.sweep(
                 system,
                 tasks[split, low_bit],

@@ -233,16 +233,8 @@ def _drops(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
     marks = CLAIMS[10].criterion
     favano, fedbuff = cells[FAVANO], cells[reading]
     return {
-        "FAVANO loses little": harness.unless_collapsed(
-            lead(favano[SLOW], favano[FAST]).above(-marks.favano),
-            (favano[SLOW], favano[FAST]),
-            CHANCE,
-        ),
-        "FedBuff loses much": harness.unless_collapsed(
-            lead(fedbuff[FAST], fedbuff[SLOW]).above(marks.fedbuff),
-            (fedbuff[FAST], fedbuff[SLOW]),
-            CHANCE,
-        ),
+        "FAVANO loses little": harness.ahead(favano[SLOW], favano[FAST], CHANCE, -marks.favano),
+        "FedBuff loses much": harness.ahead(fedbuff[FAST], fedbuff[SLOW], CHANCE, marks.fedbuff),
     }
 
 
@@ -282,8 +274,8 @@ def _gap(cells: Mapping[str, Mapping[str, Sample]]) -> Parts:
             ("FAVANO far above QuAFL", (favano[column], quafl[column]), far),
             ("alpha = 1 above QuAFL", (adopting[column], quafl[column]), harness.LEAST_LEAD),
         ):
-            parts[f"{words} ({column.removeprefix('non-IID, ')})"] = harness.unless_collapsed(
-                lead(*pair).above(least), pair, CHANCE
+            parts[f"{words} ({column.removeprefix('non-IID, ')})"] = harness.ahead(
+                *pair, CHANCE, least
             )
     return parts
 

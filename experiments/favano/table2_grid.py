@@ -62,9 +62,7 @@ OTHERS: dict[str, Method] = {
 }
 METHODS = {"FedAvg": OTHERS["FedAvg"], **CLOCKS, **OTHERS}
 """All methods, the cheap ones first."""
-ABLATIONS: dict[str, Method] = {
-    "FAVANO, alpha = 1": Method(favano.system, {"reweight": "none"}),
-}
+ABLATIONS: dict[str, Method] = {"FAVANO, alpha = 1": Method(favano.system, {"reweight": "none"})}
 """What claim 12 needs besides: only the second stage runs it, at FAVANO's learning rates."""
 INPUTS: dict[str, tuple[float, float]] = {"[0, 1]": (0.0, 1.0), "standardised": (0.1307, 0.3081)}
 """Mean and standard deviation by which inputs in [0, 1] are normalised."""
@@ -94,20 +92,6 @@ STUDY = Study(
         higher=HIGHER,
         methods=tuple(METHODS),
         columns=tuple(COLUMNS),
-    ),
-    reduced=Sizes(
-        10,
-        dataset="mnist",
-        tuning_seeds=1,
-        time_budget=5000.0,
-        shared={},
-        inputs=tuple(INPUTS),
-        rates=RATES,
-        lower=LOWER,
-        higher=HIGHER,
-        methods=tuple(METHODS),
-        columns=tuple(COLUMNS),
-        words="one seed in place of three chooses the learning rates",
     ),
     smoke=Sizes(
         2,
@@ -369,10 +353,7 @@ def first_stage(
 
 
 def second_stage(
-    arguments: Arguments,
-    sizes: Sizes,
-    data: Dataset,
-    chosen: Iterable[Cell],
+    arguments: Arguments, sizes: Sizes, data: Dataset, chosen: Iterable[Cell]
 ) -> dict[str, xr.Dataset]:
     """Run cells with fresh seeds on all training images.
 

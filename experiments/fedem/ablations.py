@@ -2,9 +2,8 @@
 
 Judges claims 9, 11, 13 and 15 to 17 on means seen through noise (ten clients, ridge 0.25, kappa
 1/2), where floors and bounds are known. The ablations are aggregation without memories, p, blocks
-of the quantizer, the number of clients, alpha, and inner steps and examples of VR-FedEM. The
-paper's alpha is compared with the theory's on the mixture of Fig. 1; naive aggregation on it is
-part of fedem/fig1.
+of the quantizer, the number of clients, alpha, and inner steps and examples of VR-FedEM. Naive
+aggregation on the mixture of Fig. 1 is part of fedem/fig1.
 """
 
 import itertools
@@ -20,22 +19,8 @@ from experiments import harness
 from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import bounds as formulas
 from experiments.fedem.formulas import moments, variance_reduction
-from experiments.fedem.setup import (
-    BLOCKS,
-    MIXTURE,
-    PAPER,
-    SPLITS,
-    Toy,
-    clients_apart,
-    curves_of,
-    fedem_of_fig1,
-    figure_of,
-    mixture_problems,
-    span,
-    vr_fedem_of_fig1,
-)
+from experiments.fedem.setup import BLOCKS, Toy, clients_apart, figure_of
 from experiments.harness import Arguments, Interval, Judges, Outcome, Sizes, Study, Verdict, rule
-from fedjax_sim import Ticks
 from fedjax_sim.results.plots import look, styled
 from fedjax_sim.server import Memories
 from fedjax_sim.server.compression import Compressor, parse_compressor
@@ -78,7 +63,6 @@ STUDY = Study(
         inner=(4, 8, 14, 24, 50),
         large_omegas=LARGE_OMEGAS,
         vr_ticks=20_000,
-        mixture=MIXTURE.full,
     ),
     smoke=Sizes(
         seeds=10,
@@ -88,7 +72,6 @@ STUDY = Study(
         inner=(4, 14, 50),
         large_omegas=(9.0,),
         vr_ticks=2000,
-        mixture=MIXTURE.smoke,
     ),
 )
 """The blocks of the quantizer, numbers of examples per client and of inner steps are compared."""
@@ -792,49 +775,6 @@ def judge_alphas(found: Found) -> Verdict:
     return verdict(11, found, holds, why, seeds=5)
 
 
-def mixture_study(sizes: Sizes) -> Ablation:
-    """Compare alpha of the paper's experiments with that of its theory.
-
-    This is run on both splits of the mixture of Fig. 1, with its other settings. No claim is
-    judged.
-    """
-    mixture, alphas = sizes.mixture, [PAPER["alpha"], theory.memory_step(1.0)]
-    rows, curves, lines = [], {}, {}
-    for split, is_sorted in SPLITS.items():
-        problems = mixture_problems(mixture, is_sorted=is_sorted)
-        for system, (hyper, ticks) in (
-            (fedem.system, fedem_of_fig1(mixture)),
-            (vr_fedem.system, vr_fedem_of_fig1(mixture)),
-        ):
-            options: dict[str, Any] = {
-                "settings": {"alpha": alphas},
-                "seeds": mixture.seeds,
-                "budget": Ticks(ticks),
-                "num_evals": 250,
-            }
-            name = f"{system.name}, {split}"
-            curves[name] = data = curves_of(system, problems, hyper, **options)
-            settled = (
-                data.where(data.epochs >= mixture.epochs / 2).mean("eval")
-                if system is fedem.system
-                else data.isel(eval=-1)
-            )
-            late = [settled[metric].values for metric in ("field", "mean_field", "memory_error")]
-            for i, alpha in enumerate(alphas):
-                rows.append([name, f"{alpha:g}", *(span(each[i]) for each in late)])
-                lines[f"{TITLES[system.name]}, {split}, alpha = {alpha:g}"] = (
-                    data.epochs.values[i, 0],
-                    data.mean_field.values[i, 0],
-                )
-    header = ["FedEM over the second half, VR-FedEM at the end", "alpha", "‖H‖²", "‖h‖²", "G"]
-    return Ablation(
-        [],
-        curves,
-        harness.table(header, rows),
-        figure_of(lines, x="epochs", y="‖h‖²", title="The mixture of Fig. 1, seed 0"),
-    )
-
-
 def inner_study(sizes: Sizes) -> Ablation:
     """Judge claim 13: E-steps per client to an accuracy that takes many outer loops.
 
@@ -958,7 +898,6 @@ def run(arguments: Arguments) -> Outcome:
         "clients": clients_study,
         "alpha": alpha_study,
         "inner": inner_study,
-        "mixture": mixture_study,
     }
     studies = {name: make(sizes) for name, make in makers.items()}
     verdicts = sorted(
@@ -974,5 +913,4 @@ def run(arguments: Arguments) -> Outcome:
     text = "\n\n".join(
         [harness.verdict_table(verdicts), *(study.text for study in studies.values())]
     )
-    config = {**sizes.config(), "mixture": sizes.mixture.config()}
-    return Outcome(curves, figures, verdicts, config, text)
+    return Outcome(curves, figures, verdicts, sizes.config(), text)

@@ -80,10 +80,7 @@ CLAIMS = Claims(
                 "The server's memory is the mean of the clients' at every round, with partial "
                 "participation too."
             ),
-            Criterion(
-                "The memories differ by less than {same:g}.",
-                same=1e-12,
-            ),
+            Criterion("The memories differ by less than {same:g}.", same=1e-12),
             kind="algebra",
             follows="both memories add alpha times the same messages, from equal starts.",
         ),
@@ -107,9 +104,7 @@ CLAIMS = Claims(
                 "allowed gamma, as printed. (9), the case without compression, is not a part: as "
                 "printed it is false, see the errata."
             ),
-            Criterion(
-                "No left side exceeds its bound, by exact recursions and in runs.",
-            ),
+            Criterion("No left side exceeds its bound, by exact recursions and in runs."),
             changed=(
                 "holds -> holds: (8) and Theorem 3 are tested with the printed constants; the "
                 "corrected ones are those of (9) and of the recursion in D.3."
@@ -119,10 +114,7 @@ CLAIMS = Claims(
             "statement",
             "Sec. 2",
             "Without compression and with p = 1 the memories change nothing.",
-            Criterion(
-                "‖h‖² differs by less than {same:g} of itself.",
-                same=1e-9,
-            ),
+            Criterion("‖h‖² differs by less than {same:g} of itself.", same=1e-9),
             kind="algebra",
             follows="without compression a message and its memory cancel.",
         ),
@@ -212,10 +204,7 @@ CLAIMS = Claims(
             "statement",
             "Sec. 3",
             "With n = 1 and omega = 0 VR-FedEM is SPIDER-EM, step by step.",
-            Criterion(
-                "The models differ by less than {same:g} at every step.",
-                same=1e-12,
-            ),
+            Criterion("The models differ by less than {same:g} at every step.", same=1e-12),
             kind="algebra",
             follows="with one client and no compression the two algorithms have the same lines.",
         ),
@@ -460,7 +449,7 @@ CLAIMS = Claims(
             ),
             Criterion(
                 "By exact recursions the mean of ||h||^2 over k_max rounds is at most the bound, "
-                "for omega from 0.1 to 30, sigma^2 over five decades and k_max from 1 to 10,000.",
+                "for omega from 0.1 to 30, sigma^2 over five decades and k_max from 1 to 10,000."
             ),
             kind="exact",
             changed="no row -> holds: the exact mean is at most .425 of the bound.",
@@ -498,7 +487,7 @@ CLAIMS = Claims(
                 "By this package's count of bits 32-bit numbers take at least omega times as many, "
                 "for block-2-quantization with omega = 1 and for dithering with q = 100 and 4 "
                 "levels, the paper's cases; as another part, for one block of 10 to 10,000 "
-                "entries.",
+                "entries."
             ),
             kind="exact",
             changed=(

@@ -165,11 +165,7 @@ JUDGES: Judges = {32: judge_chances, 33: judge_stream, 34: judge_sparsity}
 def run(arguments: Arguments) -> Outcome:
     """Run the three extensions, and judge the claims."""
     sizes = STUDY.choose(arguments)
-    found = {
-        32: measure_chances(sizes),
-        33: measure_stream(sizes),
-        34: measure_sparsity(sizes),
-    }
+    found = {32: measure_chances(sizes), 33: measure_stream(sizes), 34: measure_sparsity(sizes)}
     verdicts = harness.judge_all(JUDGES, found)
     if arguments.smoke:
         verdicts = [each.undecided(f"{SMOKE}; ") for each in verdicts]

@@ -10,25 +10,27 @@ splits (ablation X1) are run too. Five seeds of data, start and draws.
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
-from experiments.fedem.setup import (
-    MIXTURE,
-    SPLITS,
-    curves_of,
-    fedem_of_fig1,
-    figure_of,
-    mean_after,
-    mixture_problems,
-    span,
-    vr_fedem_of_fig1,
-)
-from experiments.harness import Arguments, Judges, Outcome, Verdict, table
+from experiments.fedem.setup import PAPER, curves_of, even, figure_of, mean_after, span
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, table
 from fedjax_sim import Ticks
+from fedjax_sim.problems import latent
 from fedjax_sim.systems import fedem, vr_fedem
 
+STUDY = Study(
+    full=Sizes(seeds=5, num_clients=100, examples=100, epochs=500),
+    smoke=Sizes(seeds=2, num_clients=20, examples=20, epochs=12),
+)
+"""The number of examples is that of each client."""
+WEIGHTS, MEANS = np.array([0.4, 0.6]), np.array([[-1.0, -0.5], [1.5, 1.0]])
+COVARIANCE = np.array([[1.0, 0.3], [0.3, 1.0]])
+SPLITS = {"iid": False, "sorted": True}
+"""Whether examples are sorted by component, so that all clients but one have a single component."""
 METRICS = ("field", "mean_field")
 LEVELS = {
     "FedEM's ‖H‖²": (2.5e-3, 3.6e-3),
@@ -59,31 +61,44 @@ def judge(found: Found) -> Verdict:
     return verdict(18, found, holds, why)
 
 
+def mixture(seed: int, sizes: Sizes, *, is_sorted: bool) -> latent.Estimation:
+    """Make the two Gaussians, with known covariance, in float64."""
+    random, num = np.random.default_rng(seed), sizes.num_clients * sizes.examples
+    component = random.choice(2, num, p=WEIGHTS)
+    component = np.sort(component) if is_sorted else component
+    y = MEANS[component] + random.multivariate_normal(np.zeros(2), COVARIANCE, num)
+    with jax.enable_x64(True):
+        model = latent.GaussianMixture(2, jnp.asarray(COVARIANCE))
+        return latent.make_estimation(model, y, even(sizes.num_clients, sizes.examples))
+
+
 JUDGES: Judges = {18: judge}
 """The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run both systems on both splits, and judge claim 18 on the first."""
-    sizes = MIXTURE.choose(arguments)
+    sizes = STUDY.choose(arguments)
+    common: dict[str, Any] = {"num_clients": sizes.num_clients, "gamma": 0.01, **PAPER}
+    hyper = fedem.paper(batch_size=sizes.examples // 5, **common)
+    batch = sizes.examples // 20
+    inner = sizes.examples // batch
+    reduced = vr_fedem.paper(batch_size=batch, inner_steps=float(inner), **common)
+    inner_steps = -(-sizes.epochs // 3) * inner  # An outer loop takes three epochs.
     curves: dict[str, xr.Dataset] = {}
     for split, is_sorted in list(SPLITS.items())[: 1 if arguments.smoke else None]:
-        problems = mixture_problems(sizes, is_sorted=is_sorted)
+        problems = [mixture(seed, sizes, is_sorted=is_sorted) for seed in range(sizes.seeds)]
         options: dict[str, Any] = {"seeds": sizes.seeds, "num_evals": 250}
-        hyper, ticks = fedem_of_fig1(sizes)
-        kept = arguments.kept(f"FedEM, {split}")
+        kept = arguments.kept(f"FedEM, {split}") | {"budget": Ticks(5 * sizes.epochs)}
         ways = {"field_rule": ["fedem", "naive"]}
-        both = curves_of(
-            fedem.system, problems, hyper, budget=Ticks(ticks), settings=ways, **options, **kept
-        )
+        both = curves_of(fedem.system, problems, hyper, settings=ways, **options, **kept)
         curves |= {
             f"FedEM, {split}": both.sel(field_rule="fedem"),
             f"naive, {split}": both.sel(field_rule="naive"),
         }
-        reduced, ticks = vr_fedem_of_fig1(sizes)
-        kept = arguments.kept(f"VR-FedEM, {split}")
+        kept = arguments.kept(f"VR-FedEM, {split}") | {"budget": Ticks(inner_steps)}
         curves[f"VR-FedEM, {split}"] = curves_of(
-            vr_fedem.system, problems, reduced, budget=Ticks(ticks), **options, **kept
+            vr_fedem.system, problems, reduced, **options, **kept
         )
     half = {
         name: {metric: mean_after(data, metric, sizes.epochs / 2) for metric in METRICS}

@@ -2,7 +2,7 @@
 
 See arXiv 2111.02083, Sec. 4 and App. F.2. The data are counts of sites x months, seen by observers
 at random servers. Synthetic ones have the structure of the paper's eBird data, which may not be
-redistributed, and a known seasonal trend of rank 2; three variants are run too.
+redistributed, and a known seasonal trend of rank 2.
 
 Two kinds of runs are made: the paper's literally (gamma = 1e-4, alpha = 1e-3, mini-batches of 10 x
 10 cells that are not divided by their share, 150 epochs), which cannot get far; and ours (gamma =
@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
-from experiments.fedem.counts import COUNTS, SPARSE, Visits, poisson, regional, synthetic
+from experiments.fedem.counts import COUNTS, Visits, synthetic
 from experiments.fedem.setup import even, figure_of
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Verdict, rule, table
+from experiments.harness import Arguments, Judges, Outcome, Verdict, rule, table
 from experiments.harness.statistics import has_nan
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import latent
@@ -41,14 +41,11 @@ WHERE = "synthetic counts of rank 2"
 SMALLER = "200 sites by 60 months, made up, in place of eBird's 9721 by 525"
 
 
-def problem_of(
-    visits: Visits, ridge: float, *, is_pooled: bool = False, start: np.ndarray | None = None
-) -> Any:
+def problem_of(visits: Visits, *, is_pooled: bool = False, start: np.ndarray | None = None) -> Any:
     """Make the estimation problem in float64, of the servers or of all cells pooled."""
     examples = visits.matrices(is_pooled=is_pooled)
-    method, iterations = ("gram", 0) if visits.family == "gaussian" else ("alternating", 10)
     with jax.enable_x64(True):
-        model = latent.MissingValues(visits.shape, RANK, visits.family, method, iterations, ridge)
+        model = latent.MissingValues(visits.shape, RANK, "gaussian", "gram", 0, 0.0)
         return latent.make_estimation(model, examples, even(len(examples.values), 1), start=start)
 
 
@@ -197,14 +194,14 @@ def filled_up(visits: Visits) -> np.ndarray:
 
 
 def run_all(
-    visits: Visits, ridge: float, rounds: int, most: int, arguments: Arguments
+    visits: Visits, rounds: int, most: int, arguments: Arguments
 ) -> tuple[dict[str, Fit], float, np.ndarray, int]:
     """Make all runs from `filled_up`.
 
     Returns:
       The fits by name, and F, matrix and number of steps of EM, which takes `most` steps at most.
     """
-    problem = problem_of(visits, ridge / visits.num_servers, start=filled_up(visits))
+    problem = problem_of(visits, start=filled_up(visits))
     fits = {}
     for name, batch in batches(visits.shape).items():
         is_paper = name == PAPERS
@@ -249,17 +246,46 @@ def judge(found: Found) -> Verdict:
     return verdict(20, found, rule({WHERE: holds if is_known else None}, SMALLER), why)
 
 
-def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
-    """Judge claim 20 on counts whose truth is known."""
+def additive(train: Visits) -> np.ndarray:
+    """Predict by site mean plus time mean minus the overall mean, found by alternating.
+
+    A site or time that was never visited has the overall mean.
+    """
+    mean = train.value.mean()
+    rows, columns = np.zeros(train.shape[0]), np.zeros(train.shape[1])
+    num_rows = np.maximum(np.bincount(train.site, minlength=len(rows)), 1)
+    num_columns = np.maximum(np.bincount(train.time, minlength=len(columns)), 1)
+    for _ in range(50):
+        rows = (
+            np.bincount(train.site, train.value - mean - columns[train.time], minlength=len(rows))
+            / num_rows
+        )
+        columns = (
+            np.bincount(train.time, train.value - mean - rows[train.site], minlength=len(columns))
+            / num_columns
+        )
+    return mean + rows[:, None] + columns[None]
+
+
+JUDGES: Judges = {20: judge}
+"""The function that judges each claim from its numbers."""
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Judge claim 20 on counts whose truth is known.
+
+    Raises:
+      ConfigError: If a file of counts is given.
+    """
+    if arguments.dataset is not None:
+        raise ConfigError("dataset", arguments.dataset, "left out: the counts are made up")
+    sizes = COUNTS.choose(arguments)
     visits = synthetic(sizes)
     assert visits.truth is not None
     most = 3000 if arguments.smoke else 20_000
-    fits, loss, limit, steps = run_all(visits, 0.0, sizes.rounds, most, arguments)
+    fits, loss, limit, steps = run_all(visits, sizes.rounds, most, arguments)
     rows, found = [], {}
-    for name, matrix in [
-        *((name, fitted.matrix) for name, fitted in fits.items()),
-        (LIMIT, limit),
-    ]:
+    for name, matrix in [*((name, fitted.matrix) for name, fitted in fits.items()), (LIMIT, limit)]:
         rmse = float(np.sqrt(np.mean((matrix - visits.truth) ** 2)))
         trend = float(np.corrcoef(matrix.sum(axis=0), visits.truth.sum(axis=0))[0, 1])
         objective = (
@@ -320,123 +346,4 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
         [judged],
         config,
         text,
-    )
-
-
-class Variant(NamedTuple):
-    """Counts of another kind."""
-
-    visits: Visits
-    ridge: float  # on pooled cells
-    rounds: int
-
-
-def variants_study(arguments: Arguments) -> tuple[str, dict[str, xr.Dataset], dict[str, Any]]:
-    """Make our run, and EM, on counts of other kinds.
-
-    Returns:
-      The text, the curves, and what was found.
-    """
-    sizes, sparse = COUNTS.choose(arguments), SPARSE.choose(arguments)
-    most = 300 if arguments.smoke else 6000
-    # Without a ridge some sites' intensities run off, and so do sites that are seen once.
-    kinds = {
-        "Poisson counts": Variant(poisson(sizes), 1.0, sizes.rounds),
-        "servers with a fifth of the sites each": Variant(regional(sizes), 0.0, sizes.rounds),
-        "sparse": Variant(synthetic(sparse), 10.0, sparse.rounds),
-    }
-    rows, curves, found = [], {}, {}
-    for name, (visits, ridge, rounds) in kinds.items():
-        truth = visits.truth
-        assert truth is not None
-        start = filled_up(visits) if visits.family == "gaussian" else None
-        problem = problem_of(visits, ridge / visits.num_servers, start=start)
-        fitted = fit(
-            problem,
-            visits,
-            rounds=rounds,
-            batch=batches(visits.shape)[OURS],
-            kept=arguments.kept(name),
-            **OUR_STEPS,
-        )
-        limit, loss, steps = fixed_point(problem, most)
-        curves[f"FedMissEM, {name}"] = fitted.curves
-        matrices = {
-            "FedMissEM": fitted.matrix,
-            "EM": limit.reshape(truth.shape),
-            "site and time means": additive(visits),
-        }
-        rmse = {
-            key: float(np.sqrt(np.mean((matrix - truth) ** 2))) for key, matrix in matrices.items()
-        }
-        trend = {
-            key: float(np.corrcoef(matrix.sum(axis=0), truth.sum(axis=0))[0, 1])
-            for key, matrix in matrices.items()
-        }
-        share = len(np.unique(visits.cells)) / truth.size
-        last = float(fitted.curves.objective.values[0, -1])
-        found[name] = {
-            "RMSE": rmse,
-            "trend": trend,
-            "F": last,
-            "EM's F": loss,
-            "EM's steps": steps,
-            "ridge": ridge,
-            "seen": share,
-        }
-        shown = [" / ".join(f"{value:.3f}" for value in each.values()) for each in (rmse, trend)]
-        rows.append(
-            [name, len(visits.value), f"{share:.1%}", f"{last:.6g} / {loss:.6g}", steps, *shown]
-        )
-    header = [
-        "",
-        "visits",
-        "cells seen",
-        "F: FedMissEM / EM",
-        "EM's steps",
-        "RMSE: FedMissEM / EM / means",
-        "trend: the same",
-    ]
-    return table(header, rows), curves, found
-
-
-def additive(train: Visits) -> np.ndarray:
-    """Predict by site mean plus time mean minus the overall mean, found by alternating.
-
-    A site or time that was never visited has the overall mean.
-    """
-    mean = train.value.mean()
-    rows, columns = np.zeros(train.shape[0]), np.zeros(train.shape[1])
-    num_rows = np.maximum(np.bincount(train.site, minlength=len(rows)), 1)
-    num_columns = np.maximum(np.bincount(train.time, minlength=len(columns)), 1)
-    for _ in range(50):
-        rows = (
-            np.bincount(train.site, train.value - mean - columns[train.time], minlength=len(rows))
-            / num_rows
-        )
-        columns = (
-            np.bincount(train.time, train.value - mean - rows[train.site], minlength=len(columns))
-            / num_columns
-        )
-    return mean + rows[:, None] + columns[None]
-
-
-JUDGES: Judges = {20: judge}
-"""The function that judges each claim from its numbers."""
-
-
-def run(arguments: Arguments) -> Outcome:
-    """Run on synthetic counts of all kinds.
-
-    Raises:
-      ConfigError: If a file of counts is given.
-    """
-    if arguments.dataset is not None:
-        raise ConfigError("dataset", arguments.dataset, "left out: the counts are made up")
-    outcome = synthetic_study(COUNTS.choose(arguments), arguments)
-    text, curves, found = variants_study(arguments)
-    return outcome._replace(
-        curves={**outcome.curves, **curves},
-        config={**outcome.config, "variants": found},
-        text=f"{outcome.text}\n\n{text}",
     )

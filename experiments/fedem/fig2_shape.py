@@ -66,9 +66,9 @@ def run(arguments: Arguments) -> Outcome:
     assert truth is not None
     seen = np.zeros(visits.shape, bool)
     seen[visits.site, visits.time] = True
-    pooled, _, steps = fig2.fixed_point(fig2.problem_of(visits, 0.0, is_pooled=True), sizes.steps)
+    pooled, _, steps = fig2.fixed_point(fig2.problem_of(visits, is_pooled=True), sizes.steps)
     start = fig2.filled_up(visits)
-    problem = fig2.problem_of(visits, 0.0, start=start)
+    problem = fig2.problem_of(visits, start=start)
     rounds = max(1, round(sizes.epochs * sizes.visits / (counts.SERVERS * 100)))
     fitted = fig2.fit(
         problem,

@@ -159,12 +159,7 @@ def judge_dithering(found: Found) -> Verdict:
     return verdict(29, found, harness.unless_unknown(holds, [share, far]), why)
 
 
-JUDGES: Judges = {
-    26: judge_corollary,
-    27: judge_evaluations,
-    28: judge_bits,
-    29: judge_dithering,
-}
+JUDGES: Judges = {26: judge_corollary, 27: judge_evaluations, 28: judge_bits, 29: judge_dithering}
 
 
 def run(arguments: Arguments) -> Outcome:

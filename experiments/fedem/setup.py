@@ -19,14 +19,12 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.fedem.formulas import moments
-from experiments.harness import Sizes, Study
 from fedjax_sim.core.types import System
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.results.plots import LABELS, look, name_beside, styled
 from fedjax_sim.server.compression import parse_compressor
-from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory.fedem import FedEMSetup
 
 BLOCKS = parse_compressor("block:norm=2:block=4")
@@ -45,87 +43,11 @@ def exact_variance(compressor: Any, vector: Any) -> Any:
 
 
 PAPER: dict[str, Any] = {"alpha": 0.01, "participation": 0.75, "compression": BLOCKS}
-WEIGHTS, MEANS = np.array([0.4, 0.6]), np.array([[-1.0, -0.5], [1.5, 1.0]])
-COVARIANCE = np.array([[1.0, 0.3], [0.3, 1.0]])
-
-
-MIXTURE = Study(
-    full=Sizes(seeds=5, num_clients=100, examples=100, epochs=500),
-    smoke=Sizes(seeds=2, num_clients=20, examples=20, epochs=12),
-)
-"""The synthetic mixture of Fig. 1, with the number of examples per client."""
-
-
-def mixture_problems(sizes: Sizes, *, is_sorted: bool) -> list[latent.Estimation]:
-    """Make the synthetic mixture of Fig. 1, one problem for each seed.
-
-    Args:
-      sizes: One of the sizes of `MIXTURE`.
-      is_sorted: Whether all clients but one have examples of a single component.
-    """
-    return [
-        synthetic(seed, num_clients=sizes.num_clients, examples=sizes.examples, is_sorted=is_sorted)
-        for seed in range(sizes.seeds)
-    ]
-
-
-def fedem_of_fig1(sizes: Sizes) -> tuple[fedem.Hyper, int]:
-    """Return the settings of FedEM in Fig. 1, and the number of rounds in `sizes.epochs` epochs."""
-    hyper = fedem.paper(
-        num_clients=sizes.num_clients, batch_size=sizes.examples // 5, gamma=0.01, **PAPER
-    )
-    return hyper, 5 * sizes.epochs
-
-
-def vr_fedem_of_fig1(sizes: Sizes) -> tuple[fedem.VRFedEM, int]:
-    """Return the settings of VR-FedEM in Fig. 1, and its number of inner steps.
-
-    They take `sizes.epochs` epochs, where one outer loop takes three.
-    """
-    batch = sizes.examples // 20
-    inner = sizes.examples // batch
-    hyper = vr_fedem.paper(
-        num_clients=sizes.num_clients,
-        batch_size=batch,
-        inner_steps=float(inner),
-        gamma=0.01,
-        **PAPER,
-    )
-    return hyper, -(-sizes.epochs // 3) * inner
-
-
-SPLITS = {"iid": False, "sorted": True}
-"""Splits of the mixture by name: whether examples are sorted by component, so that all clients
-but one have examples of a single component."""
 
 
 def even(num_clients: int, examples: int) -> Partition:
     """Give each client equally many consecutive examples."""
-    return Partition(
-        np.arange(num_clients * examples),
-        np.full(num_clients, examples),
-    )
-
-
-def synthetic(
-    seed: int, *, num_clients: int, examples: int, is_sorted: bool = False
-) -> latent.Estimation:
-    """Make two Gaussians in the plane with known covariance, in float64.
-
-    Args:
-      seed: Seed of the data.
-      num_clients: Number of clients.
-      examples: Examples per client.
-      is_sorted: Whether all clients but one have examples of a single component.
-    """
-    random = np.random.default_rng(seed)
-    component = random.choice(2, num_clients * examples, p=WEIGHTS)
-    component = np.sort(component) if is_sorted else component
-    y = MEANS[component] + random.multivariate_normal(np.zeros(2), COVARIANCE, len(component))
-    with jax.enable_x64(True):
-        return latent.make_estimation(
-            latent.GaussianMixture(2, jnp.asarray(COVARIANCE)), y, even(num_clients, examples)
-        )
+    return Partition(np.arange(num_clients * examples), np.full(num_clients, examples))
 
 
 class Toy:

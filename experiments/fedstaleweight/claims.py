@@ -88,19 +88,13 @@ CLAIMS = Claims(
             "ours",
             "eqs. (3), (8)",
             "Weights of eq. (8) divided by b instead of normalised reach equal influence.",
-            Criterion(
-                "The slow group's influence is within {close:g} of 1/3.",
-                close=0.01,
-            ),
+            Criterion("The slow group's influence is within {close:g} of 1/3.", close=0.01),
         ),
         7: Claim(
             "ours",
             "Algorithm 1",
             ("The kind of average changes the slow group's influence by less than 0.005 at b = 5."),
-            Criterion(
-                "The four averages differ by less than {spread:g}.",
-                spread=0.005,
-            ),
+            Criterion("The four averages differ by less than {spread:g}.", spread=0.005),
         ),
         8: Claim(
             "figure",
@@ -207,7 +201,7 @@ CLAIMS = Claims(
                 'tau_max,b at most ceil(tau_max,1 / b)"; here update by update.'
             ),
             Criterion(
-                "Every update's staleness lies between the division rounded down and rounded up.",
+                "Every update's staleness lies between the division rounded down and rounded up."
             ),
             kind="algebra",
             follows=(
@@ -238,9 +232,7 @@ CLAIMS = Claims(
                 "The convergence bound (10) says nothing for b >= 2: its last term alone is "
                 "above any squared gradient."
             ),
-            Criterion(
-                "The bound is vacuous for every b from 2 to 19 and staleness from 1 to 39.",
-            ),
+            Criterion("The bound is vacuous for every b from 2 to 19 and staleness from 1 to 39."),
             kind="algebra",
             follows="b and staleness are put into the last term of (10).",
             changed=(
@@ -393,7 +385,7 @@ CLAIMS = Claims(
             ),
             Criterion(
                 "On the quadratics of claim 19 the least of the step sizes at which a run diverges "
-                "is smaller without normalising than with it.",
+                "is smaller without normalising than with it."
             ),
             changed="no row -> fails: both diverge from the same step size on.",
             since="2026-11-29",
@@ -429,7 +421,7 @@ CLAIMS = Claims(
                 "Without staleness and draws of clients, and with equal weights, so that U = 0, "
                 "(10) holds on five unequal quadratics for rates that fall and rise by factors of "
                 "two within an update, the largest of them at the theorem's limit, 0.3 and 0.1 of "
-                "it. For sigma_g^2 and G it has the largest values of the run.",
+                "it. For sigma_g^2 and G it has the largest values of the run."
             ),
             kind="exact",
             changed="no row -> holds: the left side is at most .197 of the right side.",

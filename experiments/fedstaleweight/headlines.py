@@ -117,11 +117,7 @@ def judge_divergence(measured: Mapping[str, float | None]) -> Verdict:
     return verdict(25, measured, sizes["not normalised"] < sizes["normalised"], why)
 
 
-JUDGES: Judges = {
-    23: judge_indifference,
-    24: judge_synchronous,
-    25: judge_divergence,
-}
+JUDGES: Judges = {23: judge_indifference, 24: judge_synchronous, 25: judge_divergence}
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -129,10 +125,6 @@ def run(arguments: Arguments) -> Outcome:
     sizes = STUDY.choose(arguments, least_seeds=2)
     verdicts = harness.judge_all(
         JUDGES,
-        {
-            23: measure_indifference(sizes),
-            24: measure_synchronous(),
-            25: measure_divergence(sizes),
-        },
+        {23: measure_indifference(sizes), 24: measure_synchronous(), 25: measure_divergence(sizes)},
     )
     return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))

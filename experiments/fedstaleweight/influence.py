@@ -74,11 +74,7 @@ STUDY = Study(
         quadratic_ticks=8000,
     ),
     smoke=Sizes(
-        seeds=2,
-        ticks=2000,
-        buffers=(1, 5, 30, 60),
-        buffer_ticks=600,
-        quadratic_ticks=2000,
+        seeds=2, ticks=2000, buffers=(1, 5, 30, 60), buffer_ticks=600, quadratic_ticks=2000
     ),
 )
 """Seeds are lanes, at least two for standard errors."""
@@ -584,9 +580,7 @@ def judge_fixed_points(measured: Mapping[str, Mapping[str, Any]]) -> Verdict:
     return verdict(18, measured, holds, why)
 
 
-def measure_fixed_points(
-    sizes: Sizes,
-) -> tuple[dict[str, dict[str, float]], dict[str, xr.Dataset]]:
+def measure_fixed_points(sizes: Sizes) -> tuple[dict[str, dict[str, float]], dict[str, xr.Dataset]]:
     """Measure claim 18 on quadratics with optimum 0 for fast clients and 1 for slow ones.
 
     The model's mean over the second half of a run is then the slow group's influence.

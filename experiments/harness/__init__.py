@@ -31,6 +31,7 @@ from experiments.harness.statistics import LEAST_LEAD as LEAST_LEAD
 from experiments.harness.statistics import NOT_RUN as NOT_RUN
 from experiments.harness.statistics import Estimate as Estimate
 from experiments.harness.statistics import Ruling as Ruling
+from experiments.harness.statistics import ahead as ahead
 from experiments.harness.statistics import all_of as all_of
 from experiments.harness.statistics import begins as begins
 from experiments.harness.statistics import estimate as estimate

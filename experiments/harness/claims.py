@@ -190,13 +190,7 @@ class Claims(Mapping[int, Claim]):
         return len(self._claims)
 
     def verdict(
-        self,
-        number: int,
-        measured: Any,
-        ruling: Ruling | bool | None,
-        why: str,
-        *,
-        seeds: int = 0,
+        self, number: int, measured: Any, ruling: Ruling | bool | None, why: str, *, seeds: int = 0
     ) -> Verdict:
         """Give the verdict on one claim.
 

@@ -28,7 +28,7 @@ from fedjax_sim.results.records import to_json
 from fedjax_sim.results.reports import UNFINISHED, Folder, save
 
 IDENTITY = (
-    *("smoke", "seeds", "first_seed", "data_dir", "reduced", "dataset", "only", "cells"),
+    *("smoke", "seeds", "first_seed", "data_dir", "reduced", "dataset", "rate", "only", "cells"),
     "precision",
 )
 """Arguments that an unfinished run and the run that resumes it must have in common."""
@@ -59,11 +59,15 @@ def parser() -> argparse.ArgumentParser:
         "--cells",
         metavar="TEXT",
         nargs="+",
+        action="extend",
         default=[],
         help="only cells with this in their names, such as a method, to be added to the record",
     )
     run.add_argument(
         "--dataset", help="data set in place of the experiment's, such as an .npz file"
+    )
+    run.add_argument(
+        "--rate", type=float, help="learning rate in place of that of the paper's favano/fig3a"
     )
     run.add_argument(
         "--only", metavar="NAME,...", help="some panels of hierarchical/own_rates, such as fig7"
@@ -103,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
         "--keep",
         metavar="DIR",
         nargs="+",
+        action="extend",
         default=[],
         help="results folders of runs whose results are first put under experiments/PAPER/results; "
         "those of further seeds or of single cells are added to what is there",
@@ -180,11 +185,17 @@ def _run(given: argparse.Namespace) -> None:
         _show(merged, given.out, as_json=given.json)
         return
     run = registry.find(given.name)
-    if given.only is not None and not registry.has_panels(run):
-        allowed = f"left out with {given.name}, which has no panels to choose from"
-        raise ConfigError("only", given.only, allowed)
+    for option, word, lacks in (
+        ("only", "ONLY", "has no panels to choose from"),
+        ("rate", "RATES", "has one learning rate"),
+    ):
+        value = getattr(given, option)
+        if value is not None and not registry.declares(given.name, word):
+            raise ConfigError(option, value, f"left out with {given.name}, which {lacks}")
+    if given.rate is not None and not given.rate > 0:
+        raise ConfigError("rate", given.rate, "a number above 0")
     seeds, first_seed = read_seeds(given.seeds)
-    if (first_seed or given.cells) and not registry.takes_more(given.name):
+    if (first_seed or given.cells) and not registry.declares(given.name, "CELLS"):
         allowed = f"with {given.name}, whose record takes no further ones"
         if first_seed:
             raise ConfigError("seeds", given.seeds, f"a number of seeds {allowed}")
@@ -199,6 +210,7 @@ def _run(given: argparse.Namespace) -> None:
         results=given.results,
         reduced=given.reduced,
         dataset=given.dataset,
+        rate=given.rate,
         only=given.only,
         resume=given.resume,
         trust=given.trust,

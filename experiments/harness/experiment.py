@@ -60,6 +60,7 @@ class Arguments(NamedTuple):
       resume: Continue the unfinished run in the results folder, if there is one.
       checkpoints: Folder for checkpoints of sweeps, or None to keep none.
       share: The part to run of an experiment that runs in parts, or None.
+      rate: Learning rate in place of the paper's, or None.
       only: Names of the panels to run, joined by commas, or None for all.
       cells: Parts of the names of those cells that are run and added to a record; all if empty.
       trust: Whether files in `results` that carry no SHA-256 are taken as they are.
@@ -77,6 +78,7 @@ class Arguments(NamedTuple):
     resume: bool = False
     checkpoints: Path | None = None
     share: ExperimentPart | None = None
+    rate: float | None = None
     only: str | None = None
     cells: Sequence[str] = ()
     trust: bool = False

@@ -78,9 +78,5 @@ def dirichlet_problems(
     ]
     pixels = data.train_images / 255
     return problems.make_classifications(
-        network(data.num_classes),
-        data,
-        shares,
-        mean=float(pixels.mean()),
-        std=float(pixels.std()),
+        network(data.num_classes), data, shares, mean=float(pixels.mean()), std=float(pixels.std())
     )

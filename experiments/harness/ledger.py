@@ -27,13 +27,7 @@ import jax
 from experiments.harness import drawn, registry
 from experiments.harness.claims import Claim, Claims, Verdict, claims_of, verdict_table, worded
 from experiments.harness.experiment import Arguments, Outcome
-from experiments.harness.statistics import (
-    HOLDS,
-    NOT_HERE,
-    NOT_RUN_WORDS,
-    PARTLY,
-    VERDICTS,
-)
+from experiments.harness.statistics import HOLDS, NOT_HERE, NOT_RUN_WORDS, PARTLY, VERDICTS
 from fedjax_sim.core.lifecycle import read_json
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.results.reports import to_json
@@ -81,6 +75,7 @@ def command_of(name: str, arguments: Arguments) -> str:
         value = getattr(arguments, option)
         if value is not None:
             words += [f"--{option}", Path(str(value)).name]
+    words += [] if arguments.rate is None else [f"--rate={arguments.rate:g}"]
     words += ["--cells", *arguments.cells] if arguments.cells else []
     if arguments.precision != "float32":
         words += ["--precision", arguments.precision]

@@ -82,12 +82,7 @@ def write(out: Path, found: Sequence[Row], figures: Path) -> None:
 
 
 def write_page(
-    out: Path,
-    file: str,
-    found: Sequence[Row],
-    figures: Path,
-    names: Mapping[str, str],
-    title: str,
+    out: Path, file: str, found: Sequence[Row], figures: Path, names: Mapping[str, str], title: str
 ) -> None:
     """Write one page; see `write`.
 

@@ -41,6 +41,8 @@ RUNS = {
     "hierarchical-fig7": Queued("hierarchical/own_rates", ("--only=fig7",)),
     "fald-fig3_4": Queued("fald/fig3_4", is_on_cifar10=False),
     "favano-fig3a": Queued("favano/fig3a", ("--seeds=1",)),
+    "favano-fig3a-0.05": Queued("favano/fig3a", ("--seeds=1", "--rate=0.05")),
+    "favano-fig3a-0.1": Queued("favano/fig3a", ("--seeds=1", "--rate=0.1")),
     "favano-fig6": Queued("favano/fig6"),
     "favano-fig7": Queued("favano/fig7", is_on_cifar10=False),
 }
@@ -76,7 +78,13 @@ def run(given: argparse.Namespace) -> None:
             raise PartError(f"{given.minutes:g} minutes are over before {name}", lifecycle.STOPPED)
         # It ends with this process, so that the next call finds nobody at work.
         environment = {**os.environ, lifecycle.PARENT: str(os.getpid())}
-        code = subprocess.run(_words(queued, folder, left, given), env=environment).returncode
+        process = subprocess.Popen(_words(queued, folder, left, given), env=environment)
+        try:
+            code = process.wait()
+        except lifecycle.Stopped:  # The run is asked to save too.
+            process.terminate()
+            told = EXIT_CODES.get(process.wait(), "killed")
+            raise PartError(f"stopped in {name}: {told}", lifecycle.STOPPED) from None
         print(f"{name}: {EXIT_CODES.get(code, f'ended with {code}')}", flush=True)
         if code == lifecycle.STOPPED:
             raise PartError(f"{given.minutes:g} minutes are over in {name}", code)
@@ -91,7 +99,7 @@ def _words(queued: Queued, folder: Path, minutes: float, given: argparse.Namespa
     words = [sys.executable, "-m", "experiments", "run", queued.name, f"--out={folder}", "--resume"]
     words += [f"--minutes={minutes:.4f}", f"--precision={given.precision}"]
     words += [] if given.data_dir is None else [f"--data-dir={given.data_dir}"]
-    if given.smoke:
-        return [*words, "--smoke"]
+    if given.smoke:  # Without the seeds and panels of other data.
+        return [*words, "--smoke", *(each for each in queued.words if each.startswith("--rate"))]
     dataset = given.dataset or "cifar10"
     return [*words, *queued.words, *([f"--dataset={dataset}"] if queued.is_on_cifar10 else [])]

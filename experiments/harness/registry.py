@@ -18,7 +18,6 @@ PAPERS = (
     "clocks",
     "favano",
     "fald",
-    "fedavg",
     "fedem",
     "fedstaleweight",
     "hierarchical",
@@ -54,14 +53,13 @@ def find(name: str) -> Callable[[Arguments], Outcome]:
     return importlib.import_module("experiments." + name.replace("/", ".")).run
 
 
-def has_panels(run: Callable[[Arguments], Outcome]) -> bool:
-    """Tell whether single panels of an experiment can be run, as its module says by `ONLY`."""
-    return hasattr(importlib.import_module(run.__module__), "ONLY")
+def declares(name: str, word: str) -> bool:
+    """Tell whether an experiment's module has a name that says which options it takes.
 
-
-def takes_more(name: str) -> bool:
-    """Tell whether records of an experiment take more seeds, as its module says by `CELLS`."""
-    return hasattr(importlib.import_module("experiments." + name.replace("/", ".")), "CELLS")
+    These are `ONLY` for single panels, `CELLS` for further seeds and single cells of a record, and
+    `RATES` for another learning rate.
+    """
+    return hasattr(importlib.import_module("experiments." + name.replace("/", ".")), word)
 
 
 def summaries() -> dict[str, str]:

@@ -114,7 +114,7 @@ class Study(NamedTuple):
           ConfigError: If `--reduced` is given and the study has no reduced size.
         """
         if arguments.reduced and self.reduced is None:
-            raise ConfigError("reduced", True, "left out: the full size is meant for a CPU")
+            raise ConfigError("reduced", True, "left out: the study has no smaller size")
         size = self.smoke if arguments.smoke else self.reduced if arguments.reduced else self.full
         assert size is not None
         if arguments.dataset is not None and size.dataset:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.studies import tables
-from fedjax_sim.studies.statistics import Sample
+from fedjax_sim.studies.statistics import Sample, lead
 
 FAR = 4.0
 """Standard errors beyond which a difference counts as real."""
@@ -137,6 +137,19 @@ def unless_collapsed(
     If the best method has, so have all: nothing on accuracy is judged at the level of chance.
     """
     return None if any(has_collapsed(each, chance) for each in compared) else judgement
+
+
+def ahead(first: Sample, second: Sample, chance: float, least: float = LEAST_LEAD) -> bool | None:
+    """Return whether one method's accuracy is above another's, None if one has collapsed.
+
+    Args:
+      first: Accuracies in percent.
+      second: Those of the other method.
+      chance: The accuracy of chance, in percent.
+      least: The least lead in points; if it is negative, by how much the first may be behind.
+    """
+    pair = first, second
+    return unless_collapsed(lead(*pair).above(least), pair, chance)
 
 
 def spread_table(samples: Mapping[str, Sample], chance: float) -> str:

@@ -36,9 +36,7 @@ CLAIMS = Claims(
                 "t_i^u <= t_i^max = ceil(S / c_i), as an iteration takes at least c_i; at least "
                 "one iteration is done."
             ),
-            Criterion(
-                "Every group stays within its bounds in every round of every run.",
-            ),
+            Criterion("Every group stays within its bounds in every round of every run."),
             kind="algebra",
             follows="iterations of at least c_i units fill S after ceil(S / c_i) of them.",
         ),
@@ -51,7 +49,7 @@ CLAIMS = Claims(
             ),
             Criterion(
                 "In every round of every run iterations do not fall and times do not fall as S "
-                "grows.",
+                "grows."
             ),
             kind="algebra",
             follows="on the same delays a longer S contains the shorter one.",
@@ -64,8 +62,7 @@ CLAIMS = Claims(
                 "over all clients, whatever the groups."
             ),
             Criterion(
-                "Losses differ from FedAvg's by less than {same:g} of themselves.",
-                same=1e-5,
+                "Losses differ from FedAvg's by less than {same:g} of themselves.", same=1e-5
             ),
             kind="exact",
         ),
@@ -92,7 +89,7 @@ CLAIMS = Claims(
                 "same proof gives without its detour (derived)."
             ),
             Criterion(
-                "The left side is at most the bound without the detour, and that at most (20).",
+                "The left side is at most the bound without the detour, and that at most (20)."
             ),
             kind="algebra",
             follows="(20) is seven times G^2, which no squared gradient exceeds.",
@@ -108,7 +105,7 @@ CLAIMS = Claims(
             ),
             Criterion(
                 "The left side is at most the bound for both groups; the bound exceeds G^2 "
-                "over many rounds and not in one.",
+                "over many rounds and not in one."
             ),
             kind="algebra",
             follows="a bound above G^2 cannot be violated.",
@@ -169,7 +166,7 @@ CLAIMS = Claims(
             ),
             Criterion(
                 "More points are lost between looks in the first fifth of the time than in the "
-                "last, by a whole 95 % t interval.",
+                "last, by a whole 95 % t interval."
             ),
             stated="curves only: ragged early, smooth late",
         ),
@@ -414,8 +411,7 @@ CLAIMS = Claims(
                 "than any S > 0."
             ),
             Criterion(
-                "No S > 0 is ever below S = 0 by more than {slack:g} of its loss.",
-                slack=1e-5,
+                "No S > 0 is ever below S = 0 by more than {slack:g} of its loss.", slack=1e-5
             ),
             kind="exact",
         ),
@@ -450,7 +446,7 @@ CLAIMS = Claims(
             "Fig. 8",
             "Fig. 8 with the printed numbers gives identical curves for S = 0, 12 and 24.",
             Criterion(
-                "Iterations and times of all rounds are equal to the bit on the same delays.",
+                "Iterations and times of all rounds are equal to the bit on the same delays."
             ),
             kind="algebra",
             follows="no second iteration begins before S is over.",
@@ -479,9 +475,7 @@ CLAIMS = Claims(
                 "one group only; [...] having two or more groups carries an additive effect on "
                 'the deviation as seen in the second term."'
             ),
-            Criterion(
-                "With one group the second term of (18) is 0.",
-            ),
+            Criterion("With one group the second term of (18) is 0."),
             kind="algebra",
             follows="kappa is evaluated.",
             changed=(
@@ -531,7 +525,7 @@ CLAIMS = Claims(
             ),
             Criterion(
                 "In one round the left side of (19) is at most the bound, which is below G^2, "
-                "for both groups.",
+                "for both groups."
             ),
             changed="no row -> holds: the numbers were a part of claim 7.",
         ),
@@ -637,11 +631,7 @@ CLAIMS = Claims(
         ),
     },
     since="2026-11-27",
-    pictures={
-        "sample_path": (1, 2, 3),
-        "corollary": (8,),
-        "best_sync_time": (25,),
-    },
+    pictures={"sample_path": (1, 2, 3), "corollary": (8,), "best_sync_time": (25,)},
 )
 """By number."""
 

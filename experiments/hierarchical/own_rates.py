@@ -62,8 +62,7 @@ class Panel(NamedTuple):
 
 def ahead(ends: Ends, first: str, other: str, least: float = harness.LEAST_LEAD) -> bool | None:
     """Return whether one run is ahead of another at T by the least lead that counts."""
-    pair = ends[first], ends[other]
-    return harness.unless_collapsed(lead(*pair).above(least), pair, setup.CHANCE)
+    return harness.ahead(ends[first], ends[other], setup.CHANCE, least)
 
 
 def told(ends: Ends, pairs: Sequence[tuple[str, str]]) -> str:

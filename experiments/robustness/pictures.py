@@ -29,10 +29,7 @@ def pictures(
     """
     ends, shares = Ends(inputs), shares_of(inputs)
     pairs = [[(rule, attack) for attack in ends.attacks] for rule in ends.rules]
-    coords = {
-        "rule": list(ends.rules),
-        "attack": [SHORT.get(each, each) for each in ends.attacks],
-    }
+    coords = {"rule": list(ends.rules), "attack": [SHORT.get(each, each) for each in ends.attacks]}
 
     def panels(value: Any, *names: str) -> dict[str, xr.DataArray]:
         found = {}

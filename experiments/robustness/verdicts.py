@@ -125,7 +125,7 @@ def _price_of_krum(ends: Ends) -> Judged:
     for system in ends.systems:
         pair = ends.clean(system, "mean"), ends.clean(system, "Krum")
         leads[system] = lead(*pair)
-        parts[system] = harness.unless_collapsed(leads[system].above(mark.lead), pair, ends.chance)
+        parts[system] = harness.ahead(*pair, ends.chance, mark.lead)
     return {"lead of the mean": leads}, parts, f"lead of the mean over Krum: {_words(leads)}"
 
 

@@ -129,8 +129,7 @@ ON_SPEAKERS = len(OF_IMAGES)
 """What is added to the number of a claim on images for that on speakers."""
 SPOKEN = {
     number + ON_SPEAKERS: claim._replace(
-        text=f"Tiny Shakespeare by speaker: {claim.text}",
-        changed="",
+        text=f"Tiny Shakespeare by speaker: {claim.text}", changed=""
     )
     for number, claim in OF_IMAGES.items()
 }

@@ -38,9 +38,7 @@ from fedjax_sim.studies import Tuned
 from fedjax_sim.systems import fedat, fedavg, fedbuff, fedcs, oort, pisces, powerofchoice, tifl
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.live import Asked, Choosing, Live, Selector
-from fedjax_sim.timelines.live import (
-    Sizes as SlotSizes,
-)
+from fedjax_sim.timelines.live import Sizes as SlotSizes
 
 FIRST_TUNING_SEED = 1000
 """Seeds of tuning are counted from here, and those of the results from 0."""

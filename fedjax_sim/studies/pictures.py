@@ -32,7 +32,8 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, setting: str = "l
       title: The title.
       setting: The setting on the horizontal axis; of a system that does not tune it, the first one.
     """
-    along = {name: _along(each.scores, setting) for name, each in tuned.items()}
+    settings = {name: [str(d) for d in x.scores.dims if d != "seed"] for name, x in tuned.items()}
+    along = {name: setting if setting in x else x[0] for name, x in settings.items()}
     columns = min(MOST_COLUMNS, -(-len(tuned) // 2))
     rows = -(-len(tuned) // columns)
     figure = Figure(figsize=(2.9 * columns, 2.4 * rows + 0.7))
@@ -92,11 +93,6 @@ def _draw_scores(axes: Axes, tuned: Tuned, along: str) -> None:
         axes.set_xticks(places, list(map(str, labels)))
     if others:
         axes.legend(fontsize=6.5, handlelength=2.2, loc="upper left", borderaxespad=0)
-
-
-def _along(scores: xr.DataArray, setting: str) -> str:
-    """Return the dimension on the horizontal axis."""
-    return setting if setting in scores.dims else str(next(d for d in scores.dims if d != "seed"))
 
 
 def _lines_of(tuned: Tuned, along: str) -> xr.DataArray:

@@ -41,12 +41,3 @@ def test_fig7_compares_bits_on_a_file_of_images(tmp_path: Path) -> None:
     pairs = {(each["num_selected"], str(each["low_bit"])) for each in settings.values()}
     assert pairs == {(s, bits) for s in (1, 4, 10) for bits in ("None", "[3, 3, 4]")}
     assert set(claims(tmp_path / "fig7")) == {"favano-15", "favano-25"}
-
-
-@pytest.mark.slow
-def test_fedavg_on_many_clients(tmp_path: Path) -> None:
-    done = run("fedavg/cifar10", "--smoke", "--out", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "rounds a second" in done.stdout and (tmp_path / "out" / "accuracy.png").is_file()
-    done = run("fedavg/cifar10", "--smoke", "--reduced", cwd=tmp_path)
-    assert done.returncode == 2 and "reduced" in done.stderr

@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from experiments.favano import fig1, fig2, fig3a, fig5, fig6, setup, table2
+from experiments.harness import ledger
 from tests.experiments.running import claims, run, summary
 
 FEW = {
@@ -112,6 +113,14 @@ def test_figures_of_other_images_draw_from_any_folder_with_their_runs(
         found = claims(out)
         assert set(found) == {claim} and found[claim]["verdict"] == "not run"
         assert json.loads((out / "config.json").read_text())["smoke"] is True
+    words = ("--smoke", "--rate", "0.3", "--out", "rate")
+    done = run("favano/fig3a", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    entry = ledger.read_entry(tmp_path / "rate")
+    assert entry["panel"] == "lr_0.3" and entry["command"].endswith("fig3a --smoke --rate=0.3")
+    assert entry["inputs"]["reduced"].endswith("lr 0.3")
+    config = json.loads((tmp_path / "rate" / "config.json").read_text())
+    assert {each["lr"] for each in config["settings"].values()} == {0.3}
     # Another column than the one that was drawn, and another number of seeds.
     for name, arguments, word in (
         ("favano/fig3b", [], "IID"),

@@ -34,7 +34,7 @@ from fedjax_sim.core.lifecycle import Stopped
 from fedjax_sim.core.settings import ConfigError
 from tests.experiments.running import claims, run, run_process
 
-WITHOUT_CLAIMS = ("baselines", "fedavg", "reproductions")
+WITHOUT_CLAIMS = ("baselines", "reproductions")
 PAPERS = [paper for paper in registry.PAPERS if paper not in WITHOUT_CLAIMS]
 
 
@@ -132,9 +132,11 @@ def test_panels_are_refused_by_experiments_that_have_none(
         (["fald/privacy", "--seeds", "0"], "seeds is '0', but must be at least 1"),
         (["fald/privacy", "--seeds", "five"], "seeds is 'five', but must be a number, or two"),
         (["favano/table2", "--smoke", "--cells", "SGD"], "cells is 'SGD', but must be a part of"),
+        (["favano/fig6", "--rate", "0.1"], "rate is 0.1, but must be left out with favano/fig6"),
+        (["favano/fig3a", "--rate", "0"], "rate is 0.0, but must be a number above 0"),
     ],
 )
-def test_seeds_and_cells_that_do_not_fit_are_refused(
+def test_seeds_cells_and_rates_that_do_not_fit_are_refused(
     words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *words, "--out", str(tmp_path / "out")]) == 2

@@ -26,6 +26,7 @@ from experiments.harness import (
     rule,
 )
 from experiments.harness.claims import KINDS, ORIGINS, Verdict
+from experiments.harness.command import parser
 from experiments.harness.errata import ERRATA, Erratum
 from experiments.harness.statistics import (
     VERDICTS,
@@ -171,6 +172,8 @@ def test_kept_results_come_from_runs_that_are_evidence(
     assert json.loads(ledger.file_of(ledger.name_of(panel)).read_text()) == panel
     assert (tmp_path / ledger.picture_of(ledger.name_of(panel), "a.png")).exists()
     (tmp_path / "run" / ledger.FILE).write_bytes(seal_json({**entry, "size": "smoke"}))
+    found = parser().parse_args(["report", "--keep", "A", "B", "--keep", "C"]).keep
+    assert found == ["A", "B", "C"]
     for folder, word in ((tmp_path / "run", "smoke"), (tmp_path / "none", "finished run")):
         assert main(["report", "--keep", str(folder)]) == 2
         assert word in capsys.readouterr().err

@@ -1,7 +1,11 @@
 """Experiments in parts: the parts meet in a folder, in as many rounds as the experiment needs."""
 
 import json
+import os
 import pickle
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -258,13 +262,40 @@ def test_the_queue_goes_on_where_it_was(
     monkeypatch.setattr(queue, "RUNS", runs)
     out = str(tmp_path)
     assert main(["queue", "--smoke", "--minutes", "1e-9", "--out", out]) == lifecycle.STOPPED
-    assert main(["queue", "--smoke", "--minutes", "2", "--out", out]) == lifecycle.FAULT
+    assert main(["queue", "--smoke", "--minutes", "30", "--out", out]) == lifecycle.FAULT
     assert "b failed" in capsys.readouterr().err
     assert all((tmp_path / name / "claims.json").exists() for name in "ac")
     before = (tmp_path / "a" / "claims.json").stat().st_mtime_ns
-    assert main(["queue", "--smoke", "--minutes", "2", "--out", out]) == lifecycle.FAULT
+    assert main(["queue", "--smoke", "--minutes", "30", "--out", out]) == lifecycle.FAULT
     assert "a is at an end" in capsys.readouterr().out
     assert (tmp_path / "a" / "claims.json").stat().st_mtime_ns == before
+
+
+SAVES = """
+import pathlib, signal, sys, time
+state = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (state.write_text("saved"), sys.exit(75)))
+state.touch()
+time.sleep(60)
+"""
+"""A run that saves when it is asked to stop."""
+
+
+def test_a_queue_that_is_stopped_lets_its_run_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    monkeypatch.setattr(queue, "_words", lambda *_: [sys.executable, "-c", SAVES, str(state)])
+
+    def stop() -> None:
+        while not state.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert main(["queue", "--out", str(tmp_path / "out")]) == lifecycle.STOPPED
+    assert state.read_text() == "saved"
+    assert "stopped in fedstaleweight-fig2: stopped by SIGTERM" in capsys.readouterr().err
 
 
 def test_the_queue_names_experiments() -> None:

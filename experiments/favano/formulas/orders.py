@@ -39,12 +39,7 @@ def favano_orders(setup: FavanoSetup) -> Orders:
     Returns:
         The coefficients of the row.
     """
-    n, s, K, squared = (
-        setup.num_clients,
-        setup.num_contacted,
-        setup.max_steps,
-        setup.max_steps**2,
-    )
+    n, s, K, squared = (setup.num_clients, setup.num_contacted, setup.max_steps, setup.max_steps**2)
     sigma2, G2, a, b = (
         setup.gradient_variance,
         setup.dissimilarity,

@@ -128,11 +128,7 @@ def deviation_bound(
 
 @checked
 def deviation_bound_sharp(
-    iterations: npt.ArrayLike,
-    *,
-    lr: AtLeast0,
-    gradient_square: float,
-    group_weight: npt.ArrayLike,
+    iterations: npt.ArrayLike, *, lr: AtLeast0, gradient_square: float, group_weight: npt.ArrayLike
 ) -> Numbers:
     """Bound the same as `deviation_bound` by (alpha G (t_i + 1 - 2 w_i))^2. Derived.
 
@@ -231,13 +227,7 @@ def global_bound(
     t = np.asarray(iterations, np.float64)
     previous = np.vstack([np.zeros_like(t[:1]), t[:-1]])
     return bound_of_means(
-        np.mean(previous**2, axis=0),
-        _drift(t),
-        len(t),
-        lr,
-        constants,
-        group_size,
-        descent,
+        np.mean(previous**2, axis=0), _drift(t), len(t), lr, constants, group_size, descent
     )
 
 
