@@ -296,7 +296,7 @@ def _iterations(
     lost_shares = loss_shares(hyper)
 
     def training(own: EdgeTraining, key: Key, event: Event, *group: Array) -> Training:
-        (offset, clients, weight), of_lane = group, lane_key(key)
+        offset, clients, weight = group
         train_clients = gradient_steps.local_training(problem, own, within)
         steps = jnp.broadcast_to(jnp.int32(hyper.client_steps), clients.shape)
 
@@ -313,16 +313,16 @@ def _iterations(
             )
             # The members' local steps from the group's model, and what the local
             # server decodes of them.
-            reached, _ = train_clients(of_lane, of_clients, start=edge)
+            reached, _ = train_clients(key, of_clients, start=edge)
             from_edge = batching.replicate(edge, clients.shape[0])
-            of_group = jax.random.fold_in(lane_stream(of_lane, "members"), clients[0])
+            of_group = jax.random.fold_in(lane_stream(key, "members"), clients[0])
             rule_key = jax.random.fold_in(of_group, offset + iteration)
             is_there = jnp.where(weight > 0, clients, types.EMPTY)
             members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
             draws, seen = lane_stream(rule_key, "attack"), (from_edge, reached)
             reached, _ = wire.attack.client(key, members, (), *seen, draws=draws)
             sent, estimates = wire.code.decode(
-                lane_stream(of_lane, "members"), of_clients, known, from_edge, reached, turns=turns
+                lane_stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )
             # Their mean, over those heard; if nobody is heard the group keeps its model. Both sides
             # know of a message that is lost or not finite, and keep their estimate.
@@ -330,7 +330,7 @@ def _iterations(
             if wire.code.has_estimates:
                 is_kept = wire.senders.finite_clients(members, estimates) == types.EMPTY
             if lost_shares is not None:
-                is_lost = draw_losses(lane_stream(of_lane, "members"), lost_shares, clients, turns)
+                is_lost = draw_losses(lane_stream(key, "members"), lost_shares, clients, turns)
                 heard, is_kept = jnp.where(is_lost, 0, weight), is_kept | is_lost
                 total = heard.sum()
                 members = members.within(
@@ -362,7 +362,8 @@ def group_gradient(
       draw: As in `present_clients`.
     """
     mini_batches.check_plain(problem)
-    clients, weight = present_clients(problem, hyper, key, group, draw)
+    of_lane = lane_key(key)  # A loop would carry the tick's key too.
+    clients, weight = present_clients(problem, hyper, of_lane, group, draw)
     at_once = min(hyper.work.clients_at_once, clients.shape[0])
     padding = -clients.shape[0] % at_once
     clients = jnp.concatenate([clients, jnp.repeat(clients[:1], padding)]).reshape(-1, at_once)
@@ -370,7 +371,7 @@ def group_gradient(
 
     def loss(model: Params, q: Array, clients: Array, weight: Array) -> Array:
         def of_client(client: Array) -> Array:
-            return mini_batches.batch_loss(problem, hyper, key, client, offset)(model, q)
+            return mini_batches.batch_loss(problem, hyper, of_lane, client, offset)(model, q)
 
         losses = jax.vmap(of_client)(clients)
         return jnp.sum(weight.astype(losses.dtype) * losses)
