@@ -144,7 +144,8 @@ class ReportMessages(Messages):
         The arguments are those of `Messages.check`.
         """
         rule = hyper.aggregator.chosen
-        rule.check_ticks(hyper, "aggregator", timeline, has_weights=self.has_weights)
+        if rule != Mean():  # It takes any messages.
+            rule.check_ticks(hyper, "aggregator", timeline, has_weights=self.has_weights)
 
 
 def _noises_of(hyper: Settings) -> tuple[OfNoise, OfNoise]:

@@ -8,6 +8,7 @@ each call, and the number of what it was traced to is a static argument of the c
 
 import contextlib
 import dataclasses
+import fnmatch
 import functools
 import gc
 import hashlib
@@ -34,7 +35,8 @@ from fedjax_sim.core import lifecycle, trees
 _INSTALLED = (
     *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
     # Those of the user, of the system, and of other environments are not among these.
-    *(folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")),
+    *fnmatch.filter(sys.path, "*/site-packages"),
+    *fnmatch.filter(sys.path, "*/dist-packages"),
 )
 FIXED = tuple(map("{}/".format, (Path(__file__).parents[2], *_INSTALLED)))
 """Folders of this package and of installed ones, in which nobody edits code while it runs."""
