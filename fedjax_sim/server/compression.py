@@ -16,7 +16,7 @@ Lemmas, sections and appendices without a source are those of Dieuleveut et al.
 """
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import chex
 import jax
@@ -649,7 +649,7 @@ def parse_compressor(text: str) -> Compressor:
     return settings.parse_kind("compression", COMPRESSORS, text, last="compression")
 
 
-def compressed(meaning: str) -> Compressor:
+def compressed(meaning: str) -> Any:
     """Declare a setting that is a compressor, by default the identity. meaning: Its use."""
     declared: Compressor = setting(Identity(), meaning, allowed=COMPRESSORS, parse=parse_compressor)
     return declared
