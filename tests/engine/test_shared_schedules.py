@@ -276,7 +276,7 @@ def test_settings_that_only_learning_reads_share_the_program_that_draws(
 ) -> None:
     """Other trees of settings, of other numbers of numbers; a timeline's own are other programs."""
     monkeypatch.setattr(drawing, "_programs", deque())
-    drawing._facts_of.cache_clear()  # All are traced now, and none before JAX's caches were cleared.
+    drawing._facts_of.cache_clear()  # All are traced between two clearings of JAX's caches.
     fedbuff = SYSTEMS["fedbuff"]
 
     def drawn(**changes: Any) -> Any:
