@@ -734,7 +734,7 @@ CLAIMS = Claims(
                 lead=LEAST_LEAD,
                 bits=0.5,
             ),
-            changed="no row -> holds: QuAFL is 27 and 34 points behind, with its lattice 31 and 32.",
+            changed="no row -> holds: QuAFL is 27 and 34 points behind, with its lattice 31, 32.",
             since="2026-11-30",
         ),
     },
