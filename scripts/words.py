@@ -14,6 +14,7 @@ may only become smaller.
 
 import argparse
 import ast
+import functools
 import io
 import re
 import sys
@@ -35,19 +36,31 @@ def phrases_in(page: str) -> list[str]:
     return re.findall(r"\*\*(.+?)\*\*", section)
 
 
+@functools.lru_cache(maxsize=1)
+def nodes_of(source: str) -> list[ast.AST]:
+    """List the nodes of a Python file."""
+    return [*ast.walk(ast.parse(source))]
+
+
+@functools.lru_cache(maxsize=1)
+def comments_of(source: str) -> list[tokenize.TokenInfo]:
+    """List the comments of a Python file."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return [token for token in tokens if token.type == tokenize.COMMENT]
+
+
 def prose_of(source: str) -> Iterator[tuple[int, str]]:
     """Yield the docstrings of a Python file and its blocks of comments, with their first lines."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if structure.is_docstring(node):
             yield node.lineno, node.value.value
     block: list[str] = []
     begin = 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            if token.start[0] != begin + len(block):
-                yield begin, "\n".join(block)
-                begin, block = token.start[0], []
-            block.append(token.string.lstrip("# "))
+    for token in comments_of(source):
+        if token.start[0] != begin + len(block):
+            yield begin, "\n".join(block)
+            begin, block = token.start[0], []
+        block.append(token.string.lstrip("# "))
     yield begin, "\n".join(block)
 
 
@@ -61,7 +74,7 @@ def find_phrases(text: str, phrases: Iterable[str]) -> Iterator[tuple[int, str]]
 
 def unplain_lines(source: str) -> Iterator[tuple[int, str]]:
     """Yield the first lines of docstrings that have an unplain word, with their numbers."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if structure.is_docstring(node):
             first = node.value.value.strip().split("\n")[0]
             if structure.UNPLAIN.search(first):
@@ -71,12 +84,8 @@ def unplain_lines(source: str) -> Iterator[tuple[int, str]]:
 def bare_bodies(source: str) -> Iterator[tuple[int, str]]:
     """Yield the functions whose long bodies have too few lines of comments, with their lines."""
     code = structure.code_lines(source)
-    comments = {
-        token.start[0]
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    for node in ast.walk(ast.parse(source)):
+    comments = {token.start[0] for token in comments_of(source)}
+    for node in nodes_of(source):
         if isinstance(node, structure.Function):
             size = len(set().union(*map(structure.lines_of, node.body)) & code)
             known = len(structure.lines_of(node) & comments)

@@ -42,7 +42,7 @@ def main() -> None:
                     seeds=[1000, 1001],
                     widenings=0,
                     halving=studies.Halving() if how == "halving" else None,
-                    budget=fedjax_sim.Time(3000),
+                    budget=fedjax_sim.Time(12_000),
                     num_evals=25,
                     watch=fedjax_sim.Watch(progress=False),
                 )

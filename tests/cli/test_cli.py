@@ -205,6 +205,7 @@ def test_tables_fit_the_terminal(monkeypatch, capsys):
     assert capsys.readouterr().out.count("0.123 +- 0.456") == 27
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("words", [["--version"], ["list"]])
 def test_a_reader_that_stops_early_ends_it_in_silence(words, environment):
     read, write = os.pipe()
@@ -620,6 +621,7 @@ def test_points_that_differ_in_their_last_digits_have_labels_of_their_own():
     assert labels == ["favano server_wait=1000000.0", "favano server_wait=1000001.0"]
 
 
+@pytest.mark.slow
 def test_rates_fall_over_the_planned_ticks_and_local_steps_are_measured(call, call_anew, tmp_path):
     """In a new process and in this one, with the same bits."""
     words = [*QUICK, "--measures", "gradient_norm,drift", "--set", "lr_schedule=cosine:final=0.01"]

@@ -25,6 +25,7 @@ WORDS += " num_clients=3 --set local_steps=2 --set batch_size=8 --set step_size=
 WORDS += " --set temperature=1,4"
 
 
+@pytest.mark.slow
 def test_failed_lanes_are_left_out_of_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     """A nan of one seed would be in the means of its setting; a setting may have no other seed."""
     found: dict[str, Any] = {}

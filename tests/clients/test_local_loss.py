@@ -111,6 +111,7 @@ def event_of(clients: Any, steps: Any) -> Event:
 CLIENTS, STEPS = [3, -1, 0, 4], [5, 0, 1, 3]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("plan", "facts"),
     [
@@ -156,6 +157,7 @@ def simulate(system: Any, problem: Any, layout: Layout | None = None, **settings
     )
 
 
+@pytest.mark.slow
 def test_aux_on_devices_and_rows() -> None:
     """Slots over two devices, lanes at once and packed rows learn what slots in turn do."""
     settings = {"buffer_size": 3, "concurrency": 4}
@@ -165,6 +167,7 @@ def test_aux_on_devices_and_rows() -> None:
         np.testing.assert_allclose(found.models, alone.models, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("system", [fedavg.system, fedbuff.system], ids=lambda each: each.name)
 def test_energy_is_that_of_steps_and_models_with_an_aux(system: Any) -> None:
     """The aux stays with its client and takes none; a budget ends the run at the right tick."""
@@ -276,6 +279,7 @@ def _pulled(
     return w
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("system", [fedavg, fedbuff, ditto, scaffold], ids=lambda s: s.system.name)
 def test_measures_are_curves_and_change_no_bits(system: Any) -> None:
     """They are means over the steps since the last evaluation, of all clients and of each."""
@@ -331,6 +335,7 @@ def test_measures_of_a_known_run() -> None:
     np.testing.assert_allclose(run.curves.drift[1], np.mean(drifts), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_measures_over_chunks_and_lanes() -> None:
     """Stretches of ticks add up, in one lane and in lanes that are batched."""
     system = with_measures(fedavg.system, {"drift": drift})

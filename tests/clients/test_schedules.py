@@ -143,6 +143,7 @@ def test_a_sweep_over_the_numbers_is_one_program_and_equals_an_own_loop(
         assert_equal(run.samples[lane], models_by_hand(run.timelines[lane], rate))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("system", [fedbuff, fedavg], ids=lambda s: s.__name__)
 def test_a_schedule_over_a_planned_run_takes_each_lanes_ticks(system: Any) -> None:
     """In a budget of time lanes have different numbers of ticks; live clocks refuse."""
@@ -165,6 +166,7 @@ def test_a_schedule_over_a_planned_run_takes_each_lanes_ticks(system: Any) -> No
 HALVING = Step(decay=0.5, every=2.0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_fedbuff_by_every_clock(clock: str) -> None:
     """Stale work follows the version that it started from, and clients are of two speeds."""
@@ -272,6 +274,7 @@ def test_proximal_strength_by_round_and_momentum_that_is_kept() -> None:
             np.testing.assert_allclose(run.samples[0][-1], server, rtol=0, atol=1e-10)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("client_steps", [1, 2])
 def test_groups_have_rates_of_their_own(client_steps: int) -> None:
     """Remark 3 of Ali and Arafa: eta_i in proportion to 1 / t_i, and a table of the groups."""

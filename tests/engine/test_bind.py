@@ -541,6 +541,7 @@ def test_steps_are_no_more_than_was_said(bound: Bound) -> None:
     assert np.isnan(many).all()
 
 
+@pytest.mark.slow
 def test_steps_that_a_system_changes_have_a_most_in_reverse_mode(
     regression: Callable, small: Callable
 ) -> None:

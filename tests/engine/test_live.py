@@ -96,6 +96,7 @@ def same_curves(found: fedjax_sim.Run, expected: fedjax_sim.Run) -> None:
         jax.tree.map(np.testing.assert_array_equal, tuple(ours), tuple(theirs))
 
 
+@pytest.mark.slow
 def test_64_lanes_end_when_their_time_is_over(sweep: Callable) -> None:
     """Each in its own tick, as if alone; the one that begins before the end is completed."""
     run = sweep(settings={"lr": RATES}, seeds=8, keep=Keep(models=True))
@@ -160,6 +161,7 @@ def live_fedbuff() -> System:
     return LIVE["fedbuff"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("system", "ended", "words"),
     [

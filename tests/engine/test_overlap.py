@@ -87,6 +87,7 @@ def test_a_chunk_is_sent_before_the_one_before_is_fetched(
     np.testing.assert_array_equal(watched.models, ahead.models)
 
 
+@pytest.mark.slow
 def test_lanes_that_may_all_have_ended_run_in_order(
     run: Callable[..., Run], trace: list[str]
 ) -> None:

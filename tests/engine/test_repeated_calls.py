@@ -313,6 +313,7 @@ def by_bound(number: jax.Array) -> jax.Array:
     return BY.scaled(number)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("function", "first", "edit"),
     [
@@ -369,6 +370,7 @@ def paced_clock(problem: Any, settings: Any) -> Any:
     return clock._replace(next=following)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("system", "settings"),
     [

@@ -88,6 +88,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     return made
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "devices"), [(name, devices) for name in SETTINGS for devices in (1, 8)]
 )
@@ -125,6 +126,7 @@ def mixtures(tmp_path: Path) -> tuple[Any, Any, Any, Callable[..., Any]]:
     return sample, data, files, lambda data: latent.WithSample.of(sample, data, split)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("devices", [1, 8])
 def test_fedem_in_windows_has_the_bits_of_memory(devices: int, tmp_path: Path) -> None:
     _, data, files, made = mixtures(tmp_path)

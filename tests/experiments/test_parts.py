@@ -258,13 +258,12 @@ def test_the_queue_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run that is at an end is not repeated, and one that fails does not hold up the others."""
-    runs = {"a": Queued("fald/privacy"), "b": Queued("fald/nothing"), "c": Queued("fald/privacy")}
+    runs = {"b": Queued("fald/nothing"), "a": Queued("fald/privacy")}
     monkeypatch.setattr(queue, "RUNS", runs)
     out = str(tmp_path)
     assert main(["queue", "--smoke", "--minutes", "1e-9", "--out", out]) == lifecycle.STOPPED
     assert main(["queue", "--smoke", "--minutes", "30", "--out", out]) == lifecycle.FAULT
     assert "b failed" in capsys.readouterr().err
-    assert all((tmp_path / name / "claims.json").exists() for name in "ac")
     before = (tmp_path / "a" / "claims.json").stat().st_mtime_ns
     assert main(["queue", "--smoke", "--minutes", "30", "--out", out]) == lifecycle.FAULT
     assert "a is at an end" in capsys.readouterr().out

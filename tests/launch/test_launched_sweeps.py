@@ -131,6 +131,7 @@ def test_a_resumed_sweep_keeps_its_parts(small: Callable, tmp_path: Path) -> Non
     assert_equal_runs(wider, fedjax_sim.sweep(FAVANO, problem, **what | {"seeds": 4}))
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_notices_what_has_changed(
     study: Callable[..., fedjax_sim.Run], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,7 @@ def test_diana_without_compression_is_fedavg_with_one_step(problem: Any) -> None
     np.testing.assert_allclose(ours, averaged, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_vr_diana_on_whole_batches_is_diana_with_exact_gradients(whole_problem: Any) -> None:
     """60 examples are all of a client's, equally often, and the noise cancels."""
     common = {**SETTINGS, "batch_size": 60}

@@ -173,6 +173,7 @@ def unlike(are_unlike: bool) -> dict[str, Any]:
     return {"participation": 1.0, "participation_schedule": schedule} if are_unlike else {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("are_unlike", [False, True], ids=["p", "p_i"])
 def test_fedem(
     problem: Any,
@@ -204,6 +205,7 @@ def test_fedem(
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("are_unlike", [False, True], ids=["p", "p_i"])
 @pytest.mark.parametrize("offline", ["compute", pytest.param("freeze", marks=pytest.mark.slow)])
 def test_vr_fedem(
@@ -257,6 +259,7 @@ def messages_of(run: fedjax_sim.Run) -> list[list[fedem_loop.Message]]:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedem", "vr_fedem", "async_fedem"])
 def test_fedem_on_clocks(
     problem: Any,

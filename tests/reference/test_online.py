@@ -109,6 +109,7 @@ def test_fedem_on_a_stream() -> None:
     assert len(set(places)) == len(places), "an example came twice"
 
 
+@pytest.mark.slow
 def test_the_limit_is_that_of_the_law_and_not_of_the_sample() -> None:
     with jax.enable_x64(True):
         problem = online()

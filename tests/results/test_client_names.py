@@ -43,6 +43,7 @@ def problem_of(clients: list[Any]) -> Any:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", NAMES)
 def test_names_of_clients_stay_with_their_results(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,6 +86,7 @@ def test_names_of_clients_stay_with_their_results(
     check(run(checkpoints=again))
 
 
+@pytest.mark.slow
 def test_a_table_of_clients_is_read_back_by_names(tmp_path: Path) -> None:
     """Rows of the loaded table belong to the clients that they belonged to."""
     problem = problem_of(NAMES["texts"])

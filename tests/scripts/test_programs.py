@@ -77,6 +77,7 @@ def skip_without_compilers() -> None:
         pytest.skip(f"needs {' and '.join(missing)}: pip install -e .[aot]")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("given", "kept"), [(None, "2"), ("1", "2"), ("0", "0"), ("3", "3")])
 def test_the_level_of_messages_is_what_was_asked_for(given: str | None, kept: str) -> None:
     """JAX sets level 1 if there is none, whether it is imported before or after."""

@@ -384,6 +384,7 @@ def bind_rounds(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
     return Algorithm(lambda key: State(problem.init(key)), step, lambda state: state.server)
 
 
+@pytest.mark.slow
 def test_in_a_sweep() -> None:
     """Clients move by q (c_i - x), forgers by -q times that, from a tick on."""
     system = cohort_system("attacked", Hyper, bind_rounds, "rounds with an adversary")
@@ -549,6 +550,7 @@ def test_equal_messages_do_not_end_the_learning() -> None:
     assert np.abs(second - first).max() > 0.01
 
 
+@pytest.mark.slow
 def test_mimics_learn_from_honest_and_finite_messages_only() -> None:
     """Not from attackers that are not at work yet, and nothing from a tick without honest ones."""
     centres = np.array([[9.0, 9.0], [0.0, 0.1], [0.1, 0.0], [1.0, 0.0], [-1.0, 0.0]], "float32")

@@ -64,6 +64,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compression.COMPRESSORS, "signless", Signless)
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff", "fedasync", "scaffold", "hierarchical"])
 def test_stages_of_ones_own_do_what_they_say(name: str) -> None:

@@ -116,6 +116,7 @@ class Used(NamedTuple):
         return params[(jnp.cumsum(self.counts) - self.counts)[client] + examples].mean()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_root_data_are_shuffled_in_each_tick(steps: int) -> None:
     """Two of four examples in each of two steps: in every tick each is used once."""
@@ -139,6 +140,7 @@ def test_root_data_are_shuffled_in_each_tick(steps: int) -> None:
     assert len(np.unique(each, axis=0)) > 2 or steps == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "way", slow_but(["packed", "differentiable"], ["slots", "packed", "differentiable", "others"])
 )
@@ -221,6 +223,7 @@ def test_resumed_lanes_have_the_same_root_data(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.models, whole.models)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "name",
     [

@@ -207,6 +207,7 @@ def attacked() -> Any:
     return settings_of("fedbuff", attack=SignFlip(scale=2.0), malicious=0.2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("field", "place"),
     [
@@ -282,6 +283,7 @@ def trusted(x: np.ndarray, own: np.ndarray) -> np.ndarray:
     return trust @ units / trust.sum() * np.linalg.norm(own)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff", "favano", "quafl"])
 def test_event_loop(name: str) -> None:
     """The server moves by each rule's centre of progress, malicious progress reversed."""
@@ -312,6 +314,7 @@ def test_fednova_gives_the_rule_scaled_messages() -> None:
     np.testing.assert_allclose(models_of(found)[0], np.median(moved, axis=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_groups_have_rules_inside_and_between() -> None:
     """With 2 groups of 7 and one iteration: the mean of the groups' medians."""
     hyper = settings_of("hierarchical", aggregator=Median(), attack=SignFlip(), malicious=0.2)
@@ -394,6 +397,7 @@ def test_an_honest_choice_is_honest() -> None:
     assert np.abs(models_of(forged) - models_of(plain)).max() > 0.01
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedavg"])
 def test_nobody_remembers_what_is_not_finite(name: str) -> None:
     """After an attack of one tick, the attackers are heard again."""
@@ -419,6 +423,7 @@ def test_ticks_without_weight_move_nothing() -> None:
     assert (np.abs(np.diff(losses)) > 0).tolist() == [False, True] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local_privacy", "privacy"])
 def test_noise_in_half_precision_is_gaussian(kind: str) -> None:
     """It is drawn and added in 32 bits: the largest of 40,000 numbers is beyond 3.5 deviations."""
@@ -438,6 +443,7 @@ def test_noise_in_half_precision_is_gaussian(kind: str) -> None:
 # --- refused ---
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
@@ -492,6 +498,7 @@ def test_rules_that_share_a_program_are_checked_one_by_one() -> None:
         run("fedavg", settings={"aggregator": rules})
 
 
+@pytest.mark.slow
 def test_batched_lanes_are_told_what_they_cost(capsys: pytest.CaptureFixture) -> None:
     """By default lanes run one after another on a CPU, and each executes the rule it has."""
     rules = {"aggregator": rules_of_one_program([Median(), Mean()])}
@@ -544,6 +551,7 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize("way", FORGETFUL)
 def test_a_step_that_forgets_a_stage_is_refused(way: str, name: str) -> None:

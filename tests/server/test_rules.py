@@ -255,6 +255,7 @@ def samples(fewest: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
             yield kind, vectors, np.sort(random.permutation(S)[:n])
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("text", TEXTS)
 def test_it_is_what_numpy_finds(text: str) -> None:
     rule, random = parse_rule(text), np.random.default_rng(1)
@@ -296,6 +297,7 @@ def test_medians_are_the_same_by_sorting() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "text",
     slow_but(
@@ -417,6 +419,7 @@ ONE_OF_A_KIND = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("text", slow_but(ONE_OF_A_KIND, TEXTS))
 def test_lanes_blocks_other_machines_and_narrow_types(
     text: str, monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,7 @@ def test_a_system_learns_by_it(system: fedjax_sim.System) -> None:
 RULES = [Mean(), SecureSum(width=30, step=1e-7), SecureSum(width=6, step=0.1)]
 
 
+@pytest.mark.slow
 def test_bits_within_groups_and_between() -> None:
     model = jax.ShapeDtypeStruct((DIM,), "float32")
     hyper = hierarchical.Hyper(aggregator=SecureSum(width=10), edge_aggregator=SecureSum(width=7))

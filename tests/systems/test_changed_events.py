@@ -95,6 +95,7 @@ def scheduled(system: System, replayed: Callable) -> tuple[Any, Any]:
     return replayed(Plan(rows=3, slots_at_once=4), facts, is_changed=False)
 
 
+@pytest.mark.few(8)
 @pytest.mark.of_each_kind(6, but=("personal", "adapted"))
 @pytest.mark.parametrize("name", PLANS)
 def test_an_event_changed_in_the_step_is_the_same_event_in_the_schedule(

@@ -138,6 +138,7 @@ def assert_close(found: Any, expected: Any, **tolerance: float) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected)
 
 
+@pytest.mark.few(6)
 @pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_agree(system: System, grid: Grid, kind: Kind, swept: Callable, name: str) -> None:

@@ -90,6 +90,7 @@ def on_live_clock(name: str) -> fedjax_sim.System:
     return live.with_clock(SYSTEMS[name], live.Live(lambda hyper: sizes, clock), name="live")
 
 
+@pytest.mark.slow
 def test_fedem_on_a_live_clock_is_fedem_on_the_schedule_that_it_made(toy: Any) -> None:
     system = on_live_clock("fedem")
     hyper = system.Hyper(

@@ -66,6 +66,7 @@ def test_means_are_those_of_an_event_loop() -> None:
         assert np.all(error < 0.05 * np.asarray(exact))
 
 
+@pytest.mark.slow
 def test_means_are_those_of_the_clock() -> None:
     """The package's exact clock has the same delays and throughput within four standard errors."""
     hyper = timelines.ClientQueues(

@@ -159,6 +159,7 @@ def test_result_is_used_and_saved_in_one_line(tmp_path: Path) -> None:
     assert drawn.std(axis=0) == pytest.approx(fitted.error[0], rel=0.3)
 
 
+@pytest.mark.slow
 def test_bands_have_the_time_to_a_level() -> None:
     """An interval from a log has the true clients' time, but not that of clients half as fast."""
     law, rates = "runtime_lognormal", 0.1 * np.arange(1, 5)

@@ -56,6 +56,7 @@ def runs(name: str, law: Any) -> fedjax_sim.Run:
     return fedjax_sim.simulate(fedjax_sim.SYSTEMS[name], PROBLEM, hyper, budget=budget)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_clock_draws_by_it(name: str) -> None:
     """With the shape 1 schedules are those of exponential times, with another one they are not."""

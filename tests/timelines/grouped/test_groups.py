@@ -258,6 +258,7 @@ def test_rounds_for_one_of_the_baseline(table: dict, row: tuple[str, float]) -> 
     assert abs(ratio - RELATIVE_ROUNDS[row]) < 5 * error + rounding
 
 
+@pytest.mark.slow
 def test_there_is_an_iteration_in_every_round_and_never_more_than_shifts_allow(table: dict) -> None:
     for (name, sync_time), (work, _, _) in table.items():
         most = np.maximum(1, np.ceil(sync_time / np.asarray(LAWS[name][3]) - 1e-9))

@@ -77,6 +77,7 @@ def test_a_choice_that_is_no_choice(simulate: Callable) -> None:
         simulate(system)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("time_of", ["step", "update"])
 def test_more_steps_than_were_announced(
     time_of: str, simulate: Callable, capsys: pytest.CaptureFixture[str]
@@ -91,6 +92,7 @@ def test_more_steps_than_were_announced(
     assert time_of == "update" or right.curves.time[-1] == pytest.approx(6 * 9, rel=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("deadline", [np.nan, -5.0, 0.0])
 @pytest.mark.parametrize("server_interact", [0.0, 9.0])
 def test_deadlines_with_which_nothing_happens(
@@ -133,6 +135,7 @@ def test_times_that_are_exactly_those_of_deadlines_and_budgets(
     np.testing.assert_allclose(run.curves.time[-1], 10 * length, rtol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("drop_rate", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 @pytest.mark.parametrize("chosen", ["own", "idle", "busy", "nobody"])
 def test_a_client_has_one_task_at_a_time(

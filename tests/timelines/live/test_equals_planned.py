@@ -51,6 +51,7 @@ def settings_of(case: str, small: Callable) -> Any:
     return small(SYSTEMS[name], **(own | law | changes))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", slow_but([list(CASES)[i] for i in (1, 3, 4)], CASES))
 def test_schedules_and_models_are_equal(
     case: str, live: dict[str, System], regression: Callable, small: Callable
@@ -116,6 +117,7 @@ def test_a_schedule_taken_live_has_the_same_bits(
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedbuff", "async_hierarchical"])
 def test_the_schedule_of_a_live_run_taken_as_planned_has_the_same_bits(
     name: str, live: dict[str, System], regression: Callable, small: Callable

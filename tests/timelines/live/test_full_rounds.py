@@ -23,6 +23,7 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["oort", "tifl"])
 @pytest.mark.parametrize("case", slow_but(["nobody is missing", "losses"], CASES))
 def test_full_rounds(case: str, name: str, regression: Callable, small: Callable) -> None:

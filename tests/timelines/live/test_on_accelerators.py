@@ -55,6 +55,7 @@ def run(system: System, problem: Any, hyper: Any) -> Any:
         return np.asarray(state.now.to_float64()), infos, bound.model(state)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", slow_but(["fedbuff", "oort with compressed models"], CASES))
 def test_live_clocks_of_accelerators(
     case: str, regression: Callable, small: Callable, traced_for_a_gpu: Callable
@@ -75,6 +76,7 @@ def test_live_clocks_of_accelerators(
     assert is_there.any(axis=1).mean() > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedavg"], ["fedavg", "fedbuff", "oort"]))
 def test_lanes_that_have_ended_do_not_go_on(
     name: str, regression: Callable, small: Callable, traced_for_a_gpu: Callable
