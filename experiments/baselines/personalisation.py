@@ -1,13 +1,14 @@
 """Personal models on Fashion-MNIST: eleven methods for clients whose labels differ.
 
-20 clients share the images by Dirichlet(0.1): most have a few classes. Every round asks half of
-them, each of which makes ten local steps with mini-batches of 32. Each client's model is measured
-on test images with labels like the client's own. Judged are the mean over clients and the mean of
-the worst tenth. All methods train LeNet with plain SGD. FedBN needs normalisation layers: it trains
-LeNet with batch normalisation, and so does a second run of FedAvg, `fedavg, norm`. Each method has
-its own learning rate of local steps, chosen on a tenth of the training images with other seeds than
-those reported; their other settings are fixed, at values of their papers where these are known.
-No claim of a paper is judged: the papers use other data, networks and numbers of steps.
+20 clients share the images by Dirichlet(0.1): most have a few classes. Every round asks a quarter
+of them, each of which makes six local steps with mini-batches of 32. Each client's model is
+measured on test images with labels like the client's own. Judged are the mean over clients and the
+mean of the worst tenth. All methods train LeNet with plain SGD. FedBN needs normalisation layers:
+it trains LeNet with batch normalisation, and so does a second run of FedAvg, `fedavg, norm`. Each
+method has its own learning rate of local steps, chosen on a tenth of the training images with
+another seed than those reported; their other settings are fixed, at values of their papers where
+these are known. No claim of a paper is judged: the papers use other data, networks and numbers of
+steps.
 
 `local` is Ditto without the pull to the global model. `fine-tuned` is FedAvg: at every evaluation
 each client trains a copy of the server's model on `TUNING_STEPS` of its mini-batches, with the
@@ -38,7 +39,7 @@ from fedjax_sim.studies import Contestant, Criterion, Tuned, criteria
 RATES = (0.01, 0.03, 0.1, 0.3)
 """The grid of every method's learning rate, which is widened where the best is at its edge."""
 STUDY = Study(
-    full=Sizes(5, dataset="fashion_mnist", clients=20, rounds=200, tuning_seeds=2),
+    full=Sizes(5, dataset="fashion_mnist", clients=20, rounds=200, tuning_seeds=1),
     smoke=Sizes(2, dataset="digits", clients=4, rounds=3, tuning_seeds=1, words="4 clients"),
 )
 METRIC, BY_CLIENT = "personal_accuracy", "personal_client_accuracy"
@@ -83,7 +84,7 @@ METHODS: Mapping[str, tuple[System, Mapping[str, Any]]] = {
     "fine-tuned": (evaluated_by_client(SYSTEMS["fedavg"], fine_tuned), {}),
     "ditto": (SYSTEMS["ditto"], {"attachment": 0.1}),
     "fedper": (SYSTEMS["fedper"], {}),
-    "fedrep": (SYSTEMS["fedper"], {"head_steps": 5}),
+    "fedrep": (SYSTEMS["fedper"], {"head_steps": 3}),
     "apfl": (SYSTEMS["apfl"], {"adaptive": True}),
     "pfedme": (SYSTEMS["pfedme"], {"pull": 15.0, "lr": 0.03, "personal_steps": 5}),
     "perfedavg": (SYSTEMS["perfedavg"], {"adapting_lr": 0.03}),
@@ -104,9 +105,9 @@ def run(arguments: Arguments) -> Outcome:
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     validation = studies.hold_out(data, HELD_OUT)
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
-    shared = {"num_clients": sizes.clients, "num_selected": sizes.clients // 2}
-    shared |= {"local_steps": 10, "batch_size": 32}
-    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(sizes.rounds), "num_evals": 10}
+    shared = {"num_clients": sizes.clients, "num_selected": sizes.clients // 4}
+    shared |= {"local_steps": 6, "batch_size": 32}
+    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(sizes.rounds), "num_evals": 5}
     names = arguments.chosen([*METHODS])
     curves, tuned = {}, {}
     for name in names:
