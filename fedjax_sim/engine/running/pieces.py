@@ -29,6 +29,7 @@ from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.program.replay import Replay
+from fedjax_sim.engine.program.windows import TOGETHER, Windows
 from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.engine.running.chunks import Evaluations, replay_schedule
@@ -45,11 +46,13 @@ class Ready(NamedTuple):
       planned: Its lanes.
       replay: Their program, before anything is on the devices.
       saved: Their checkpoints, which are not open yet; None if none are written.
+      windows: Where examples of files come from; None if all are in memory.
     """
 
     planned: Planned
     replay: Replay
     saved: checkpoint.Checkpoint | None = None
+    windows: Windows | None = None
 
 
 class Pieces:
@@ -143,10 +146,14 @@ class Pieces:
             return loaded
         else:
             ready = loaded
+        planned = ready.planned
+        if planned.windowed:
+            given = planned.group[0].problem, planned.windowed, planned.lanes, ready.replay
+            ready = ready._replace(windows=Windows(*given))
         if num == len(self._whole):
-            self._longest = int(ready.planned.ticks.max())
+            self._longest = int(planned.ticks.max())
         if num > self._accepted and not self._has_states():
-            stacked, placement = ready.planned.lanes, ready.planned.placement
+            stacked, placement = planned.lanes, planned.placement
             devices, here = list(placement.mesh.devices.flat), 1
             if placement.platform == "cpu":
                 # All devices of this process share one memory.
@@ -155,8 +162,8 @@ class Pieces:
             usable = free if self._options.layout.max_lanes is not None else memory.SHARE * free
             leaves = stacked.hyper.shared, stacked.problem.shared
             shared = memory.bytes_to_share(leaves, devices)
-            if ready.replay.windows is not None:
-                shared += ready.replay.windows.nbytes
+            # One of two windows is counted by its placeholders.
+            shared += (placement.window or 0) // TOGETHER
             room = ((free if num == 1 else usable) - shared) / here
             needed = here * ready.replay.prepare(room=room) + shared
             # One lane cannot be fewer, and is refused if its state is larger than the device.
@@ -224,8 +231,8 @@ class Pieces:
     def _say_what_is_chosen(self, ready: Ready, needed: float, free: float) -> None:
         """Say how many lanes run at a time, if not all do."""
         num, num_all, name = len(ready.planned.group), len(self._group), self._system.name
-        if ready.replay.windows is not None:
-            memory.say(ready.replay.windows.describe())
+        if ready.windows is not None:
+            memory.say(ready.windows.describe())
         needs, has = map(lifecycle.write_bytes, (needed, free))
         if needed > free:
             memory.say(f"one lane of {name} takes about {needs}, but only {has} are free.")
@@ -253,11 +260,11 @@ class Pieces:
 
 def replay_group(ready: Ready) -> Returned:
     """Replay a piece, pass evaluations on to those who watch, and collect the results."""
-    planned, replay, saved = ready
+    planned, replay, saved, windows = ready
     if saved is not None:
         saved.open(planned.decided(replay), planned.timelines, planned.ticks)
     is_watched = planned.options.watch.is_needed
-    curves = _watched(ready) if is_watched else replay_schedule(replay, None, saved)
+    curves = _watched(ready) if is_watched else replay_schedule(replay, None, saved, windows)
     if saved is not None:
         saved.finish(records.pack(curves))
     return collect(planned, curves, planned.options)
@@ -265,7 +272,7 @@ def replay_group(ready: Ready) -> Returned:
 
 def _watched(ready: Ready) -> Curves:
     """Replay a piece, with evaluations shown, tracked, or given to a callback."""
-    planned, replay, saved = ready
+    planned, replay, saved, windows = ready
     schedule, row, plan = planned.schedule, planned.row, planned.program.plan
     known = schedule.ticks[row], schedule.time[row], planned.options.watch
     is_batched = plan.lanes_at_once or plan.family_size > 1
@@ -278,7 +285,7 @@ def _watched(ready: Ready) -> Curves:
         return watch.update(done, seen.kinds["metric"], seen.stopped_at)
 
     with watch.display:
-        curves = replay_schedule(replay, report, saved)
+        curves = replay_schedule(replay, report, saved, windows)
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(schedule.shape[1], curves.metrics, curves.stopped_at)
     return curves
