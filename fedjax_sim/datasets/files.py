@@ -69,7 +69,7 @@ class _Column:
                 opened.seek(self._begin + int(numbers[first]) * size)
                 part = view[first * size : last * size]
                 if opened.readinto(part) < len(part):
-                    raise OSError("it is shorter than it was")
+                    raise OSError(0, "it is shorter than it was")
         return found
 
 
@@ -111,14 +111,11 @@ class Items:
           num: How many they are, R, if `numbers` has no length.
         """
         num = num or len(numbers)  # type: ignore[arg-type]
-        rows = [_blank((num, *leaf.shape), leaf.dtype) for leaf in self._first]
+        rows = [np.empty((num, *leaf.shape), leaf.dtype) for leaf in self._first]
         for row, number in enumerate(map(int, numbers)):
             place = f"example {number} of {self._name}"
-            try:
+            with _reported(place, Exception):  # Whatever a user's class raises.
                 example = self._items[number]
-            except Exception as error:  # Whatever a user's class raises.
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                raise lifecycle.InputError(f"{place} could not be read ({reason})") from error
             leaves, found = _read_example(place, example)
             shapes = [[leaf.shape for leaf in each] for each in (leaves, self._first)]
             if found != self._structure or shapes[0] != shapes[1]:
@@ -305,13 +302,12 @@ class Stored:
           InputError: If a file is missing, has changed, or cannot be read, or if a number is not
             finite or does not fit its type.
         """
-        for path, known in self._known.items():
-            if _state_of(path) != known:
-                raise lifecycle.InputError(
-                    f"{path} has changed since the run opened it; it must stay as it is"
-                )
         at_once = max(1, READ_AT_ONCE // self.row_bytes)
         for begin in range(0, len(numbers), at_once):
+            for path, known in self._known.items():
+                if _state_of(path) != known:
+                    reason = "has changed since the run opened it; it must stay as it is"
+                    raise lifecycle.InputError(f"{path} {reason}")
             raw = self._raw(np.asarray(numbers[begin : begin + at_once]))
             yield jax.tree.map(lambda leaf, like: _converted(leaf, like.dtype), raw, self.first)
 
@@ -341,11 +337,11 @@ class Stored:
     @functools.cached_property
     def whole(self) -> Params:
         """All examples, in memory: leaves `[n, ...]`."""
-        return jax.tree.map(jax.numpy.asarray, self.read(range(self.num)))
+        return jax.device_put(self.read(range(self.num)), may_alias=True)
 
 
 def _blank(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Make an array that begins with a page of memory, and that a CPU so takes over uncopied."""
+    """Make an array at the beginning of a page, which a CPU may so read without a copy."""
     size = max(1, kind.itemsize * math.prod(shape))
     return np.ndarray(shape, kind, mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
@@ -364,13 +360,16 @@ def _converted(rows: np.ndarray, kind: np.dtype) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    """Say in one sentence that a file cannot be read."""
+def _reported(
+    source: object, kinds: type[Exception] | tuple = (OSError, ValueError, KeyError)
+) -> Iterator[None]:
+    """Say in one sentence that a file or an example cannot be read."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise lifecycle.InputError(f"{path} could not be read as data ({reason})") from error
+    except kinds as error:
+        known = getattr(error, "strerror", None)
+        reason = known or f"{type(error).__name__}: {first_line(error)}"
+        raise lifecycle.InputError(f"{source} could not be read ({reason})") from error
 
 
 def _state_of(path: Path) -> tuple[int, int]:

@@ -258,7 +258,7 @@ def _targets_of(
     problem: Supervised, prepared: Callable[[Params], Params]
 ) -> Iterator[tuple[str, Params]]:
     """Yield the targets of the training examples, of files in blocks, and of the test examples."""
-    if (files := problem.stored) is None:
+    if (files := problem.held.stored) is None:
         yield "data", prepared(problem.data)
     else:
         # Where examples are pairs as they are, their targets alone are read.

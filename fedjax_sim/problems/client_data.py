@@ -660,19 +660,14 @@ class ClientExamples(Checked):
         """Number of examples of each client: `i32[N]`."""
         return self.held.counts
 
-    @property
-    def stored(self) -> Stored | None:
-        """The files in which the clients' examples lie; None if they are in memory."""
-        return self.held.stored
-
-    def within(self, data: Params, where: Array | None) -> Self:
+    def with_examples(self, data: Params, where: Array | None) -> Self:
         """Return the problem with some of the examples of its files in memory, or with all.
 
         Args:
           data: The examples that are there.
           where: `i32[n]`, where in `data` each example is; None if all are there.
         """
-        files = None if where is None else self.stored
+        files = None if where is None else self.held.stored
         held = dataclasses.replace(self.held, stored=files, where=where)
         return dataclasses.replace(self, data=data, held=held)  # type: ignore[type-var]
 

@@ -78,7 +78,7 @@ class PlacedLanes:
     def described(self) -> Self:
         """Return the same lanes with arrays that are described and never put on devices."""
         other = copy.copy(self)
-        other.is_described = True
+        other.is_described, other._windowed = True, set()
         for name in ("lanes", "starts"):
             vars(other).pop(name, None)
         return other
@@ -111,9 +111,7 @@ class PlacedLanes:
         elif not self._is_in_order:
             dealt = jax.tree.map(lambda leaf: leaf[lane_of], dealt)
         seed, hypers, problems, row = self.put((*dealt, lanes.row))
-        of_problem = lanes.problem.shared
-        if not self.is_described:
-            of_problem = [None if id(x) in self._windowed else x for x in of_problem]
+        of_problem = [None if id(x) in self._windowed else x for x in lanes.problem.shared]
         shared = self._share((lanes.hyper.shared, of_problem))
         hyper = lanes.hyper.replace(varying=hypers, shared=shared[0])
         return Lanes(seed, row, hyper, lanes.problem.replace(varying=problems, shared=shared[1]))
@@ -124,7 +122,8 @@ class PlacedLanes:
         Args:
           window: The arrays, by the `id` of the leaf that each stands for.
         """
-        arrays, problem = self._share(jax.tree.map(jnp.asarray, window)), self.lanes.problem
+        # A CPU reads the arrays where they are.
+        arrays, problem = self._share(jax.device_put(window, may_alias=True)), self.lanes.problem
         pairs = zip(self._given.problem.shared, problem.shared, strict=True)
         shared = [arrays.get(id(old), new) for old, new in pairs]
         return self.lanes._replace(problem=problem.replace(shared=shared))

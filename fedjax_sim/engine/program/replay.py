@@ -132,12 +132,14 @@ class Replay:
       placed: The lanes on their devices.
       num_evals: Evaluations of all chunks, V.
       window: The examples of the next chunk, see `PlacedLanes.filled`; none if all are in memory.
+      make_window: Reads the examples of the next chunk, see `Windows.make`; None if there are none.
     """
 
     def __init__(self, program: Program, placed: PlacedLanes):
         """Take the static arguments and the lanes. Nothing is compiled yet."""
         self.program, self.placed, self.num_evals = program, placed, placed.schedule.shape[1]
         self.window: dict[int, np.ndarray] = {}
+        self.make_window: Callable[[int, int], tuple[int, dict[int, np.ndarray]]] | None = None
         self._begin = _begin.quickly if program.machine.begins_quickly else _begin.well
         self._described = placed.described()
 
@@ -317,20 +319,19 @@ class ReplayedLane:
             return carry.output
         return self.lane.algorithm.model(self.lane.learnt(carry.state))
 
-    def advance(
-        self, carry: Carry, runs: types.Array | None = None, *, is_checked: bool = False
-    ) -> tuple[Carry, Evaluated]:
+    def advance(self, carry: Carry, runs: types.Array | None = None) -> tuple[Carry, Evaluated]:
         """Replay a chunk.
 
         Args:
           carry: The carry.
           runs: `bool[]`, whether the lane goes on; None if none is stopped.
-          is_checked: Whether it is checked already that examples are in their window.
         """
         if runs is not None:
             return opened.take_if(runs, self.advance, carry)
-        if self.program.placement.window and not is_checked:
-            return self.within_window(carry)
+        return self.within_window(carry) if self.program.placement.window else self.chunk(carry)
+
+    def chunk(self, carry: Carry) -> tuple[Carry, Evaluated]:
+        """Replay a chunk of a lane that goes on."""
         if self.tables.until is not None:
             # Limits belong to the schedule: states begin without them.
             until = jax.tree.map(lambda leaf: look_up(leaf, (self.row,)), self.tables.until)
@@ -347,7 +348,7 @@ class ReplayedLane:
         def chunk(data: Any, carry: Carry) -> tuple[Carry, Evaluated]:
             problem = dataclasses.replace(lane.problem, data=data)
             same = type(lane)(lane.system, problem, lane.hyper, lane.key, lane.plan)
-            return dataclasses.replace(self, lane=same).advance(carry, is_checked=True)
+            return dataclasses.replace(self, lane=same).chunk(carry)
 
         (carry, (observed, totals)), outside = reads.check(chunk, lane.problem.data, carry)
         carry = opened.nan_if(carry, [outside])

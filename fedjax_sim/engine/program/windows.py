@@ -52,13 +52,12 @@ def open_files(group: list[Lane], options: Options) -> tuple[list[Lane], Options
     problems, number = distinct_objects(column(group, "problem"))
     first, layout = problems[0], options.layout
     # A problem that hands on another one's attributes would be lost in it.
-    has_files = all(hasattr(type(first), name) for name in ("stored", "within"))
-    if not has_files or (files := first.stored) is None:
+    has_files = hasattr(type(first), "with_examples")
+    if not has_files or (files := first.held.stored) is None:
         return group, options, []
     free = layout.window or int(SHARE * memory.free_here())
-    data, where, windowed = None, None, []
     if free >= files.num * files.row_bytes:
-        data = files.whole
+        data, where, windowed = files.whole, None, []
     else:
         if jax.process_count() > 1 or (layout.client_devices or 1) > 1:
             allowed = "in memory on several processes, and with slots split over devices"
@@ -73,7 +72,7 @@ def open_files(group: list[Lane], options: Options) -> tuple[list[Lane], Options
         windowed = [*jax.tree.leaves(data), where]
         layout = layout._replace(client_devices=1, window=free)
         options = dataclasses.replace(options, layout=layout)
-    made = [problem.within(data, where) for problem in problems]
+    made = [problem.with_examples(data, where) for problem in problems]
     lanes = [lane._replace(problem=made[i]) for lane, i in zip(group, number, strict=True)]
     return lanes, options, windowed
 
@@ -93,7 +92,8 @@ class Windows:
         Raises:
           ConfigError: If it is not known before learning which examples are read.
         """
-        self._files, self._windowed, self._size = problem.stored, windowed, len(windowed[0]) - 1
+        self._files, self._windowed = problem.held.stored, windowed
+        self._size = len(windowed[0]) - 1
         self._block, self._shape = max(1, replay.program.block), replay.placed.schedule.shape
         self._read = _reads(replay, lanes, windowed)
         self._of_block = functools.lru_cache(maxsize=2)(self._read_block)

@@ -12,8 +12,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +23,6 @@ from fedjax_sim.core import clocks, events, types
 from fedjax_sim.core.lifecycle import InputError, Stopped, asked_to_stop, deferring_stops, say
 from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.program.replay import OUTSIDE, Carry, Limbs, Observed, Replay
-from fedjax_sim.engine.program.windows import Windows
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.results.curves import NEVER, Curves
 
@@ -33,10 +31,7 @@ Report = Callable[[int, "Evaluations"], np.ndarray]
 
 
 def replay_schedule(
-    replay: Replay,
-    report: Report | None,
-    checkpoint: Checkpoint | None = None,
-    windows: Windows | None = None,
+    replay: Replay, report: Report | None, checkpoint: Checkpoint | None = None
 ) -> Curves:
     """Run a schedule in chunks.
 
@@ -44,7 +39,6 @@ def replay_schedule(
       replay: The program with its inputs.
       report: Called after each evaluation, if somebody watches.
       checkpoint: Opened; resumed from if it holds something, and written to between chunks.
-      windows: Where examples of files come from; None if all are in memory.
 
     Raises:
       Stopped: If a signal asked for it, after the chunks that were sent and a checkpoint.
@@ -54,8 +48,8 @@ def replay_schedule(
     seen = Evaluations(replay.placed.place_of, replay.num_evals)
     per_eval, done = replay.program.chunk[1], 0
     is_live = replay.program.plan.live is not None
-    if windows is not None:
-        _, replay.window = windows.make(0, 0)
+    if replay.make_window is not None:
+        _, replay.window = replay.make_window(0, 0)
     if saved is None:
         carries, first = replay.begin()
     else:
@@ -65,8 +59,7 @@ def replay_schedule(
         seen.restore(curves, 1 + done // per_eval)
     stops_wait = contextlib.nullcontext() if checkpoint is None else deferring_stops()
     with stops_wait, ThreadPoolExecutor(1, "fedjax_sim-window") as thread:
-        make = None if windows is None else partial(thread.submit, windows.make)  # type: ignore
-        chunks = _replayed(replay, carries, first, done, seen, checkpoint, make)
+        chunks = _replayed(replay, carries, first, done, seen, checkpoint, thread)
         for begin, done, returned, carries, _ in chunks:
             if done == 0:
                 seen.put(jax.tree.map(lambda leaf: leaf[:, None], returned), 0)
@@ -124,7 +117,7 @@ def _replayed(
     done: int,
     seen: "Evaluations",
     checkpoint: Checkpoint | None,
-    make: Callable[..., Future] | None,
+    thread: ThreadPoolExecutor,
 ) -> Iterator[_Chunk]:
     """Send chunk after chunk to the devices, and yield each with its results on the host.
 
@@ -132,14 +125,14 @@ def _replayed(
     for the host. A state that may have to be saved is copied first, as the next chunk takes it.
 
     The carries are the state after `done` ticks, and `first` is what the beginning returned, if the
-    run begins now. Which lanes run is read from `seen` when a chunk is sent. If examples lie in
-    files, `make` begins to make a window, see `Windows.make`.
+    run begins now. Which lanes run is read from `seen` when a chunk is sent. The `thread` reads the
+    next chunk's examples if these lie in files.
     """
     # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
     decides = replay.program.can_stop or replay.program.plan.live is not None
     # A window is made while the chunk before runs, and a third one would be too many.
+    make, window = replay.make_window, None
     decides |= make is not None
-    window: Future | None = None
     num_evals, per_eval = replay.program.chunk
     is_paced = replay.program.block > 0 and checkpoint is not None
     pace = _Pace(replay, 1 if decides else 2) if is_paced else None
@@ -186,7 +179,7 @@ def _replayed(
             try:
                 done = end_after(begin)
                 if make is not None:
-                    done, replay.window = (window or make(begin, done)).result()
+                    done, replay.window = (window or thread.submit(make, begin, done)).result()
                 if waiting and checkpoint is not None:
                     # It is saved once the chunk is done, if that is due then.
                     is_saved = checkpoint.is_due(within=lasted)
@@ -194,7 +187,7 @@ def _replayed(
                     waiting[-1] = waiting[-1]._replace(carries=kept)
                 carries, returned = replay.advance(carries, begin, done, seen.is_running)
                 if make is not None and done < whole:
-                    window = make(done, end_after(done))
+                    window = thread.submit(make, done, end_after(done))
             except Exception as error:
                 # Programs that call the host on a CPU run, and may fail, while they are sent.
                 # What was done before them is kept, and so it is if a file cannot be read.

@@ -46,13 +46,11 @@ class Ready(NamedTuple):
       planned: Its lanes.
       replay: Their program, before anything is on the devices.
       saved: Their checkpoints, which are not open yet; None if none are written.
-      windows: Where examples of files come from; None if all are in memory.
     """
 
     planned: Planned
     replay: Replay
     saved: checkpoint.Checkpoint | None = None
-    windows: Windows | None = None
 
 
 class Pieces:
@@ -146,10 +144,11 @@ class Pieces:
             return loaded
         else:
             ready = loaded
-        planned = ready.planned
+        planned, windows = ready.planned, None
         if planned.windowed:
-            given = planned.group[0].problem, planned.windowed, planned.lanes, ready.replay
-            ready = ready._replace(windows=Windows(*given))
+            first = planned.group[0].problem
+            windows = Windows(first, planned.windowed, planned.lanes, ready.replay)
+            ready.replay.make_window = windows.make
         if num == len(self._whole):
             self._longest = int(planned.ticks.max())
         if num > self._accepted and not self._has_states():
@@ -172,6 +171,8 @@ class Pieces:
                 raise self._refusal(num, memory.DoesNotFitError)
             self._accepted = num
             if not self._has_run_out:
+                if windows is not None:
+                    memory.say(windows.describe())
                 self._say_what_is_chosen(ready, needed, usable)
         return replay_group(ready)
 
@@ -231,8 +232,6 @@ class Pieces:
     def _say_what_is_chosen(self, ready: Ready, needed: float, free: float) -> None:
         """Say how many lanes run at a time, if not all do."""
         num, num_all, name = len(ready.planned.group), len(self._group), self._system.name
-        if ready.windows is not None:
-            memory.say(ready.windows.describe())
         needs, has = map(lifecycle.write_bytes, (needed, free))
         if needed > free:
             memory.say(f"one lane of {name} takes about {needs}, but only {has} are free.")
@@ -260,11 +259,11 @@ class Pieces:
 
 def replay_group(ready: Ready) -> Returned:
     """Replay a piece, pass evaluations on to those who watch, and collect the results."""
-    planned, replay, saved, windows = ready
+    planned, replay, saved = ready
     if saved is not None:
         saved.open(planned.decided(replay), planned.timelines, planned.ticks)
     is_watched = planned.options.watch.is_needed
-    curves = _watched(ready) if is_watched else replay_schedule(replay, None, saved, windows)
+    curves = _watched(ready) if is_watched else replay_schedule(replay, None, saved)
     if saved is not None:
         saved.finish(records.pack(curves))
     return collect(planned, curves, planned.options)
@@ -272,7 +271,7 @@ def replay_group(ready: Ready) -> Returned:
 
 def _watched(ready: Ready) -> Curves:
     """Replay a piece, with evaluations shown, tracked, or given to a callback."""
-    planned, replay, saved, windows = ready
+    planned, replay, saved = ready
     schedule, row, plan = planned.schedule, planned.row, planned.program.plan
     known = schedule.ticks[row], schedule.time[row], planned.options.watch
     is_batched = plan.lanes_at_once or plan.family_size > 1
@@ -285,7 +284,7 @@ def _watched(ready: Ready) -> Curves:
         return watch.update(done, seen.kinds["metric"], seen.stopped_at)
 
     with watch.display:
-        curves = replay_schedule(replay, report, saved, windows)
+        curves = replay_schedule(replay, report, saved)
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(schedule.shape[1], curves.metrics, curves.stopped_at)
     return curves
