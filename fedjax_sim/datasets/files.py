@@ -293,10 +293,13 @@ class Stored:
         return jax.tree.map(lambda reader: reader.read(numbers), self._readers)
 
     def blocks(self, numbers: Sequence[int] | np.ndarray) -> Iterator[Params]:
-        """Read examples, some at a time: leaves `[R, ...]` of types of JAX.
+        """Read examples, some at a time.
 
         Args:
           numbers: Their numbers, which rise.
+
+        Returns:
+          Blocks of them, leaves `[R, ...]` of types of JAX.
 
         Raises:
           InputError: If a file is missing, has changed, or cannot be read, or if a number is not
@@ -312,9 +315,10 @@ class Stored:
             yield jax.tree.map(lambda leaf, like: _converted(leaf, like.dtype), raw, self.first)
 
     def read(self, numbers: Sequence[int] | np.ndarray, room: int = 0) -> Params:
-        """Read examples at once; the arguments and errors of `blocks`.
+        """Read examples at once, with the errors of `blocks`.
 
         Args:
+          numbers: Their numbers, which rise.
           room: Rows of the arrays; R if it is less.
 
         Returns:

@@ -667,8 +667,8 @@ class ClientExamples(Checked):
           data: The examples that are there.
           where: `i32[n]`, where in `data` each example is; None if all are there.
         """
-        files = None if where is None else self.held.stored
-        held = dataclasses.replace(self.held, stored=files, where=where)
+        stored = None if where is None else self.held.stored
+        held = dataclasses.replace(self.held, stored=stored, where=where)
         return dataclasses.replace(self, data=data, held=held)  # type: ignore[type-var]
 
 
