@@ -197,7 +197,8 @@ def test_a_part_of_a_memory_map_is_no_file_and_a_map_is_not_pickled_whole(tmp_pa
 def test_a_cpu_reads_a_window_where_it_is(tmp_path: Path) -> None:
     np.save(tmp_path / "many.npy", np.arange(2**18, dtype="float32").reshape(-1, 2))
     examples = datasets.stored(tmp_path / "many.npy")
-    window = examples.read(np.arange(5, 100), room=2**17 + 1)
+    # Smaller arrays of NumPy may begin where a CPU needs them by chance.
+    window = examples.read(np.arange(5, 100), room=2**23)
     on_device = jax.device_put(window, may_alias=True)
     assert on_device.unsafe_buffer_pointer() == window.ctypes.data
     np.testing.assert_array_equal(on_device[:95], np.load(tmp_path / "many.npy")[5:100])
