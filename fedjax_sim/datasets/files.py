@@ -11,11 +11,12 @@ import contextlib
 import functools
 import hashlib
 import math
+import mmap
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,103 +27,58 @@ from fedjax_sim.core.types import Params
 
 SAMPLED = 64
 """Examples that are read to tell one set of files from another."""
-READ_AT_ONCE = 2**26
-"""Bytes of files that are read at a time where all are read once."""
-ALIGNED = 64
-"""Bytes to which arrays are aligned that a CPU takes over without a copy."""
-PAIR = {"inputs", "targets"}
-"""Names of the files of a folder of examples that are pairs."""
+READ_AT_ONCE = 2**24
+"""Bytes of examples that are read, checked and converted at a time."""
 
 
-class _Source(Protocol):
-    """Something that examples are read from.
+class _Column:
+    """An array `[n, ...]`, or a file of NumPy with one.
+
+    A memory map of a whole file is read as the file. Through the map, pages that were touched would
+    count as memory of the process, and a file that is cut short would end it without a sentence.
 
     Attributes:
       num: Number of examples, n.
-      files: The files in which they lie.
+      files: The file in which they lie, if there is one.
     """
 
-    num: int
-    files: tuple[Path, ...]
+    def __init__(self, given: np.ndarray | str | os.PathLike):
+        array: Any = given
+        if not isinstance(given, np.ndarray):
+            with _reported(Path(given)):
+                array = np.load(given, mmap_mode="r")
+        if not array.ndim or array.dtype.hasobject:
+            raise ConfigError("data", form_of(array), "an array of numbers, with examples first")
+        name, self.num = getattr(array, "filename", None), len(array)
+        self.files = [] if name is None else [Path(name)]
+        is_map = bool(self.files) and isinstance(array.base, mmap.mmap) and array.flags.c_contiguous
+        self._begin: int | None = array.offset if is_map else None
+        # Of a file nothing but the form of its examples is kept.
+        self._array = np.array(array[:0]) if is_map else array
 
-    def read(self, numbers: np.ndarray, room: int) -> Params:
-        """Read examples `i64[R]`, sorted, into the first rows of leaves `[room, ...]`."""
-
-
-class _File:
-    """A file of NumPy with one array `[n, ...]`."""
-
-    def __init__(self, path: Path):
-        with _reported(path):
-            like = np.load(path, mmap_mode="r")
-        self._shape, self._kind, self._begin = like.shape[1:], like.dtype, like.offset
-        if not like.ndim or not like.flags.c_contiguous:
-            raise ConfigError("data", str(path), "a file with an array of numbers, examples first")
-        self.num, self.files = len(like), (path,)
-
-    def read(self, numbers: np.ndarray, room: int) -> np.ndarray:
-        found = _blank(room, self._shape, self._kind)
-        size = self._kind.itemsize * math.prod(self._shape)
-        if not found.size:
-            return found
-        view = memoryview(found.reshape(-1).view("uint8"))  # type: ignore[arg-type]
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        """Read examples `i64[R]`, sorted: `[R, ...]`."""
+        if self._begin is None:
+            return self._array[numbers]
+        found = np.empty((len(numbers), *self._array.shape[1:]), self._array.dtype)
+        size, view = found[:1].nbytes, memoryview(found.reshape(-1).view("uint8"))  # type: ignore
         # Neighbours are read together.
         firsts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
-        path = self.files[0]
-        with _reported(path), path.open("rb", buffering=0) as opened:
+        with _reported(self.files[0]), self.files[0].open("rb") as opened:
             for first, last in zip(firsts, [*firsts[1:], len(numbers)], strict=True):
                 opened.seek(self._begin + int(numbers[first]) * size)
-                at, end = first * size, last * size
-                while at < end:
-                    if not (got := opened.readinto(view[at:end])):
-                        raise OSError("it is shorter than it was")
-                    at += got
+                part = view[first * size : last * size]
+                if opened.readinto(part) < len(part):
+                    raise OSError(0, "it is shorter than it was")
         return found
-
-
-class _Array:
-    """An array `[n, ...]`, such as a memory map."""
-
-    def __init__(self, array: np.ndarray):
-        if array.ndim < 1 or array.dtype.hasobject:
-            allowed = "an array of numbers, with examples first"
-            raise ConfigError("data", f"{array.dtype}{list(array.shape)}", allowed)
-        self._array, self.num = array, len(array)
-        name = getattr(array, "filename", None)
-        self.files = () if name is None else (Path(name),)
-
-    def read(self, numbers: np.ndarray, room: int) -> np.ndarray:
-        found = _blank(room, self._array.shape[1:], self._array.dtype)
-        return _put(found, np.asarray(self._array[numbers]))
-
-
-class _Columns:
-    """A pytree of files and arrays of equal length."""
-
-    def __init__(self, tree: Any):
-        kinds = (str, os.PathLike)
-
-        def column(leaf: Any) -> _File | _Array:
-            return _File(Path(leaf)) if isinstance(leaf, kinds) else _Array(np.asanyarray(leaf))
-
-        self.tree, self._columns = tree, jax.tree.map(column, tree)
-        leaves = jax.tree.leaves(self._columns)
-        lengths = {leaf.num for leaf in leaves}
-        if len(lengths) != 1:
-            raise ConfigError("examples in the arrays of data", sorted(lengths), "equally many")
-        self.num = lengths.pop()
-        self.files = tuple(path for leaf in leaves for path in leaf.files)
-
-    def read(self, numbers: np.ndarray, room: int) -> Params:
-        return jax.tree.map(lambda leaf: leaf.read(numbers, room), self._columns)
 
 
 class Items:
     """A data set that gives examples by their numbers: pytrees of numbers, arrays and tensors.
 
-    The examples of the first reading decide how numbers are kept: as floats if some are.
-
     Attributes:
+      num: Number of examples, n.
+      files: The files in which they lie, as far as these are known.
       row_bytes: Bytes of example 0.
     """
 
@@ -140,38 +96,35 @@ class Items:
         allowed = "arrays, tensors, or a data set with __len__ and __getitem__"
         with refusing(name, type(items).__name__, allowed):
             self.num, first = len(items), items[0]
-        self._name, self._items, self.files = name, items, tuple(files)
+        self._name, self._items, self.files = name, items, files
         self._first, self._structure = _read_example(f"example 0 of {name}", first)
         self._form = form_of(jax.tree.unflatten(self._structure, self._first))
         if not self._first or not all(map(is_real, self._first)):
             raise ConfigError(f"example 0 of {name}", self._form, "numbers")
         self.row_bytes = sum(leaf.nbytes for leaf in self._first)
-        self._kinds: list[np.dtype] = []
 
-    def read(self, numbers: Iterable[int], room: int) -> Params:
-        """Read examples into the first rows of leaves `[room, ...]`."""
-        kinds = self._kinds or [leaf.dtype for leaf in self._first]
-        rows = [_blank(room, x.shape, kind) for x, kind in zip(self._first, kinds, strict=True)]
+    def read(self, numbers: Iterable[int], num: int = 0) -> Params:
+        """Read examples: leaves `[R, ...]`, of floats if some examples have floats.
+
+        Args:
+          numbers: Their numbers.
+          num: How many they are, R, if `numbers` has no length.
+        """
+        num = num or len(numbers)  # type: ignore[arg-type]
+        rows = [np.empty((num, *leaf.shape), leaf.dtype) for leaf in self._first]
         for row, number in enumerate(map(int, numbers)):
             place = f"example {number} of {self._name}"
-            try:
+            with _reported(place, Exception):  # Whatever a user's class raises.
                 example = self._items[number]
-            except Exception as error:  # Whatever a user's class raises.
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                raise lifecycle.InputError(f"{place} could not be read ({reason})") from error
             leaves, found = _read_example(place, example)
-            is_same = found == self._structure and all(
-                leaf.shape == like.shape for leaf, like in zip(leaves, self._first, strict=True)
-            )
-            for i, leaf in enumerate(leaves if is_same else ()):
-                if not np.can_cast(leaf.dtype, rows[i].dtype):
-                    is_same = is_same and not self._kinds
-                    rows[i] = rows[i].astype(np.result_type(rows[i].dtype, leaf.dtype))
-                rows[i][row] = leaf
-            if not is_same:
+            shapes = [[leaf.shape for leaf in each] for each in (leaves, self._first)]
+            if found != self._structure or shapes[0] != shapes[1]:
                 other = form_of(jax.tree.unflatten(found, leaves))
                 raise ConfigError(place, other, f"{self._form}, as example 0")
-        self._kinds = [leaf.dtype for leaf in rows]
+            for i, leaf in enumerate(leaves):
+                if not np.can_cast(leaf.dtype, rows[i].dtype):
+                    rows[i] = rows[i].astype(np.result_type(rows[i].dtype, leaf.dtype))
+                rows[i][row] = leaf
         return jax.tree.unflatten(self._structure, rows)
 
 
@@ -299,25 +252,29 @@ class Stored:
       row_bytes: Bytes of an example.
     """
 
-    def __init__(self, source: _Source):
-        """Open the files, and read a few examples."""
-        self._source, self.num = source, source.num
-        if self.num == 0:
-            raise ConfigError("number of examples in data", 0, "at least 1")
-        self._known = {path: _state_of(path) for path in source.files}
-        places = np.unique(np.linspace(0, self.num - 1, SAMPLED).astype(np.int64))
-        sampled = source.read(places, len(places))
-        for leaf in jax.tree.leaves(sampled):
-            if leaf.dtype.kind not in "biuf":
-                raise ConfigError("type of examples in data", str(leaf.dtype), "a kind of number")
-        kinds = {leaf.dtype for leaf in jax.tree.leaves(sampled)}
-        self._kinds = {kind: np.dtype(jax.dtypes.canonicalize_dtype(kind)) for kind in kinds}
-        self.first = self._checked(jax.tree.map(lambda leaf: leaf[:1], sampled), 1)
-        self.row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.first))
+    def __init__(self, readers: Any):
+        """Open the files, and read a few examples.
+
+        Args:
+          readers: A pytree of readers of equally many examples.
+        """
+        self._readers, leaves = readers, jax.tree.leaves(readers)
+        lengths = {each.num for each in leaves}
+        if len(lengths) != 1 or 0 in lengths:
+            allowed = "equally many, and at least 1"
+            raise ConfigError("examples in the arrays of data", sorted(lengths), allowed)
+        [self.num] = lengths
+        self._known = {path: _state_of(path) for each in leaves for path in each.files}
+        sampled = self._raw(np.unique(np.linspace(0, self.num - 1, SAMPLED).astype(np.int64)))
         digest = hashlib.sha256(repr((self.num, self._known)).encode())
         for leaf in jax.tree.leaves(sampled):
+            if not is_real(leaf):
+                raise ConfigError("type of examples in data", str(leaf.dtype), "a kind of number")
             digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
         self._identity = digest.hexdigest()[:16]
+        kinds = jax.tree.map(lambda leaf: jax.dtypes.canonicalize_dtype(leaf.dtype), sampled)
+        self.first = jax.tree.map(lambda leaf, kind: _converted(leaf[:1], kind), sampled, kinds)
+        self.row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.first))
 
     def __len__(self) -> int:
         return self.num
@@ -331,104 +288,92 @@ class Stored:
     def __hash__(self) -> int:
         return hash(self._identity)
 
-    def read(self, numbers: np.ndarray, room: int = 0) -> Params:
-        """Read some examples.
+    def _raw(self, numbers: np.ndarray) -> Params:
+        """Read examples as they are in the files."""
+        return jax.tree.map(lambda reader: reader.read(numbers), self._readers)
+
+    def blocks(self, numbers: Sequence[int] | np.ndarray) -> Iterator[Params]:
+        """Read examples, some at a time.
 
         Args:
-          numbers: `i64[R]`, their numbers, which rise.
+          numbers: Their numbers, which rise.
+
+        Returns:
+          Blocks of them, leaves `[R, ...]` of types of JAX.
+
+        Raises:
+          InputError: If a file is missing, has changed, or cannot be read, or if a number is not
+            finite or does not fit its type.
+        """
+        at_once = max(1, READ_AT_ONCE // self.row_bytes)
+        for begin in range(0, len(numbers), at_once):
+            for path, known in self._known.items():
+                if _state_of(path) != known:
+                    reason = "has changed since the run opened it; it must stay as it is"
+                    raise lifecycle.InputError(f"{path} {reason}")
+            raw = self._raw(np.asarray(numbers[begin : begin + at_once]))
+            yield jax.tree.map(lambda leaf, like: _converted(leaf, like.dtype), raw, self.first)
+
+    def read(self, numbers: Sequence[int] | np.ndarray, room: int = 0) -> Params:
+        """Read examples at once, with the errors of `blocks`.
+
+        Args:
+          numbers: Their numbers, which rise.
           room: Rows of the arrays; R if it is less.
 
         Returns:
           Leaves `[R or room, ...]`; rows after the first R mean nothing.
-
-        Raises:
-          InputError: If a file is missing, has changed, or cannot be read.
         """
-        self._check_files()
-        read = self._source.read(numbers, max(room, len(numbers)))
-        return self._checked(read, len(numbers))
-
-    def blocks(self) -> Iterator[Params]:
-        """Read all examples, some at a time: leaves `[R, ...]`."""
-        at_once = max(1, READ_AT_ONCE // self.row_bytes)
-        for first in range(0, self.num, at_once):
-            yield self.read(np.arange(first, min(first + at_once, self.num)))
+        rows, begin = max(room, len(numbers)), 0
+        found = jax.tree.map(lambda like: _blank((rows, *like.shape[1:]), like.dtype), self.first)
+        for block in self.blocks(numbers):
+            for into, leaf in zip(jax.tree.leaves(found), jax.tree.leaves(block), strict=True):
+                into[begin : begin + len(leaf)] = leaf
+            begin += len(leaf)
+        return found
 
     @property
     def targets(self) -> "Stored | None":
         """The second parts of examples that are pairs and lie apart; otherwise None."""
-        tree = getattr(self._source, "tree", None)
-        return Stored(_Columns(tree[1])) if isinstance(tree, tuple) and len(tree) == 2 else None
-
-    def alone(self, room: int) -> Params:
-        """Put example 0 into the first row of arrays, without reading it again.
-
-        Args:
-          room: Rows of the arrays.
-
-        Returns:
-          Leaves `[room, ...]`; the other rows mean nothing.
-        """
-
-        def first(leaf: np.ndarray) -> np.ndarray:
-            return _put(_blank(room, leaf.shape[1:], leaf.dtype), leaf)
-
-        return jax.tree.map(first, self.first)
-
-    def _check_files(self) -> None:
-        """Check that the files are those that were opened."""
-        for path, known in self._known.items():
-            if _state_of(path) != known:
-                raise lifecycle.InputError(
-                    f"{path} has changed since the run opened it; it must stay as it is"
-                )
-
-    def _checked(self, read: Params, num: int) -> Params:
-        """Convert the first examples to types of JAX, if these are finite and fit."""
-
-        def converted(leaf: np.ndarray) -> np.ndarray:
-            kind = self._kinds[leaf.dtype]
-            if kind.kind == "f" and not np.isfinite(leaf[:num]).all():
-                raise lifecycle.InputError("data have nan or inf among them")
-            if kind == leaf.dtype:
-                return leaf
-            found = _put(_blank(len(leaf), leaf.shape[1:], kind), leaf[:num])
-            if kind.kind in "iu" and (found[:num] != leaf[:num]).any():
-                raise lifecycle.InputError(
-                    f"its {self.num} examples have whole numbers that do not fit {kind}"
-                )
-            return found
-
-        return jax.tree.map(converted, read)
+        is_pair = isinstance(self._readers, tuple) and len(self._readers) == 2
+        return Stored(self._readers[1]) if is_pair else None
 
     @functools.cached_property
     def whole(self) -> Params:
         """All examples, in memory: leaves `[n, ...]`."""
-        return jax.tree.map(jax.numpy.asarray, self.read(np.arange(self.num)))
+        return jax.device_put(self.read(range(self.num)), may_alias=True)
 
 
-def _blank(num: int, shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Make an array `[num, ...]` that a CPU takes over without a copy, with any numbers."""
-    size = num * kind.itemsize * math.prod(shape)
-    raw = np.empty(size + ALIGNED, np.uint8)
-    first = -raw.ctypes.data % ALIGNED
-    return raw[first : first + size].view(kind).reshape(num, *shape)
+def _blank(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Make an array at the beginning of a page, which a CPU may so read without a copy."""
+    size = max(1, kind.itemsize * math.prod(shape))
+    return np.ndarray(shape, kind, mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
-def _put(into: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Write examples into the first rows of an array, and return it."""
-    into[: len(rows)] = rows
-    return into
+@np.errstate(over="ignore")
+def _converted(rows: np.ndarray, kind: np.dtype) -> np.ndarray:
+    """Convert numbers to a type of JAX, if they are finite and fit."""
+    with refusing("type of examples in data", str(rows.dtype), f"{kind}, as of others"):
+        found = rows.astype(kind, casting="same_kind", copy=False)
+    if kind.kind in "biu":
+        if found is not rows and (found != rows).any():
+            raise lifecycle.InputError(f"data have whole numbers that do not fit {kind}")
+    elif not np.isfinite(found).all():
+        raise lifecycle.InputError("data have nan or inf among them")
+    return found
 
 
 @contextlib.contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    """Say in one sentence that a file cannot be read."""
+def _reported(
+    source: object, kinds: type[Exception] | tuple = (OSError, ValueError, KeyError)
+) -> Iterator[None]:
+    """Say in one sentence that a file or an example cannot be read."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise lifecycle.InputError(f"{path} could not be read as data ({reason})") from error
+    except kinds as error:
+        known = getattr(error, "strerror", None)
+        reason = known or f"{type(error).__name__}: {first_line(error)}"
+        raise lifecycle.InputError(f"{source} could not be read ({reason})") from error
 
 
 def _state_of(path: Path) -> tuple[int, int]:
@@ -460,25 +405,19 @@ def stored(data: Any, *, split: str = "train") -> Stored:
       ConfigError: If the data are none of these, or not of numbers.
       InputError: If a file cannot be read.
     """
-    if not isinstance(data, str | os.PathLike):
-        leaves = jax.tree.leaves(data)
-        if leaves and all(isinstance(x, str | os.PathLike | np.ndarray) for x in leaves):
-            return Stored(_Columns(data))
-        if hasattr(type(data), "__getitem__") and hasattr(type(data), "__len__"):
-            return Stored(Items("data", data))
-        allowed = "files, memory maps, or something with __len__ and __getitem__"
-        raise ConfigError("data", type(data).__name__, allowed)
-    path = Path(data)
-    if not path.is_dir():
-        return Stored(_Columns(path))
-    files = {each.stem: each for each in sorted(path.glob("*.npy"))}
-    if files:
-        is_pair = files.keys() == PAIR
-        return Stored(_Columns((files["inputs"], files["targets"]) if is_pair else files))
-    import tensorflow_datasets as tfds
+    if isinstance(data, str | os.PathLike) and (path := Path(data)).is_dir():
+        files = {each.stem: each for each in sorted(path.glob("*.npy"))}
+        if not files:
+            import tensorflow_datasets as tfds
 
-    allowed = "a folder of .npy files or of tensorflow-datasets as ArrayRecord"
-    with refusing("data", str(path), allowed):
-        source = tfds.builder_from_directory(path).as_data_source(split=split)
-    files_of_set = sorted(each for each in path.iterdir() if each.is_file())
-    return Stored(Items("data", source, files_of_set))
+            allowed = "a folder of .npy files or of tensorflow-datasets as ArrayRecord"
+            with refusing("data", str(path), allowed):
+                source = tfds.builder_from_directory(path).as_data_source(split=split)
+            of_set = sorted(each for each in path.iterdir() if each.is_file())
+            return Stored(Items("data", source, of_set))
+        is_pair = files.keys() == {"inputs", "targets"}
+        data = (files["inputs"], files["targets"]) if is_pair else files
+    leaves = jax.tree.leaves(data)
+    if leaves and all(isinstance(leaf, str | os.PathLike | np.ndarray) for leaf in leaves):
+        return Stored(jax.tree.map(_Column, data))
+    return Stored(Items("data", data))

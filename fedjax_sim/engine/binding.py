@@ -160,7 +160,7 @@ def bind_together(
         num_clients = system.messages.num_senders(lanes[0].hyper) or lanes[0].hyper.num_clients
         drawn, row = _joined(system, lists["timelines"], num, num_clients), np.arange(num)
     planned = Planned(system, lanes, options, drawn=drawn, row=row)
-    if planned.program.window:
+    if planned.placement.window:
         allowed = "small enough to be in memory where one program is bound"
         raise ConfigError("data", "in files", allowed)
     return _bounds_of(

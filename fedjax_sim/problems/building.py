@@ -132,7 +132,6 @@ def supervised(
     if isinstance(test, client_data.Examples):
         test_clients = test.clients if test_clients is None else test_clients
         test = (test.inputs, test.targets)
-    test = test.whole if isinstance(test, Stored) else test
     data, num, files = client_data.read_examples(data)
     if prepare is None and not (isinstance(data, tuple) and len(data) == 2):
         raise ConfigError("data", type(data).__name__, "a pair of inputs and targets, or prepared")
@@ -259,13 +258,13 @@ def _targets_of(
     problem: Supervised, prepared: Callable[[Params], Params]
 ) -> Iterator[tuple[str, Params]]:
     """Yield the targets of the training examples, of files in blocks, and of the test examples."""
-    if (files := problem.stored) is None:
+    if (files := problem.held.stored) is None:
         yield "data", prepared(problem.data)
     else:
         # Where examples are pairs as they are, their targets alone are read.
         is_pair = getattr(problem.prepare, "func", None) is as_pair
         alone = files.targets if is_pair else None
-        for found in (alone or files).blocks():
+        for found in (alone or files).blocks(range(files.num)):
             yield "data", found if alone else prepared(found)
     yield "test", prepared(problem.test_data)
 

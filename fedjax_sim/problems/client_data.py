@@ -31,7 +31,7 @@ import optax
 from flax import struct
 
 from fedjax_sim.core import lifecycle, settings, trees
-from fedjax_sim.core.settings import ConfigError, Count, Seed, Whole, checked, shape
+from fedjax_sim.core.settings import ConfigError, Count, Seed, checked, shape
 from fedjax_sim.core.targets import TreeT
 from fedjax_sim.core.types import Array, Key, Leaf, Params
 from fedjax_sim.datasets import Stored, files
@@ -123,7 +123,7 @@ class Held:
       counts: `i32[N]`, the length of each client's range. Ranges do not overlap.
       most: Length of the longest range, or above that; part of the program.
       stored: The files in which the examples lie; None if they are in memory.
-      window: Examples that are in memory at a time, at most; 0 if they are in files alone.
+      where: `i32[n]`, where in a window of these files each example is; None if there is no window.
     """
 
     index: Annotated[Array, shape("P")]
@@ -131,7 +131,7 @@ class Held:
     counts: Counts
     most: Count = struct.field(pytree_node=False)
     stored: Stored | None = struct.field(pytree_node=False, default=None)
-    window: Whole = struct.field(pytree_node=False, default=0)
+    where: Annotated[Array, shape("n")] | None = None
 
     def at(self, client: Array, places: Array) -> Array:
         """Look up positions of a client's examples.
@@ -146,10 +146,11 @@ class Held:
         Raises:
           ConfigError: If the examples lie in files.
         """
-        if self.stored is not None and self.window == 0:
+        if self.stored is not None and self.where is None:
             allowed = "in memory: only `simulate` and `sweep` read files"
             raise ConfigError("data", str(self.stored), allowed)
-        return self.index[self.offsets[client] + places]
+        found = self.index[self.offsets[client] + places]
+        return found if self.where is None else self.where[found]
 
     def block(self, client: Array, first: Array | int, size: int) -> tuple[Array, Array]:
         """List some of a client's examples.
@@ -520,8 +521,7 @@ def read_arrays(name: str, data: Any) -> tuple[Params, int]:
         whole numbers that do not fit 32 bits where 64 are not enabled, does not fit the device's
         memory, or lengths differ.
     """
-    if isinstance(data, Stored):
-        data = data.read(np.arange(data.num))
+    data = data.whole if isinstance(data, Stored) else data
     # JAX would warn of iterators.
     read = jax.tree.map(
         functools.partial(files.read_leaf, name), data, is_leaf=lambda x: isinstance(x, Iterator)
@@ -660,19 +660,15 @@ class ClientExamples(Checked):
         """Number of examples of each client: `i32[N]`."""
         return self.held.counts
 
-    @property
-    def stored(self) -> Stored | None:
-        """The files in which the clients' examples lie; None if they are in memory."""
-        return self.held.stored
-
-    def within(self, data: Params, window: int) -> Self:
+    def with_examples(self, data: Params, where: Array | None) -> Self:
         """Return the problem with some of the examples of its files in memory, or with all.
 
         Args:
-          data: Leaves `[window + 1, ...]`, or `[n, ...]` if the window is 0.
-          window: Examples that may be there at a time; 0 if all are.
+          data: The examples that are there.
+          where: `i32[n]`, where in `data` each example is; None if all are there.
         """
-        held = dataclasses.replace(self.held, window=window, stored=self.stored if window else None)
+        stored = None if where is None else self.held.stored
+        held = dataclasses.replace(self.held, stored=stored, where=where)
         return dataclasses.replace(self, data=data, held=held)  # type: ignore[type-var]
 
 

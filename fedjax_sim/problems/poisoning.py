@@ -243,8 +243,8 @@ def check_class(name: str, number: int, num_classes: int) -> None:
 
 def _pairs_of(problem: Supervised) -> tuple[Array, Array, int]:
     """Return inputs and labels of the training examples, and the number of classes."""
-    if problem.stored is not None:
-        raise ConfigError("data", str(problem.stored), "in memory, where examples are changed")
+    if (files := problem.held.stored) is not None:
+        raise ConfigError("data", str(files), "in memory, where examples are changed")
     data, shape = problem.data, check_shapes(problem)
     is_pair = isinstance(data, tuple) and len(data) == 2
     is_pair = is_pair and all(hasattr(each, "dtype") for each in data) and data[1].ndim == 1

@@ -22,6 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,21 +68,27 @@ def run(folder: Path, share: float, asked: argparse.Namespace) -> dict[str, Any]
     """Run FedAvg once, and return what it took."""
     import fedjax_sim
     from fedjax_sim import datasets, models, partition, problems
-    from fedjax_sim.engine.program import windows
+    from fedjax_sim.engine.running import chunks
 
     files = datasets.stored(folder)
     num, spent = files.num, {"make": 0.0, "take": 0.0}
-    for name in spent:
-        function = getattr(windows.Windows, name)
 
-        def timed(self: Any, *given: int, name: str = name, function: Any = function) -> Any:
-            began = time.perf_counter()
-            try:
-                return function(self, *given)
-            finally:
-                spent[name] += time.perf_counter() - began
+    def timed(name: str, function: Callable[..., Any], *given: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*given)
+        finally:
+            spent[name] += time.perf_counter() - began
 
-        setattr(windows.Windows, name, timed)
+    class Thread(ThreadPoolExecutor):
+        """A thread that notes how long windows are made, and how long they are waited for."""
+
+        def submit(self, make: Callable[..., Any], *given: Any) -> Any:  # type: ignore[override]
+            made: Any = super().submit(timed, "make", make, *given)
+            made.result = partial(timed, "take", made.result)
+            return made
+
+    chunks.ThreadPoolExecutor = Thread  # type: ignore[misc]
     counts = np.full(asked.clients, num // asked.clients, "int32")
     index = np.arange(counts.sum(), dtype="int32")
     test = np.zeros((100, FEATURES), "uint8"), np.zeros(100, "int32")

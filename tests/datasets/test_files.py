@@ -1,5 +1,6 @@
 """Examples in files, read by their numbers."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,31 +120,30 @@ def test_changed_files_are_other_files(tmp_path: Path) -> None:
         first.read(np.array([0]))
 
 
-def test_a_file_that_is_cut_short_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    examples = datasets.stored(in_folder(tmp_path))
+@pytest.mark.parametrize("make", [in_folder, in_maps])
+def test_a_file_that_is_cut_short_is_one_sentence(make: Callable, tmp_path: Path) -> None:
+    examples = datasets.stored(make(tmp_path))
     path = tmp_path / "inputs.npy"
     content = path.read_bytes()
     path.write_bytes(content[:-10])
     with pytest.raises(InputError, match="has changed"):
         examples.read(np.array([22]))
     # Between the look at the file and the reading of it.
-    monkeypatch.setattr(datasets.Stored, "_check_files", lambda self: None)
+    examples._known.clear()
     with pytest.raises(InputError, match=r"inputs.npy could not be read .*shorter than it was"):
         examples.read(np.array([22]))
 
 
 def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nothing.npy could not be read as data \(No such file"):
+    with pytest.raises(InputError, match=r"nothing.npy could not be read \(No such file"):
         datasets.stored(tmp_path / "nothing.npy")
     (tmp_path / "text.npy").write_text("no array")
-    with pytest.raises(InputError, match=r"text.npy could not be read as data"):
+    with pytest.raises(InputError, match=r"text.npy could not be read \(ValueError"):
         datasets.stored(tmp_path / "text.npy")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"data is .*empty'?, but must be a folder of .npy"):
         datasets.stored(tmp_path / "empty")
-    with pytest.raises(ConfigError, match="data is 'int', but must be files"):
+    with pytest.raises(ConfigError, match="data is 'int', but must be arrays, tensors, or a"):
         datasets.stored(3)
     np.save(tmp_path / "words.npy", np.array(["a", "b"]))
     with pytest.raises(ConfigError, match=r"type of examples in data is .*a kind of number"):
@@ -170,6 +170,38 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=rf"example {number} of data .*{words}"):
             datasets.stored(failing(number))
+
+
+def test_types_are_those_of_the_sampled_examples(tmp_path: Path) -> None:
+    numbers: list[float] = [*range(200)]
+    numbers[1] = 1.5
+    with pytest.raises(ConfigError, match="type of examples in data is 'float64', but must be int"):
+        datasets.stored(numbers).read(np.array([0, 1]))
+    np.save(tmp_path / "huge.npy", np.array([1.0, 1e300]))
+    with pytest.raises(InputError, match="nan or inf"):
+        datasets.stored(tmp_path / "huge.npy").read(np.arange(2))
+
+
+def test_a_part_of_a_memory_map_is_no_file_and_a_map_is_not_pickled_whole(tmp_path: Path) -> None:
+    np.save(tmp_path / "many.npy", np.arange(2**18).reshape(-1, 2))
+    whole = np.load(tmp_path / "many.npy", mmap_mode="r")
+    for given, first in ((whole, 0), (whole[5:], 5), (whole[::3], 0)):
+        examples = datasets.stored(given)
+        assert examples.read(np.array([0, 2])).tolist() == given[[0, 2]].tolist()
+        assert examples.first[0, 0] == 2 * first
+    examples = datasets.stored(whole)
+    content = pickle.dumps(examples)
+    assert len(content) < 2**12 and pickle.loads(content) == examples
+
+
+def test_a_cpu_reads_a_window_where_it_is(tmp_path: Path) -> None:
+    np.save(tmp_path / "many.npy", np.arange(2**18, dtype="float32").reshape(-1, 2))
+    examples = datasets.stored(tmp_path / "many.npy")
+    # Smaller arrays of NumPy may begin where a CPU needs them by chance.
+    window = examples.read(np.arange(5, 100), room=2**23)
+    on_device = jax.device_put(window, may_alias=True)
+    assert on_device.unsafe_buffer_pointer() == window.ctypes.data
+    np.testing.assert_array_equal(on_device[:95], np.load(tmp_path / "many.npy")[5:100])
 
 
 def test_classes_are_checked_in_files_too(tmp_path: Path) -> None:

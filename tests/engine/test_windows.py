@@ -79,10 +79,11 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     made: list[tuple[int, int, int]] = []
     make = windows.Windows.make
 
-    def noting(self: windows.Windows, begin: int = 0, limit: int = 0) -> windows.Window:
-        found = make(self, begin, limit)
-        made.append((begin, found.end, int((found.places < self._size).sum())))
-        return found
+    def noting(self: windows.Windows, begin: int, limit: int) -> Any:
+        end, arrays = make(self, begin, limit)
+        where = list(arrays.values())[-1]
+        made.append((begin, end, int((where < self._size).sum())))
+        return end, arrays
 
     monkeypatch.setattr(windows.Windows, "make", noting)
     return made
@@ -212,7 +213,7 @@ def test_live_clocks_and_bound_programs_need_data_in_memory(
     layout = Layout(window=int(0.9 * len(arrays[0])) * ROW)
     system = fedjax_sim.SYSTEMS["oort"]
     hyper = system.Hyper(num_clients=NUM_CLIENTS)
-    with pytest.raises(ConfigError, match=r"data is .*, but must be in memory .*chosen by what is"):
+    with pytest.raises(ConfigError, match=r"data is .*, but must be in memory .*is learnt decides"):
         fedjax_sim.simulate(system, files, hyper, budget=fedjax_sim.Ticks(3), layout=layout)
     system = fedjax_sim.SYSTEMS["fedavg"]
     hyper = system.Hyper(num_clients=NUM_CLIENTS)
@@ -237,7 +238,7 @@ def test_a_read_outside_of_the_window_is_one_sentence_and_never_another_row(
 
         def less(*place: int) -> np.ndarray:
             flags = np.array(read(*place))
-            if place[0] == 4:
+            if place == (2, 0):  # tick 4
                 flags[np.flatnonzero(flags)[-1]] = False
             return flags
 
@@ -279,25 +280,31 @@ def test_follow_marks_look_ups_in_every_kind_of_control_flow() -> None:
             flag, lambda model: step(model, rows[4])[0], lambda model: model, looped
         )
 
-    def marked(rows: Any, flag: Any, given: Any = reads.UNKNOWN) -> list[int]:
+    def marked(rows: Any, flag: Any, run: Callable[..., Any] = run) -> list[int]:
         closed = jax.make_jaxpr(run)(data, model, jnp.zeros(5, int), jnp.bool_(True))
-        inputs = [reads.Rows(None), given, rows, flag]
-        flags, note = jnp.zeros(7, bool), reads.note_rows
-        _, flags = reads.follow(closed.jaxpr, closed.consts, inputs, flags, note)
-        return np.flatnonzero(np.asarray(flags)).tolist()
+        found = jax.jit(lambda given: reads.find(closed, given, 7))
+        return np.flatnonzero(found([reads.Rows(None), None, rows, flag])).tolist()
 
     rows = jnp.array([0, 2, 2, 4, 6])
     assert marked(rows, jnp.bool_(True)) == [0, 2, 4, 5, 6]
     assert marked(rows, jnp.bool_(False)) == [0, 2, 4, 5]
-    assert marked(rows, reads.UNKNOWN) == [0, 2, 4, 5, 6]
-    with pytest.raises(reads.NotKnownError, match=r"by what is learnt"):
-        marked(reads.UNKNOWN, jnp.bool_(True))
-    closed = jax.make_jaxpr(lambda data: data.sum())(data)
-    with pytest.raises(reads.NotKnownError, match=r"all examples"):
-        reads.follow(closed.jaxpr, closed.consts, [reads.Rows(None)], (), reads.note_rows)
-    for window, expected in ((7, False), (6, True)):
-        found, outside = reads.checked(run, data, window, model, rows, jnp.bool_(True))
-        np.testing.assert_array_equal(found, run(data, model, rows, jnp.bool_(True)))
+    for given in ((None, jnp.bool_(True)), (rows, None)):
+        with pytest.raises(ConfigError, match="what is learnt decides which examples are read"):
+            marked(*given)
+
+    def scanned(data: Any, *_: Any) -> Any:
+        return jax.lax.scan(lambda total, row: (total + row, None), jnp.zeros(2), data)[0]
+
+    def tested(data: Any, *_: Any) -> Any:
+        return jax.lax.while_loop(lambda i: data[i, 0] > 0, lambda i: i + 1, 0)
+
+    for all_read in (scanned, tested, lambda data, *_: data.sum()):
+        with pytest.raises(ConfigError, match=r"in memory .*(all examples are|examples decide)"):
+            marked(rows, jnp.bool_(True), all_read)
+    for last, expected in ((6, True), (5, False)):
+        given = model, rows.at[4].set(last), jnp.bool_(True)
+        found, outside = reads.check(run, data, *given)
+        np.testing.assert_array_equal(found, run(data, *given))
         assert bool(outside) == expected
 
 
@@ -333,5 +340,5 @@ def test_a_file_that_changes_is_one_sentence_and_nothing_is_lost(
     resumed = run_of("fedavg", files, layout, checkpoints=again)
     assert_same(resumed, expected)
     (folder / "targets.npy").unlink()
-    with pytest.raises(InputError, match=r"targets.npy could not be read as data \(No such file"):
+    with pytest.raises(InputError, match=r"targets.npy could not be read \(No such file"):
         run_of("fedavg", files, layout)

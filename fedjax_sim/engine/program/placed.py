@@ -9,7 +9,7 @@ Dimension letters: those of `fedjax_sim.core.types`; `D` schedules, `H` rows of 
 
 import copy
 import functools
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Self, TypeVar
 
 import chex
@@ -47,6 +47,7 @@ class PlacedLanes:
         lanes: Lanes,
         schedule: Schedule,
         starts: types.Params | None = None,
+        windowed: Collection[types.Leaf] = (),
     ):
         """Deal lanes to their devices.
 
@@ -55,6 +56,7 @@ class PlacedLanes:
           lanes: L lanes.
           schedule: Their schedules, of whole chunks; `lanes.row` says which is whose.
           starts: Models that the lanes start from, leaves `[L, ...]`; None to draw them.
+          windowed: Those shared leaves of the problems that each chunk has in other arrays.
         """
         chex.assert_equal_shape([lanes.row, lanes.seed])
         self.schedule, self.is_described = schedule, bool(placement.devices)
@@ -71,13 +73,12 @@ class PlacedLanes:
         self._split = NamedSharding(placement.mesh, PartitionSpec("lanes"))
         self._whole = NamedSharding(placement.mesh, PartitionSpec())
         self._given = lanes._replace(row=np.concatenate(local).astype("int32"))
-        self._starts = starts
-        self._without_window: Lanes | None = None
+        self._starts, self._windowed = starts, set(map(id, windowed))
 
     def described(self) -> Self:
         """Return the same lanes with arrays that are described and never put on devices."""
         other = copy.copy(self)
-        other.is_described = True
+        other.is_described, other._windowed = True, set()
         for name in ("lanes", "starts"):
             vars(other).pop(name, None)
         return other
@@ -110,39 +111,22 @@ class PlacedLanes:
         elif not self._is_in_order:
             dealt = jax.tree.map(lambda leaf: leaf[lane_of], dealt)
         seed, hypers, problems, row = self.put((*dealt, lanes.row))
-        shared = self._share((lanes.hyper.shared, lanes.problem.shared))
+        of_problem = [None if id(x) in self._windowed else x for x in lanes.problem.shared]
+        shared = self._share((lanes.hyper.shared, of_problem))
         hyper = lanes.hyper.replace(varying=hypers, shared=shared[0])
         return Lanes(seed, row, hyper, lanes.problem.replace(varying=problems, shared=shared[1]))
 
-    def filled(
-        self, data_at: list[int], index_at: int, data: list[np.ndarray], index: np.ndarray
-    ) -> Lanes:
-        """Put the lanes on their devices, with the examples of a window.
+    def filled(self, window: dict[int, np.ndarray]) -> Lanes:
+        """Return the lanes on their devices, with arrays of a chunk for the leaves left out.
 
         Args:
-          data_at: Places of the examples among the leaves of a problem.
-          index_at: The place of the clients' positions.
-          data: The examples, leaves `[W + 1, ...]`.
-          index: The clients' positions in them, `i32[P]`, or `i32[L, P]` if lanes have their own.
+          window: The arrays, by the `id` of the leaf that each stands for.
         """
-        if self._without_window is None:
-            placed = copy.copy(self)
-            problem, at = self._given.problem, {*data_at, index_at}
-            empty = {
-                name: [None if i in at else leaf for i, leaf in enumerate(getattr(problem, name))]
-                for name in ("varying", "shared")
-            }
-            placed._given = self._given._replace(problem=problem.replace(**empty))
-            self._without_window = placed.lanes
-        lanes = self._without_window
-        shared, varying = [*lanes.problem.shared], [*lanes.problem.varying]
-        for place, leaf in zip(data_at, self._share([*map(jnp.asarray, data)]), strict=True):
-            shared[place] = leaf
-        if index.ndim == 1:
-            shared[index_at] = self._share([index])[0]
-        else:
-            varying[index_at] = self.put(index[self.lane_of])
-        return lanes._replace(problem=lanes.problem.replace(varying=varying, shared=shared))
+        # A CPU reads the arrays where they are.
+        arrays, problem = self._share(jax.device_put(window, may_alias=True)), self.lanes.problem
+        pairs = zip(self._given.problem.shared, problem.shared, strict=True)
+        shared = [arrays.get(id(old), new) for old, new in pairs]
+        return self.lanes._replace(problem=problem.replace(shared=shared))
 
     def carried(self, states: TreeT) -> TreeT:
         """Describe states of the lanes on their devices."""

@@ -25,7 +25,7 @@ from fedjax_sim.engine.planning.placement import choose, measure_step
 from fedjax_sim.engine.program.opened import Machine, rows_of, sizes_of
 from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.engine.program.replay import Program, Replay
-from fedjax_sim.engine.program.windows import Windows, open_files
+from fedjax_sim.engine.program.windows import open_files
 from fedjax_sim.engine.request import Options
 from fedjax_sim.results.runs import warn_of_late
 
@@ -50,6 +50,7 @@ class Planned:
       system: The system.
       group: The lanes; once timelines are drawn, the members of a family are adjacent.
       options: The options of the sweep.
+      windowed: Leaves of the problems that each chunk has in other arrays, see `open_files`.
       budget: How long the lanes run.
       timelines: Leaves `[D, T, ...]`.
       ticks: `i64[D]`, ticks of each timeline.
@@ -85,11 +86,7 @@ class Planned:
           drawn: The timelines and their ticks, if they are known.
           row: `i64[L]`, the number of each lane's timeline, if these are the caller's own.
         """
-        problem: Any = group[0].problem
-        # A problem that hands on another one's attributes would be lost in it.
-        has_files = all(hasattr(type(problem), name) for name in ("stored", "within"))
-        if has_files and problem.stored is not None:
-            group, options = open_files(group, options)
+        group, options, self.windowed = open_files(group, options)
         self.system, self.group, self.options = system, group, options
         self.budget = options.budget
         self.draw(drawn, row)
@@ -168,8 +165,9 @@ class Planned:
         stacked = lanes.stack_settings(self.hypers, stored.weight.dtype)
         self.lanes = lanes.Lanes(*numbers, stacked, lanes.stack_problems(problems))
         chosen_among = settings.alternatives_in(self.group[0].hyper)
+        layout = self.options.layout if self.windowed else self.options.layout._replace(window=None)
         self.placement = choose(
-            self.options.layout,
+            layout,
             rows=self.lanes.row,
             steps=stored.steps,
             cost=self.cost,
@@ -201,7 +199,6 @@ class Planned:
         # may be over long before their ticks are.
         num_evals, per_eval = laid_out.shape[1:]
         is_stepwise = options.folder is not None or options.watch.is_needed
-        is_stepwise |= placement.window is not None
         is_stepwise |= laid_out.live is not None and not isinstance(self.budget, types.Ticks)
         asked = options.layout.evals_per_chunk or (1 if is_stepwise else num_evals)
         chunk = 1 if placement.window else min(asked, num_evals)
@@ -225,7 +222,6 @@ class Planned:
             can_stop=options.watch.on_evaluation is not None,
             held_rows=0 if laid_out.held is None else laid_out.held.holders.shape[2],
             has_mean=options.keep.output == "mean",
-            window=cast(Any, self.group[0].problem).held.window if placement.window else 0,
             code=self.code,
         )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves((self.lanes, laid_out.stored))]
@@ -372,11 +368,8 @@ class Planned:
         padded = self.schedule
         if missing := -padded.shape[1] % self.program.chunk[0]:
             padded = schedule.pad_evaluations(padded, missing)
-        windows, problem = None, cast(Any, self.group[0].problem)
-        if self.program.window and not self.placement.devices:
-            windows = Windows(self.program, problem, self.lanes, padded)
-        placed = PlacedLanes(self.placement, self.lanes, padded, starts)
-        return Replay(self.program, placed, windows)
+        placed = PlacedLanes(self.placement, self.lanes, padded, starts, self.windowed)
+        return Replay(self.program, placed)
 
 
 def _trace_problem(

@@ -40,7 +40,6 @@ from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import look_up
 from fedjax_sim.engine.program import opened, reads
 from fedjax_sim.engine.program.placed import PlacedLanes
-from fedjax_sim.engine.program.windows import Windows
 from fedjax_sim.results.curves import scalars_of
 
 LIMB_BITS = 11
@@ -81,7 +80,6 @@ class Program(NamedTuple):
         another.
       held_rows: Rows of the store behind `client_variance`, H; 0 if that is not measured.
       has_mean: Whether the mean of the server's and all clients' models is evaluated.
-      window: Examples of files that a chunk has in memory; 0 if all examples are.
       code: Number of the users' code in the program, see `number_of_code`.
     """
 
@@ -96,7 +94,6 @@ class Program(NamedTuple):
     can_stop: bool = False
     held_rows: int = 0
     has_mean: bool = False
-    window: int = 0
     code: int = 0
 
 
@@ -134,13 +131,15 @@ class Replay:
       program: The static arguments.
       placed: The lanes on their devices.
       num_evals: Evaluations of all chunks, V.
-      windows: Where examples of files come from; None if all are in memory.
+      window: The examples of the next chunk, see `PlacedLanes.filled`; none if all are in memory.
+      make_window: Reads the examples of the next chunk, see `Windows.make`; None if there are none.
     """
 
-    def __init__(self, program: Program, placed: PlacedLanes, windows: Windows | None = None):
+    def __init__(self, program: Program, placed: PlacedLanes):
         """Take the static arguments and the lanes. Nothing is compiled yet."""
         self.program, self.placed, self.num_evals = program, placed, placed.schedule.shape[1]
-        self.windows = windows
+        self.window: dict[int, np.ndarray] = {}
+        self.make_window: Callable[[int, int], tuple[int, dict[int, np.ndarray]]] | None = None
         self._begin = _begin.quickly if program.machine.begins_quickly else _begin.well
         self._described = placed.described()
 
@@ -159,7 +158,7 @@ class Replay:
 
     def _lanes(self) -> Lanes:
         """Put the lanes on their devices, with the examples of a window if these lie in files."""
-        return self.placed.lanes if self.windows is None else self.windows.fill(self.placed)
+        return self.placed.filled(self.window) if self.window else self.placed.lanes
 
     def advance(
         self, carries: Carry, begin: int, end: int, is_running: np.ndarray | None = None
@@ -169,7 +168,7 @@ class Replay:
         The memory of the old carries is reused, so they must not be read again. If the chunk ends
         between two evaluations, its metrics and models are zeros. If lanes can be stopped, those
         that do not run (`bool[L]`) keep their carries and return zeros. If examples lie in files,
-        `windows` has taken those of the chunk.
+        `window` has those of the chunk.
         """
         lanes = self._lanes()
         return _advance(*self._inputs(self.placed, lanes, carries, begin, end, is_running))
@@ -277,7 +276,7 @@ class Replay:
 
 
 @dataclasses.dataclass(eq=False)
-class _ReplayedLane:
+class ReplayedLane:
     """A lane within the trace of a program.
 
     Attributes:
@@ -320,20 +319,19 @@ class _ReplayedLane:
             return carry.output
         return self.lane.algorithm.model(self.lane.learnt(carry.state))
 
-    def advance(
-        self, carry: Carry, runs: types.Array | None = None, *, is_checked: bool = False
-    ) -> tuple[Carry, Evaluated]:
+    def advance(self, carry: Carry, runs: types.Array | None = None) -> tuple[Carry, Evaluated]:
         """Replay a chunk.
 
         Args:
           carry: The carry.
           runs: `bool[]`, whether the lane goes on; None if none is stopped.
-          is_checked: Whether it is checked already that examples are in their window.
         """
         if runs is not None:
             return opened.take_if(runs, self.advance, carry)
-        if self.program.window and not is_checked:
-            return self.within_window(carry)
+        return self.within_window(carry) if self.program.placement.window else self.chunk(carry)
+
+    def chunk(self, carry: Carry) -> tuple[Carry, Evaluated]:
+        """Replay a chunk of a lane that goes on."""
         if self.tables.until is not None:
             # Limits belong to the schedule: states begin without them.
             until = jax.tree.map(lambda leaf: look_up(leaf, (self.row,)), self.tables.until)
@@ -350,10 +348,9 @@ class _ReplayedLane:
         def chunk(data: Any, carry: Carry) -> tuple[Carry, Evaluated]:
             problem = dataclasses.replace(lane.problem, data=data)
             same = type(lane)(lane.system, problem, lane.hyper, lane.key, lane.plan)
-            return dataclasses.replace(self, lane=same).advance(carry, is_checked=True)
+            return dataclasses.replace(self, lane=same).chunk(carry)
 
-        data, window = lane.problem.data, self.program.window
-        (carry, (observed, totals)), outside = reads.checked(chunk, data, window, carry)
+        (carry, (observed, totals)), outside = reads.check(chunk, lane.problem.data, carry)
         carry = opened.nan_if(carry, [outside])
         return carry, (observed, {**totals, OUTSIDE: outside[None].astype("int32")})
 
@@ -502,6 +499,40 @@ class _ReplayedLane:
         return model if has_mean else (), observed
 
 
+def of_lanes(
+    run: Callable[..., batching.ResultT],
+    program: Program,
+    lanes: Lanes,
+    tables: tuple | None,
+    varying: tuple,
+) -> batching.ResultT:
+    """Call `run(lane, *varying)` for every lane of a device.
+
+    Args:
+      run: The function of a `ReplayedLane` and of its entries of `varying`.
+      program: The static arguments.
+      lanes: L lanes.
+      tables: What lanes read together, `tables` and `place` of a `ReplayedLane`; None for nothing.
+      varying: Leaves `[L, ...]`.
+    """
+    placement = program.placement
+
+    def lane(inputs: tuple) -> batching.ResultT:
+        (seed, row, problem), (hyper, varying) = inputs
+        both = lanes.problem.of_lane(problem), lanes.hyper.of_lane(hyper)
+        key = opened.learning_key(seed)
+        found = opened.lane_of(program.system, *both, key, program.plan)
+        return run(ReplayedLane(program, found, row, *(tables or ())), *varying)
+
+    at_once, batches = placement.lanes_at_once, placement.lane_batches
+    map_over = functools.partial(batching.map_lanes, at_once=at_once, batches=batches)
+    shared, size = (lanes.seed, lanes.row, lanes.problem.varying), placement.family_size
+    varying = lanes.hyper.varying, varying
+    if size == 1:
+        return map_over(lane, (shared, varying))
+    return batching.map_families(lane, shared, varying, size=size, map_over=map_over)
+
+
 def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[..., batching.ResultT]:
     """Make a program of all lanes, of some name, from `run(lane, *varying)` of one lane.
 
@@ -514,33 +545,16 @@ def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[...
     def run_all(
         program: Program, lanes: Lanes, tables: tuple | None, *varying: object
     ) -> batching.ResultT:
-        placement = program.placement
-
-        def on_device(lanes: Lanes, tables: tuple | None, varying: tuple) -> batching.ResultT:
-            def lane(inputs: tuple) -> batching.ResultT:
-                (seed, row, problem), (hyper, varying) = inputs
-                both = lanes.problem.of_lane(problem), lanes.hyper.of_lane(hyper)
-                key = opened.learning_key(seed)
-                found = opened.lane_of(program.system, *both, key, program.plan)
-                return run(_ReplayedLane(program, found, row, *(tables or ())), *varying)
-
-            at_once, batches = placement.lanes_at_once, placement.lane_batches
-            map_over = functools.partial(batching.map_lanes, at_once=at_once, batches=batches)
-            shared, size = (lanes.seed, lanes.row, lanes.problem.varying), placement.family_size
-            varying = lanes.hyper.varying, varying
-            if size == 1:
-                return map_over(lane, (shared, varying))
-            return batching.map_families(lane, shared, varying, size=size, map_over=map_over)
-
         split, whole = PartitionSpec("lanes"), PartitionSpec()
         stacked = (
             each.replace(varying=split, shared=whole) for each in (lanes.hyper, lanes.problem)
         )
         of_tables = jax.tree.map(lambda leaf: split if leaf.shape[0] > 1 else whole, tables)
         specs = Lanes(split, split, *stacked), of_tables, split
+        on_device, mesh = functools.partial(of_lanes, run, program), program.placement.mesh
         with program.machine.tracing():
             return jax.shard_map(
-                on_device, mesh=placement.mesh, in_specs=specs, out_specs=split, check_vma=False
+                on_device, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False
             )(lanes, tables, varying)
 
     run_all.__name__ = name
@@ -548,15 +562,15 @@ def _over_lanes(name: str, run: Callable[..., batching.ResultT]) -> Callable[...
 
 
 _begin = compiling.RunsOnce(
-    _over_lanes("_begin", _ReplayedLane.begin), static_argnums=0, keep_unused=True
+    _over_lanes("_begin", ReplayedLane.begin), static_argnums=0, keep_unused=True
 )
 _advance = jax.jit(
-    _over_lanes("_advance", _ReplayedLane.advance),
+    _over_lanes("_advance", ReplayedLane.advance),
     static_argnums=0,
     donate_argnums=3,
     keep_unused=True,
 )
-_final_models = jax.jit(_over_lanes("_final_models", _ReplayedLane.final_model), static_argnums=0)
+_final_models = jax.jit(_over_lanes("_final_models", ReplayedLane.final_model), static_argnums=0)
 
 
 def _counts_of(info: types.Work, event: types.Event, num_clients: int) -> Counted:

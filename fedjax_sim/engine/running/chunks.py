@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +48,8 @@ def replay_schedule(
     seen = Evaluations(replay.placed.place_of, replay.num_evals)
     per_eval, done = replay.program.chunk[1], 0
     is_live = replay.program.plan.live is not None
+    if replay.make_window is not None:
+        _, replay.window = replay.make_window(0, 0)
     if saved is None:
         carries, first = replay.begin()
     else:
@@ -54,10 +57,9 @@ def replay_schedule(
         name, ticks = replay.program.system.name, replay.num_evals * per_eval
         say(f"{name} goes on after {done} of {ticks} ticks (lanes: {len(replay.placed.place_of)}).")
         seen.restore(curves, 1 + done // per_eval)
-    chunks = _replayed(replay, carries, first, done, seen, checkpoint)
     stops_wait = contextlib.nullcontext() if checkpoint is None else deferring_stops()
-    windows = contextlib.nullcontext() if replay.windows is None else replay.windows
-    with stops_wait, windows:
+    with stops_wait, ThreadPoolExecutor(1, "fedjax_sim-window") as thread:
+        chunks = _replayed(replay, carries, first, done, seen, checkpoint, thread)
         for begin, done, returned, carries, _ in chunks:
             if done == 0:
                 seen.put(jax.tree.map(lambda leaf: leaf[:, None], returned), 0)
@@ -115,6 +117,7 @@ def _replayed(
     done: int,
     seen: "Evaluations",
     checkpoint: Checkpoint | None,
+    thread: ThreadPoolExecutor,
 ) -> Iterator[_Chunk]:
     """Send chunk after chunk to the devices, and yield each with its results on the host.
 
@@ -122,15 +125,17 @@ def _replayed(
     for the host. A state that may have to be saved is copied first, as the next chunk takes it.
 
     The carries are the state after `done` ticks, and `first` is what the beginning returned, if the
-    run begins now. Which lanes run is read from `seen` when a chunk is sent.
+    run begins now. Which lanes run is read from `seen` when a chunk is sent. The `thread` reads the
+    next chunk's examples if these lie in files.
     """
     # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
     decides = replay.program.can_stop or replay.program.plan.live is not None
     # A window is made while the chunk before runs, and a third one would be too many.
-    decides |= replay.windows is not None
+    make, window = replay.make_window, None
+    decides |= make is not None
     num_evals, per_eval = replay.program.chunk
     is_paced = replay.program.block > 0 and checkpoint is not None
-    pace, windows = _Pace(replay, 1 if decides else 2) if is_paced else None, replay.windows
+    pace = _Pace(replay, 1 if decides else 2) if is_paced else None
     whole = replay.num_evals * per_eval
     waiting: deque[_Chunk] = deque()
     if first is not None:
@@ -173,16 +178,16 @@ def _replayed(
             begin, sent = done, time.monotonic()
             try:
                 done = end_after(begin)
-                if windows is not None:
-                    done = windows.take(begin, done)
+                if make is not None:
+                    done, replay.window = (window or thread.submit(make, begin, done)).result()
                 if waiting and checkpoint is not None:
                     # It is saved once the chunk is done, if that is due then.
                     is_saved = checkpoint.is_due(within=lasted)
                     kept = jax.tree.map(jnp.copy, carries) if is_saved else None
                     waiting[-1] = waiting[-1]._replace(carries=kept)
                 carries, returned = replay.advance(carries, begin, done, seen.is_running)
-                if windows is not None and done < whole:
-                    windows.prepare(done, end_after(done))
+                if make is not None and done < whole:
+                    window = thread.submit(make, done, end_after(done))
             except Exception as error:
                 # Programs that call the host on a CPU run, and may fail, while they are sent.
                 # What was done before them is kept, and so it is if a file cannot be read.

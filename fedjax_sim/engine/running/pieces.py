@@ -29,6 +29,7 @@ from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.program.replay import Replay
+from fedjax_sim.engine.program.windows import TOGETHER, Windows
 from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.engine.running.chunks import Evaluations, replay_schedule
@@ -143,10 +144,15 @@ class Pieces:
             return loaded
         else:
             ready = loaded
+        planned, windows = ready.planned, None
+        if planned.windowed:
+            first = planned.group[0].problem
+            windows = Windows(first, planned.windowed, planned.lanes, ready.replay)
+            ready.replay.make_window = windows.make
         if num == len(self._whole):
-            self._longest = int(ready.planned.ticks.max())
+            self._longest = int(planned.ticks.max())
         if num > self._accepted and not self._has_states():
-            stacked, placement = ready.planned.lanes, ready.planned.placement
+            stacked, placement = planned.lanes, planned.placement
             devices, here = list(placement.mesh.devices.flat), 1
             if placement.platform == "cpu":
                 # All devices of this process share one memory.
@@ -155,8 +161,8 @@ class Pieces:
             usable = free if self._options.layout.max_lanes is not None else memory.SHARE * free
             leaves = stacked.hyper.shared, stacked.problem.shared
             shared = memory.bytes_to_share(leaves, devices)
-            if ready.replay.windows is not None:
-                shared += ready.replay.windows.nbytes
+            # One of two windows is counted by its placeholders.
+            shared += (placement.window or 0) // TOGETHER
             room = ((free if num == 1 else usable) - shared) / here
             needed = here * ready.replay.prepare(room=room) + shared
             # One lane cannot be fewer, and is refused if its state is larger than the device.
@@ -165,6 +171,8 @@ class Pieces:
                 raise self._refusal(num, memory.DoesNotFitError)
             self._accepted = num
             if not self._has_run_out:
+                if windows is not None:
+                    memory.say(windows.describe())
                 self._say_what_is_chosen(ready, needed, usable)
         return replay_group(ready)
 
@@ -224,8 +232,6 @@ class Pieces:
     def _say_what_is_chosen(self, ready: Ready, needed: float, free: float) -> None:
         """Say how many lanes run at a time, if not all do."""
         num, num_all, name = len(ready.planned.group), len(self._group), self._system.name
-        if ready.replay.windows is not None:
-            memory.say(ready.replay.windows.describe())
         needs, has = map(lifecycle.write_bytes, (needed, free))
         if needed > free:
             memory.say(f"one lane of {name} takes about {needs}, but only {has} are free.")

@@ -510,7 +510,7 @@ class WithSample(client_data.ClientExamples, Sampled):
             raise ConfigError("an example of data", form, f"{known}, as in the sample")
         if (clients := len(split.counts)) != (allowed := sample.counts.shape[0]):
             raise ConfigError("number of clients", clients, f"{allowed}, as in the sample")
-        for block in [found] if source is None else source.blocks():
+        for block in [found] if source is None else source.blocks(range(num)):
             rows = jax.tree.map(lambda row, leaf: jnp.asarray(row, leaf.dtype), block, sample.data)
             size = len(jax.tree.leaves(rows)[0])
             tell(sample.model, rows, jnp.full(size, 1 / size, sample.share.dtype))
