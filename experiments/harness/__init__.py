@@ -15,7 +15,6 @@ from experiments.harness.claims import Criterion as Criterion
 from experiments.harness.claims import Judges as Judges
 from experiments.harness.claims import Verdict as Verdict
 from experiments.harness.claims import judge_all as judge_all
-from experiments.harness.claims import verdict_table as verdict_table
 from experiments.harness.command import main as main
 from experiments.harness.command import run_experiment as run_experiment
 from experiments.harness.experiment import Arguments as Arguments

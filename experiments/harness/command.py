@@ -13,6 +13,7 @@ from typing import Any
 
 import fedjax_sim
 from experiments.harness import ledger, queue, registry, report
+from experiments.harness.claims import verdict_table
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.parts import CHECKPOINTS, ExperimentPart, WaitsError, read_identity
 from fedjax_sim.cli.arguments import read_value
@@ -292,7 +293,10 @@ def _show(outcome: Outcome, out: str, *, as_json: bool) -> None:
         claims = [verdict._asdict() for verdict in outcome.verdicts]
         print(to_json({"folder": out, "claims": claims}), end="")
     else:
-        print(f"{outcome.text}\nwritten to {out}")
+        told = (
+            [outcome.text, verdict_table(outcome.verdicts)] if outcome.verdicts else [outcome.text]
+        )
+        print("\n\n".join(filter(None, told)), f"written to {out}", sep="\n")
 
 
 def run_experiment(name: str, run: Callable[[Arguments], Outcome], arguments: Arguments) -> Outcome:
