@@ -217,7 +217,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     ruled = judge(inputs)
     figures = {"staleness.png": draw_laws(laws), "seconds.png": draw_seconds(inputs["8"])}
-    return Outcome({}, figures, ruled, sizes.config(), harness.verdict_table(ruled), inputs)
+    return Outcome({}, figures, ruled, sizes.config(), inputs=inputs)
 
 
 @styled()

@@ -21,7 +21,7 @@ from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, verdict_table
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
 from fedjax_sim.results.plots import look, styled
 
@@ -506,6 +506,4 @@ def run(arguments: Arguments) -> Outcome:
         judge_constant(measure_constant()),
         judge_decreasing(measure_decreasing(late), sizes),
     ]
-    return Outcome(
-        {}, {"bounds.png": picture(late["R1"])}, verdicts, sizes.config(), verdict_table(verdicts)
-    )
+    return Outcome({}, {"bounds.png": picture(late["R1"])}, verdicts, sizes.config())

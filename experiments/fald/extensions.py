@@ -201,4 +201,4 @@ def run(arguments: Arguments) -> Outcome:
     verdicts = harness.judge_all(JUDGES, found)
     if arguments.smoke:
         verdicts = [each.undecided("not judged: too small with --smoke; ") for each in verdicts]
-    return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    return Outcome({}, {}, verdicts, sizes.config())

@@ -258,30 +258,19 @@ def largest_deviation(panels: Panels) -> float:
     """
     if not gaussian.are_numbers(*panels.ran.values(), *panels.mixed.values()):
         return float("inf")
-    runs = [
-        (sets.first, i, k, 0.0, alpha)
-        for k, sets in panels.ran.items()
-        for i, alpha in enumerate(panels.sizes.alphas)
+    clients = [panels.clients[alpha] for alpha in panels.sizes.alphas]
+    runs: list[tuple[Repeated, int, dict[str, Any]]] = [
+        (sets, i, {"local_steps": k}) for k, sets in panels.ran.items() for i in range(len(clients))
     ]
     runs += [
-        (sets.first, 0, MIXED_STEPS, rho, panels.sizes.alphas[0])
-        for rho, sets in panels.mixed.items()
+        (sets, 0, {"local_steps": MIXED_STEPS, "rho": rho}) for rho, sets in panels.mixed.items()
     ]
-    found = []
-    for first, i, local_steps, rho, alpha in runs:
-        num_rounds = first.distance.shape[-1] - 1
-        taken = oracle.one_round(
-            panels.clients[alpha], step_size=STEP_SIZE, local_steps=local_steps, rho=rho
+    return largest(
+        *(
+            gaussian.off_exact(sets.first, (i,), clients[i], step_size=STEP_SIZE, **how)
+            for sets, i, how in runs
         )
-        exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), num_rounds)
-        at = [1, num_rounds // 2, num_rounds]
-        law = Gaussian(first.law.mean[i, at], first.law.covariance[i, at])
-        found.append(
-            gaussian.deviations(
-                law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.seeds
-            ).max()
-        )
-    return largest(*found)
+    )
 
 
 @plots.styled()
@@ -372,7 +361,6 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
             f"samples of panel e: W2 {match:.1e} ({'close' if match <= close else 'not close'}: "
             f"at most {close:g} asked for); last models "
             f"of the chains and exact draws: p = {p_value:.3g} that they have one law",
-            harness.verdict_table(verdicts),
         ]
     )
     config = {

@@ -145,7 +145,7 @@ def run(arguments: Arguments) -> Outcome:
         f"{words}:\n\n{text_of(ran, prefix)}"
         for words, prefix in zip(("without warm-up", "with warm-up"), WARM_UPS, strict=True)
     ]
-    text = "\n\n".join([*tables, harness.verdict_table(verdicts)])
+    text = "\n\n".join(tables)
     return Outcome(ran.curves, figures, verdicts, ran.config, text, inputs)
 
 

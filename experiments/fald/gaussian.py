@@ -309,6 +309,40 @@ def deviations(
     )
 
 
+def off_exact(
+    ran: Chains,
+    place: tuple[int, ...],
+    clients: GaussianTarget,
+    at: Sequence[int] | None = None,
+    **how: Any,
+) -> float:
+    """Return how far chains' means and variances are from the exact ones, in standard errors.
+
+    If only some clients are averaged, laws are mixtures, and the error of their variance comes from
+    the chains' fourth moments.
+
+    Args:
+      ran: The chains.
+      place: The problem and the values of the swept settings, by their places.
+      clients: The problem's clients.
+      at: Rounds at which they are compared; the first, the middle and the last one by default.
+      **how: As in `exact_distances`.
+    """
+    num_rounds = ran.distance.shape[-1] - 1
+    chosen = [1, num_rounds // 2, num_rounds] if at is None else [*at]
+    taken = oracle.one_round(clients, **{"rho": 0.0, **how})
+    exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
+    models = ran.models[place]
+    is_mixed = how.get("participation", oracle.FULL) != oracle.FULL
+    far = deviations(
+        Gaussian(ran.law.mean[place][chosen], ran.law.covariance[place][chosen]),
+        Gaussian(exact.mean[chosen], exact.covariance[chosen]),
+        len(models),
+        mixed_moments(models[:, chosen]) if is_mixed else None,
+    )
+    return largest(*far.ravel())
+
+
 def _far(found: np.ndarray, exact: np.ndarray, error: np.ndarray) -> np.ndarray:
     """Divide distances by errors: 0 over 0 is 0, and what is not a number is infinite."""
     off = np.abs(found - exact)

@@ -176,4 +176,4 @@ def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     measured = {24: measure_privacy(), 26: measure_best(), 27: measure_everyone()}
     verdicts = harness.judge_all(JUDGES, measured)
-    return Outcome({}, {}, verdicts, {}, harness.verdict_table(verdicts))
+    return Outcome({}, {}, verdicts, {})

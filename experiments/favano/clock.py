@@ -34,7 +34,6 @@ from experiments.harness import (
     interval_of_error,
     rule,
     unless_unknown,
-    verdict_table,
 )
 from fedjax_sim.core.types import System, Timeline
 from fedjax_sim.results.plots import look, name_beside, styled
@@ -588,4 +587,4 @@ def run(arguments: Arguments) -> Outcome:
         judge_units(measure_units()),
     ]
     figures = {"contacts.png": laws, "step_time.png": times, "staleness.png": staleness}
-    return Outcome({}, figures, verdicts, sizes.config(), verdict_table(verdicts))
+    return Outcome({}, figures, verdicts, sizes.config())

@@ -18,7 +18,6 @@ from experiments.harness import (
     Verdict,
     begins,
     rule,
-    table,
     unless_unknown,
 )
 
@@ -32,13 +31,8 @@ def run(arguments: Arguments) -> Outcome:
     ran = runs(arguments, MNIST, [COLUMN], SHOWN)
     reached = times_to(ran.of(COLUMN), TARGET)
     judged = judge({TIMES: reached})
-    rows = [
-        [method, "not reached" if time is None else f"{time:.0f}"]
-        for method, time in reached.items()
-    ]
-    text = table(["method", TIMES], rows)
     figures = {"fig5.png": against_all(ran, COLUMN)}
-    return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
+    return Outcome(as_groups(ran.curves), figures, [judged], ran.config)
 
 
 def judge(measured: Mapping[str, Mapping[str, float | None]]) -> Verdict:

@@ -193,4 +193,4 @@ def run(arguments: Arguments) -> Outcome:
     sizes = STUDY.choose(arguments, least_seeds=2)
     measured = {32: measure_start(sizes), 33: measure_floor(sizes), 34: measure_corollary()}
     verdicts = harness.judge_all(JUDGES, measured)
-    return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    return Outcome({}, {}, verdicts, sizes.config())

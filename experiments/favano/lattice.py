@@ -94,5 +94,4 @@ def run(arguments: Arguments) -> Outcome:
         )
         for column in columns
     }
-    text = harness.verdict_table([judged])
-    return Outcome(setup.as_groups(ran.curves), figures, [judged], ran.config, text)
+    return Outcome(setup.as_groups(ran.curves), figures, [judged], ran.config)

@@ -355,6 +355,4 @@ def run(arguments: Arguments) -> Outcome:
         judge_reweighting(measure_reweighting(sizes)),
         judge_contraction(contraction),
     ]
-    return Outcome(
-        {}, {"contraction.png": figure}, verdicts, sizes.config(), harness.verdict_table(verdicts)
-    )
+    return Outcome({}, {"contraction.png": figure}, verdicts, sizes.config())

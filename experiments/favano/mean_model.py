@@ -118,7 +118,7 @@ def run(arguments: Arguments) -> Outcome:
     verdicts = harness.judge_all(JUDGES, found)
     if arguments.smoke:
         verdicts = [each.undecided(f"{SMOKE}; ") for each in verdicts]
-    return Outcome(curves, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    return Outcome(curves, {}, verdicts, sizes.config())
 
 
 def vectors(samples: Any) -> np.ndarray:

@@ -33,7 +33,6 @@ from experiments.harness import (
     Study,
     Verdict,
     table,
-    verdict_table,
 )
 from experiments.harness.heatmaps import heat_maps
 from fedjax_sim import datasets, models, partition, problems, studies
@@ -225,7 +224,6 @@ def run(arguments: Arguments) -> Outcome:
         _first_table(tested, best),
         _readings_table(near),
         _second_table(curves),
-        verdict_table(verdicts),
     ]
     figures = {"test.png": _figure(tested, best, f"{data.name}, seeds: {sizes.tuning_seeds}")}
     facts["first_stage"] = {name: first[name].to_dict() for name in first}

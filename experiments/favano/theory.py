@@ -500,5 +500,4 @@ def run(arguments: Arguments) -> Outcome:
         figures,
         verdicts,
         sizes.config(),
-        harness.verdict_table(verdicts),
     )

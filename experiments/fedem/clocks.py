@@ -119,7 +119,5 @@ def run(arguments: Arguments) -> Outcome:
     judged = judge(found)
     if arguments.smoke:
         judged = judged.undecided(f"{SMOKE}; ")
-    rows = [[speeds, *(f"{time:.1f}" for time in each.values())] for speeds, each in found.items()]
-    text = harness.table(["speeds", *METHODS], rows)
     figures = {"clocks.png": draw(paths, grid)}
-    return Outcome(curves, figures, [judged], sizes.config(), text)
+    return Outcome(curves, figures, [judged], sizes.config())

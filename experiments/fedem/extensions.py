@@ -169,4 +169,4 @@ def run(arguments: Arguments) -> Outcome:
     verdicts = harness.judge_all(JUDGES, found)
     if arguments.smoke:
         verdicts = [each.undecided(f"{SMOKE}; ") for each in verdicts]
-    return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    return Outcome({}, {}, verdicts, sizes.config())

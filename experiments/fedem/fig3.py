@@ -25,7 +25,6 @@ from experiments.harness import (
     Verdict,
     interval,
     rule,
-    table,
 )
 from fedjax_sim import Ticks, datasets
 from fedjax_sim.problems import latent
@@ -114,26 +113,8 @@ def run(arguments: Arguments) -> Outcome:
         "epochs": sizes.epochs,
     }
     judged = verdict(19, found, None, SMOKE) if arguments.smoke else judge(found)
-    rows = [
-        [
-            name,
-            f"{field[name].mean():.3g}",
-            *(
-                f"{float(curve[m].isel(eval=-1).mean()):.4g}"
-                for m in ("field", "mean_field", "objective")
-            ),
-        ]
-        for name, curve in curves.items()
-    ]
     config = {**sizes.config(), "images": len(order), "pixels always 0": pixels}
-    text = table(["", "‖H‖², second half", "‖H‖², end", "‖h‖², end", "F, end"], rows)
-    return Outcome(
-        curves,
-        figures_of(curves),
-        [judged],
-        config,
-        f"{text}\n\n{pixels} pixels are always 0\n{judged.id}: {judged.why}",
-    )
+    return Outcome(curves, figures_of(curves), [judged], config)
 
 
 def figures_of(curves: dict[str, xr.Dataset]) -> dict[str, Figure]:

@@ -324,9 +324,7 @@ def run(arguments: harness.Arguments) -> harness.Outcome:
             )
     verdicts = [] if arguments.adds else judge(inputs)
     text = (
-        harness.verdict_table(verdicts)
-        + "\n\n"
-        + harness.table(
+        harness.table(
             ["data", "method", "server steps", "accuracy, %", "labels 0-3, %", "labels 4-9, %"],
             rows,
         )

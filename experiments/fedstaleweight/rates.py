@@ -141,4 +141,4 @@ def run(arguments: Arguments) -> Outcome:
     verdicts = harness.judge_all(JUDGES, {27: measure_rates(sizes), 28: measure_influence(sizes)})
     if arguments.smoke:
         verdicts = [each.undecided("not judged: too small with --smoke; ") for each in verdicts]
-    return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    return Outcome({}, {}, verdicts, sizes.config())

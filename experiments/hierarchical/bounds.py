@@ -499,5 +499,4 @@ def run(arguments: Arguments) -> Outcome:
         {"corollary.png": figure},
         verdicts,
         {"seeds": seeds, "lr": lr},
-        harness.verdict_table(verdicts),
     )

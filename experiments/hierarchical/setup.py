@@ -36,7 +36,6 @@ from experiments.harness import (
     reduction,
     rule,
     spread_table,
-    verdict_table,
 )
 from experiments.harness.statistics import has_collapsed
 from experiments.hierarchical.claims import CLAIMS, verdict
@@ -568,12 +567,11 @@ def outcome(
 ) -> Outcome:
     """Collect what a figure returns.
 
-    It prints a table, by default of the accuracies at T, and the verdicts. Pictures against time
+    It prints a table, by default of the accuracies at T. Pictures against time
     come first, as only the first few are committed.
     """
     figures = dict(sorted(figures.items(), key=lambda item: item[0].endswith("_rounds.png")))
     if shown is None:
         shown = table_of(curves, size.time, (inputs or {}).get("chance", CHANCE))
-    text = f"{shown}\n\n{verdict_table(verdicts)}"
     config = {"size": words_of(size), "seeds": size.seeds, "lrs": size.lrs}
-    return Outcome(curves, figures, verdicts, config, text, inputs, panel_of(size))
+    return Outcome(curves, figures, verdicts, config, shown, inputs, panel_of(size))

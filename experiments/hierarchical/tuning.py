@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, Sizes, Verdict, table, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Verdict, table
 from experiments.hierarchical import setup
 from fedjax_sim import Time, Watch, studies
 from fedjax_sim.datasets import Dataset
@@ -151,7 +151,7 @@ def outcome(
         "validation": scores,
     }
     curves = {name: each.curves for name, each in all_runs.items()}
-    text = f"{_table(size, found)}\n\n{verdict_table(verdicts)}"
+    text = _table(size, found)
     return Outcome(curves, figures, verdicts, config, text, inputs, setup.panel_of(size))
 
 

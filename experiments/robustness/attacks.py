@@ -183,7 +183,7 @@ def run(arguments: Arguments) -> Outcome:
     verdicts = judge(inputs)
     title = f"{data.name}, {sizes.clients} clients, Dirichlet({sizes.alpha:g})"
     figures = pictures(inputs, tuned, title)
-    return Outcome(curves, figures, verdicts, facts, told(inputs, chosen, verdicts), inputs)
+    return Outcome(curves, figures, verdicts, facts, told(inputs, chosen), inputs)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:

@@ -202,8 +202,8 @@ def _rates(ends: Ends) -> Judged:
     return {"gain": gains}, parts, f"gain: {_words(gains)}"
 
 
-def told(inputs: Mapping[str, Any], chosen: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
-    """Lay out the accuracies, the chosen rates, what staleness does, and the verdicts."""
+def told(inputs: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    """Lay out the accuracies, the chosen rates and what staleness does."""
     ends = Ends(inputs)
     blocks = []
     for system in ends.systems:
@@ -234,7 +234,7 @@ def told(inputs: Mapping[str, Any], chosen: Mapping[str, Any], verdicts: Sequenc
     words = f"{SHARE:.0%} malicious, rates chosen under the attack"
     blocks.append(f"{words}\n\n{harness.table(header, rows)}")
     blocks.append("\n".join(staleness_sentences(ends)))
-    return "\n\n".join([*blocks, harness.verdict_table(verdicts)])
+    return "\n\n".join(blocks)
 
 
 def shares_of(inputs: Mapping[str, Any]) -> list[float]:

@@ -198,7 +198,7 @@ def told(inputs: Mapping[str, Any], chosen: Mapping[str, Mapping[str, float]]) -
         f"Target {inputs['target']:.1f} %, budget {inputs['budget']:g}; means over seeds with 95 % "
         "intervals; points, difference and ratio are against the same clock with random clients"
     )
-    return f"{words}\n\n{harness.table(header, rows)}\n\n{harness.verdict_table(judged(inputs))}"
+    return f"{words}\n\n{harness.table(header, rows)}"
 
 
 def _cell(sample: Sample, digits: int) -> str:

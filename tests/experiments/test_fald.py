@@ -293,7 +293,7 @@ def test_verdict_on_rounds_saved() -> None:
             mean.append(laws.mean + error * random.normal(size=error.shape))
             covariance.append(laws.covariance)
         first = gaussian.Chains(
-            np.empty(0),
+            np.empty((2, sizes.seeds, 0, 2)),
             Gaussian(np.stack(mean), np.stack(covariance)),
             np.ones((2, num_rounds + 1)),
             xr.Dataset(),
