@@ -337,7 +337,6 @@ def measure_bounds(sizes: Sizes, late: Mapping[str, Decreasing]) -> Found:
     """Return the largest share of every bound on R1, R2 and random problems (claim 3).
 
     Args:
-      sizes: The size of the study.
       late: Long runs at decreasing step sizes.
     """
     found = [{"B.7": share(*each)} for each in late.values()]
@@ -494,7 +493,6 @@ JUDGES: Judges = {
     4: judge_constant,
     5: lambda found: judge_decreasing(found, STUDY.full),
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

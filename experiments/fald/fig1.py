@@ -25,7 +25,7 @@ from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.formulas.rounds import rounds_to
-from experiments.fald.gaussian import Repeated, kept, largest, spread
+from experiments.fald.gaussian import Repeated, largest, spread
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results import plots
@@ -95,8 +95,6 @@ def run_panels(
     """Run the chains of panels (a) and (b) by K, and of panel (c) by rho, all with different seeds.
 
     Args:
-      sizes: The size of the study.
-      arguments: The command line.
       make: Makes the problem of an alpha.
     """
     problems = [make(alpha) for alpha in sizes.alphas]
@@ -350,9 +348,6 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
                 *(spread(values) for values in panels.found[alpha].values()),
             ]
         )
-    curves = {f"K = {k}": kept(sets) for k, sets in panels.ran.items()} | {
-        f"rho = {rho:g}": kept(sets) for rho, sets in panels.mixed.items()
-    }
     text = "\n\n".join(
         [
             harness.table(header, rows),
@@ -370,11 +365,10 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         "w2_of_samples": match,
         "p_value": p_value,
     }
-    return Outcome(curves, {picture: figure}, verdicts, config, text)
+    return Outcome({}, {picture: figure}, verdicts, config, text)
 
 
 JUDGES: Judges = {12: judge, 21: judge_heterogeneity, 23: judge_samples}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -20,7 +20,7 @@ from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, LEAST_CHAINS, Found, verdict
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
-from experiments.fald.gaussian import Repeated, kept, largest
+from experiments.fald.gaussian import Repeated, largest
 from experiments.harness import (
     Arguments,
     Judges,
@@ -277,14 +277,12 @@ def outcome(
         *(f"{eta:g}" for eta in sizes.step_sizes),
     ]
     text = table(header, rows)
-    curves = {f"panel {panel}": kept(sets) for panel, sets in ran.items()}
     return Outcome(
-        curves, {picture: figure}, [judged], {**sizes.config(), "local_steps": LOCAL_STEPS}, text
+        {}, {picture: figure}, [judged], {**sizes.config(), "local_steps": LOCAL_STEPS}, text
     )
 
 
 JUDGES: Judges = {13: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xarray as xr
 
 import fedjax_sim
 from experiments.fald.formulas import exact_laws as oracle
@@ -139,7 +138,6 @@ class Chains(NamedTuple):
     models: np.ndarray  # f[problems, settings..., R, rounds + 1, P]
     law: Gaussian  # fitted over chains: f64[problems, settings..., rounds + 1, P] and [..., P, P]
     distance: np.ndarray  # f64[problems, settings..., rounds + 1]  W2 of that law to the target
-    curves: xr.Dataset  # of the sweep, at its last round
 
 
 def chains(
@@ -195,7 +193,7 @@ def chains(
             for mean, covariance, goal in zip(*law, goals, strict=True)
         ]
     )
-    return Chains(models, law, distance, run.curves.isel(eval=[-1]))
+    return Chains(models, law, distance)
 
 
 class Repeated(NamedTuple):
@@ -203,7 +201,6 @@ class Repeated(NamedTuple):
 
     first: Chains
     distance: np.ndarray  # f64[sets, problems, settings..., rounds + 1]
-    curves: xr.Dataset  # of all sets' sweeps, at their last round
 
 
 def repeated(
@@ -238,23 +235,8 @@ def repeated(
             **how,
         )
 
-    first = ran(0)
-    distances, curves = [first.distance], [first.curves]
-    for i in range(1, sets):  # One set's models are enough to keep.
-        chains_of_set = ran(i)
-        distances.append(chains_of_set.distance)
-        curves.append(chains_of_set.curves)
-    return Repeated(
-        first,
-        np.stack(distances),
-        xr.concat(curves, "seed", data_vars="minimal", coords="minimal", combine_attrs="override"),
-    )
-
-
-def kept(ran: Repeated) -> xr.Dataset:
-    """Return the distances together with the last values of the sweeps, to be written."""
-    settings = [str(name) for name in ran.curves["failed"].dims if name != "seed"]
-    return ran.curves.assign(w2=(("set", "problem", *settings, "round"), ran.distance))
+    first = ran(0)  # One set's models are enough to keep.
+    return Repeated(first, np.stack([first.distance, *(ran(i).distance for i in range(1, sets))]))
 
 
 def draw_sets(

@@ -409,7 +409,6 @@ def measure_inflation(sizes: Sizes, unequal: Agreement) -> Found:
     """Compare the closed form with phi with the recursion, and chains of R2 (claim 18).
 
     Args:
-      sizes: The size of the study.
       unequal: The chains with unequal weights.
     """
     cases = {
@@ -479,7 +478,6 @@ JUDGES: Judges = {
     20: judge_alone,
     22: judge_acceleration,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

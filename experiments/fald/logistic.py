@@ -413,7 +413,6 @@ def rows(compared: list[Compared]) -> list[list[str]]:
 
 
 JUDGES: Judges = {8: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

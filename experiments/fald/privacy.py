@@ -193,7 +193,6 @@ def judge(found: Found) -> Verdict:
 
 
 JUDGES: Judges = {16: judge}
-"""The function that judges each claim from its numbers."""
 
 
 @plots.styled()

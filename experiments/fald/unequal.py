@@ -21,7 +21,7 @@ from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.formulas.rounds import rounds_to, sufficient_steps, tuned_rounds
-from experiments.fald.gaussian import Repeated, kept, largest
+from experiments.fald.gaussian import Repeated, largest
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule, statistics
 from fedjax_sim.results.plots import OPEN, look, styled
 
@@ -74,8 +74,6 @@ def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float])
     """Run all chains; different rho share their noise, all other runs share none.
 
     Args:
-      sizes: The size of the study.
-      arguments: The command line.
       step_sizes: The best step size by number of local steps.
     """
     problems = [gaussian.unequal_problem(alpha) for alpha in RUN_ALPHAS]
@@ -304,7 +302,6 @@ def judge_rho(found: Found) -> Verdict:
 
 
 JUDGES: Judges = {6: judge_heterogeneity, 7: judge_rounds, 8: judge_rho}
-"""The function that judges each claim from its numbers."""
 
 
 @styled()
@@ -402,10 +399,7 @@ def run(arguments: Arguments) -> Outcome:
     ]
     text = harness.table(header, rows)
     config: dict[str, Any] = {**sizes.config(), "step_size": STEP_SIZE, "noise": NOISE}
-    curves = {f"K = {k}": kept(sets) for k, sets in ran.fixed.items()} | {
-        f"K = {k}, tuned": kept(sets) for k, sets in ran.tuned.items()
-    }
-    return Outcome(curves, {"unequal.png": figure}, verdicts, config, text)
+    return Outcome({}, {"unequal.png": figure}, verdicts, config, text)
 
 
 def _participation(axes: Any) -> None:

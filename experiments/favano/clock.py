@@ -250,7 +250,6 @@ def measure_step_time(
     """Measure the time per server step at four shares of slow clients, for claim 8.
 
     Args:
-      sizes: The size of the study.
       favano_run: FAVANO's schedules, leaves `[shares, L, T, ...]`.
       fedbuff_runs: FedBuff's schedules by reading, with the same leaves.
     """
@@ -561,7 +560,6 @@ JUDGES: Judges = {
     19: judge_shares,
     23: judge_units,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -70,4 +70,3 @@ def judge(measured: Mapping[str, Any]) -> Verdict:
 
 
 JUDGES: Judges = {21: judge}
-"""The function that judges each claim from its numbers."""

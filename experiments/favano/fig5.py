@@ -54,4 +54,3 @@ def judge(measured: Mapping[str, Mapping[str, float | None]]) -> Verdict:
 
 
 JUDGES: Judges = {22: judge}
-"""The function that judges each claim from its numbers."""

@@ -173,7 +173,6 @@ def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> di
     and skewed, with given mean and variance.
 
     Args:
-      sizes: The size of the study.
       ticks: Server steps per lane.
       warm: Server steps left out at the beginning.
     """
@@ -343,7 +342,6 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
 
 
 JUDGES: Judges = {1: judge_identity, 2: judge_reweighting, 3: judge_contraction}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -23,7 +23,16 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.favano.claims import SMOKE, verdict
-from experiments.favano.setup import BLOCKED, COLUMNS, PUBLIC, TINY, Method, final_sample
+from experiments.favano.setup import (
+    BLOCKED,
+    COLUMNS,
+    PUBLIC,
+    TINY,
+    Method,
+    by_split,
+    final_sample,
+    hyper_of,
+)
 from experiments.favano.table2 import DECIDING, PAPER, judged, means, parts_of, read_cells
 from experiments.harness import (
     NOT_RUN,
@@ -35,8 +44,7 @@ from experiments.harness import (
     table,
 )
 from experiments.harness.heatmaps import heat_maps
-from fedjax_sim import datasets, models, partition, problems, studies
-from fedjax_sim.core.settings import names_of
+from fedjax_sim import datasets, models, studies
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
@@ -286,9 +294,6 @@ def first_stage(
     The rates are those of the grid, and further ones as long as the best one is at an end.
 
     Args:
-      arguments: The command line.
-      sizes: The sizes.
-      data: The data set.
       cells: Method, inputs and column of each sweep.
       seeds: Seeds of the runs.
 
@@ -356,9 +361,6 @@ def second_stage(
     """Run cells with fresh seeds on all training images.
 
     Args:
-      arguments: The command line.
-      sizes: The sizes.
-      data: The data set.
       chosen: Method, inputs, column and learning rate of each cell.
 
     Returns:
@@ -409,29 +411,19 @@ def _tasks(
     sizes: Sizes, data: Dataset, seeds: Sequence[int]
 ) -> dict[tuple[str, str], list[Classification]]:
     """Make the problem of each seed, by inputs and partition."""
-    num_clients = sizes.shared.get("num_clients", 100)
-    splits = sorted({column.partition for column in COLUMNS.values()})
-    names = list(itertools.product(splits, seeds))
-    shares = [
-        partition.make(split, data.train_labels, num_clients=num_clients, seed=seed)
-        for split, seed in names
-    ]
-    found = {}
+    found: dict[tuple[str, str], list[Classification]] = {}
     for inputs in sizes.inputs:
         mean, std = INPUTS[inputs]
-        made = problems.make_classifications(
-            models.MLP((32,), data.num_classes), data, shares, mean=mean, std=std
-        )
-        for number, split in enumerate(splits):
-            found[inputs, split] = made[number * len(seeds) : (number + 1) * len(seeds)]
+        number, network = sizes.shared.get("num_clients", 100), models.MLP((32,), data.num_classes)
+        made = by_split(network, data, COLUMNS, number, seeds, mean=mean, std=std)
+        found |= {(inputs, split): each for split, each in made.items()}
     return found
 
 
 def _hyper(method: Method, sizes: Sizes, column: str) -> Any:
     """Complete a method's settings for a column."""
-    settings = {**sizes.shared, **method.settings, "slow_fraction": COLUMNS[column].slow_fraction}
-    known = names_of(method.system.Hyper)
-    return method.system.paper(**{name: settings[name] for name in settings if name in known})
+    slow = {"slow_fraction": COLUMNS[column].slow_fraction}
+    return hyper_of(method.system, {**sizes.shared, **method.settings, **slow})
 
 
 def _first_table(tested: xr.DataArray, best: xr.DataArray) -> str:

@@ -763,7 +763,6 @@ JUDGES: Judges = {
     23: judge_few,
     24: judge_reduced,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

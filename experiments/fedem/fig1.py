@@ -73,7 +73,6 @@ def mixture(seed: int, sizes: Sizes, *, is_sorted: bool) -> latent.Estimation:
 
 
 JUDGES: Judges = {18: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

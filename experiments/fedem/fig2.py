@@ -268,7 +268,6 @@ def additive(train: Visits) -> np.ndarray:
 
 
 JUDGES: Judges = {20: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

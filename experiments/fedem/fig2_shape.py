@@ -55,7 +55,6 @@ def judge(found: Found) -> Verdict:
 
 
 JUDGES: Judges = {25: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -59,7 +59,6 @@ def judge(found: Found) -> Verdict:
 
 
 JUDGES: Judges = {19: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -600,7 +600,6 @@ JUDGES: Judges = {
     12: judge_reduction,
     14: judge_spider,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

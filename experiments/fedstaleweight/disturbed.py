@@ -34,7 +34,6 @@ def measure(lost: float, share: float, sizes: Sizes) -> dict[str, dict[str, floa
     Args:
       lost: Share of the slow clients' updates that is lost.
       share: Share of its rate at which the first fast client works.
-      sizes: The sizes.
     """
     rate, losses = study.RATE.copy(), lost * study.GROUPS
     rate[0] *= share

@@ -227,7 +227,6 @@ def measure_influence(sizes: Sizes, alone: Timeline) -> tuple[dict[int, dict[str
     """Measure staleness, shares and influence under the weightings.
 
     Args:
-      sizes: The size of the study.
       alone: Arrivals one by one, leaves `[seeds, 5 * ticks, 1]`.
 
     Returns:
@@ -385,7 +384,6 @@ def measure_buffered_staleness(sizes: Sizes, arrived: Timeline) -> dict[str, int
     """Measure the staleness of the same arrivals with a buffer and without, for claim 15.
 
     Args:
-      sizes: The size of the study.
       arrived: Arrivals one by one, of which the first ones of two seeds are used.
     """
     num = sizes.ticks // 4
@@ -737,7 +735,6 @@ JUDGES: Judges = {
     21: judge_theorem,
     22: judge_strategy,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

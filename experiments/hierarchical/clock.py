@@ -258,7 +258,6 @@ JUDGES: Judges = {
     17: judge_savings,
     27: judge_printed,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -464,7 +464,6 @@ JUDGES: Judges = {
     26: judge_average,
     28: judge_mirror,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

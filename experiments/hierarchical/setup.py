@@ -198,7 +198,6 @@ def split(
     """Make one problem per seed over the same images.
 
     Args:
-      data: The images.
       size: The size of the run, with the network, and whether inputs are standardised or in [0, 1].
       kind: How examples are divided, a name of `fedjax_sim.partition`.
       num_clients: Number of clients.
@@ -309,9 +308,7 @@ def inputs_of(arguments: Arguments, study: Study, size: Sizes, **found: Any) -> 
     """Return the numbers that verdicts need, with how they were run.
 
     Args:
-      arguments: The command line.
       study: The study.
-      size: The size of the run.
       **found: The numbers.
     """
     how = {"smoke": arguments.smoke, "seeds": size.seeds, "words": words_of(size)}
@@ -323,7 +320,6 @@ def smaller(full: Sizes, size: Sizes) -> str:
 
     Args:
       full: The size of the figure.
-      size: The size of the run.
     """
     pairs = [
         (_network_words(size), _network_words(full)),

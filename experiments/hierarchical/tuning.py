@@ -86,8 +86,6 @@ def stages(data: Dataset, size: Sizes, make: MakeTasks) -> Stages:
     """Make the problems of both stages.
 
     Args:
-      data: The images.
-      size: The size of the study.
       make: How clients get their images.
     """
     held = studies.hold_out(data, HELD_OUT)
@@ -105,8 +103,6 @@ def measure(
     """Choose the rate of a run, and run it there.
 
     Args:
-      arguments: The command line.
-      size: The size of the study.
       name: The run's name, under which it is kept.
       tasks: The problems of both stages.
       changes: Settings of the run.

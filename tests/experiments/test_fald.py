@@ -244,10 +244,8 @@ def follow(clients: oracle.GaussianTarget, sizes: Sizes) -> dict[str, gaussian.R
             np.stack([law.mean for law in laws]) + np.einsum("ekij,rekj->reki", roots, normal), 0, 1
         )[None]
         law = fit_gaussian(np.moveaxis(models, -3, -2))
-        own = gaussian.Chains(
-            models, law, wasserstein2(*law, *oracle.target_law(clients)), xr.Dataset()
-        )
-        ran[panel] = gaussian.Repeated(own, own.distance[None], own.curves)
+        own = gaussian.Chains(models, law, wasserstein2(*law, *oracle.target_law(clients)))
+        ran[panel] = gaussian.Repeated(own, own.distance[None])
     return ran
 
 
@@ -296,9 +294,8 @@ def test_verdict_on_rounds_saved() -> None:
             np.empty((2, sizes.seeds, 0, 2)),
             Gaussian(np.stack(mean), np.stack(covariance)),
             np.ones((2, num_rounds + 1)),
-            xr.Dataset(),
         )
-        return gaussian.Repeated(first, np.ones((3, 2, num_rounds + 1)), xr.Dataset())
+        return gaussian.Repeated(first, np.ones((3, 2, num_rounds + 1)))
 
     best = {100: 60.0, 1000: 6.0, 3000: 2.0, 10_000: 3.0}
     exact: dict[float, dict[int, float]] = {alpha: dict(best) for alpha in sizes.alphas}
