@@ -18,9 +18,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import harness
-from experiments.clocks import sources, verdicts
+from experiments.clocks import sources
 from experiments.clocks.rack import FREE, draw_seconds
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
+from experiments.clocks.verdicts import judge
+from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import timelines
 from fedjax_sim.results.plots import look, styled
 from fedjax_sim.systems import fedavg, fedbuff
@@ -142,11 +143,6 @@ def compare(task: str, run: str, sizes: Sizes) -> tuple[dict[str, Any], Mapping[
 def distance(one: np.ndarray, other: np.ndarray) -> float:
     """Return the total variation between two laws."""
     return float(np.abs(one - other).sum() / 2)
-
-
-def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 9 to 14; see `experiments.clocks.verdicts.judge`."""
-    return verdicts.judge(inputs)
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -28,7 +28,6 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
-    table,
 )
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results.plots import look, styled
@@ -231,7 +230,6 @@ def outcome(
     clients: GaussianTarget,
     sizes: Sizes,
     ran: dict[str, Repeated],
-    late: Late,
     judged: Verdict,
     picture: str,
 ) -> Outcome:
@@ -259,27 +257,8 @@ def outcome(
     drawn = next(axes for axes, panel in zip(places, PANELS, strict=False) if panel in ran)
     named = drawn.get_legend_handles_labels()
     places[-1].legend(*named, title="step size", loc="upper left")
-    lasting = floors(clients, sizes)
-    rows = [
-        [
-            name_of(PANELS[panel]),
-            *(
-                f"{stays:.2e} / {then:.2e} / {gaussian.spread(np.array(found), '.1e')}"
-                for stays, then, found in zip(
-                    lasting[panel], late.exact[panel], late.chains[panel], strict=True
-                )
-            ),
-        ]
-        for panel in ran
-    ]
-    header = [
-        "W2: exact floor / exact, last quarter of rounds / chains, the same rounds",
-        *(f"{eta:g}" for eta in sizes.step_sizes),
-    ]
-    text = table(header, rows)
-    return Outcome(
-        {}, {picture: figure}, [judged], {**sizes.config(), "local_steps": LOCAL_STEPS}, text
-    )
+    config = {**sizes.config(), "local_steps": LOCAL_STEPS}
+    return Outcome({}, {picture: figure}, [judged], config)
 
 
 JUDGES: Judges = {13: judge}
@@ -292,4 +271,4 @@ def run(arguments: Arguments) -> Outcome:
     ran = run_panels(sizes, arguments, problem)
     late = late_distances(clients, sizes, ran)
     judged = judge(measure(clients, sizes, ran, late))
-    return outcome(clients, sizes, ran, late, judged, "fig2.png")
+    return outcome(clients, sizes, ran, judged, "fig2.png")

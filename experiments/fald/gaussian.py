@@ -379,14 +379,3 @@ def mean_of_finite(values: npt.ArrayLike) -> float:
     """Return the mean of the finite values, or infinity if there are none."""
     finite = np.asarray(values)[np.isfinite(values)]
     return float(finite.mean()) if finite.size else np.inf
-
-
-def spread(values: np.ndarray, form: str = ".3g") -> str:
-    """Describe values `f64[sets]` by mean and standard deviation, and by how many are finite."""
-    finite = values[np.isfinite(values)]
-    words = (
-        f"{finite.mean():{form}} ± {finite.std(ddof=1):{form}}"
-        if len(finite) > 1
-        else f"{mean_of_finite(values):{form}}"
-    )
-    return words if len(finite) == len(values) else f"{words} ({len(finite)} of {len(values)})"

@@ -392,14 +392,8 @@ def run(arguments: Arguments) -> Outcome:
         xlabel="rounds", ylabel="W2", title=f"best step sizes for W2 ≤ {ACCURACY:g}, alpha = 0"
     )
     panels[6].legend()
-    header = ["rounds to W2 <= 5e-4", *(f"K = {k}" for k in sizes.counted)]
-    rows = [
-        [name, *(f"{value:.3g}" for value in values.values())]
-        for name, values in counted.rounds.items()
-    ]
-    text = harness.table(header, rows)
     config: dict[str, Any] = {**sizes.config(), "step_size": STEP_SIZE, "noise": NOISE}
-    return Outcome({}, {"unequal.png": figure}, verdicts, config, text)
+    return Outcome({}, {"unequal.png": figure}, verdicts, config)
 
 
 def _participation(axes: Any) -> None:
