@@ -21,14 +21,7 @@ from experiments.fald.claims import CLAIMS, LEAST_CHAINS, Found, verdict
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.gaussian import Repeated, largest
-from experiments.harness import (
-    Arguments,
-    Judges,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-)
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results.plots import look, styled
 

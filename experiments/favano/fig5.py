@@ -11,15 +11,7 @@ from collections.abc import Mapping
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.fig2 import COLUMN, JUDGED
 from experiments.favano.setup import METHODS, MNIST, against_all, as_groups, runs, times_to
-from experiments.harness import (
-    Arguments,
-    Judges,
-    Outcome,
-    Verdict,
-    begins,
-    rule,
-    unless_unknown,
-)
+from experiments.harness import Arguments, Judges, Outcome, Verdict, begins, rule, unless_unknown
 
 SHOWN = {name: METHODS[name] for name in JUDGED}
 TARGET = CLAIMS[22].criterion.target

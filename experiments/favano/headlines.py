@@ -167,5 +167,4 @@ def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     measured = {32: measure_start(sizes), 33: measure_floor(sizes), 34: measure_corollary()}
-    verdicts = harness.judge_all(JUDGES, measured)
-    return Outcome({}, {}, verdicts, sizes.config())
+    return Outcome({}, {}, harness.judge_all(JUDGES, measured), sizes.config())

@@ -348,9 +348,6 @@ def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     contraction, figure = measure_contraction(sizes)
-    verdicts = [
-        judge_identity(measure_identity(sizes)),
-        judge_reweighting(measure_reweighting(sizes)),
-        judge_contraction(contraction),
-    ]
+    measured = {1: measure_identity(sizes), 2: measure_reweighting(sizes), 3: contraction}
+    verdicts = harness.judge_all(JUDGES, measured)
     return Outcome({}, {"contraction.png": figure}, verdicts, sizes.config())

@@ -115,9 +115,7 @@ def run(arguments: Arguments) -> Outcome:
             "uplink bits, lattice over full": bits[0] / bits[1],
         },
     }
-    verdicts = harness.judge_all(JUDGES, found)
-    if arguments.smoke:
-        verdicts = [each.undecided(f"{SMOKE}; ") for each in verdicts]
+    verdicts = harness.judge_all(JUDGES, found, SMOKE if arguments.smoke else "")
     return Outcome(curves, {}, verdicts, sizes.config())
 
 

@@ -34,15 +34,7 @@ from experiments.favano.setup import (
     hyper_of,
 )
 from experiments.favano.table2 import CHANCE, DECIDING, PAPER, judged, means, parts_of, read_cells
-from experiments.harness import (
-    NOT_RUN,
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    spread_table,
-)
+from experiments.harness import NOT_RUN, Arguments, Outcome, Sizes, Study, Verdict, spread_table
 from experiments.harness.heatmaps import heat_maps
 from fedjax_sim import datasets, models, studies
 from fedjax_sim.datasets import Dataset

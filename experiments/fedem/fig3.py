@@ -16,16 +16,7 @@ from matplotlib.figure import Figure
 
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.setup import PAPER, curves_of, even, figure_of, mean_after, span
-from experiments.harness import (
-    Arguments,
-    Judges,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    interval,
-    rule,
-)
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, interval, rule
 from fedjax_sim import Ticks, datasets
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.estimates import principal_components

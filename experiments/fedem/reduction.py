@@ -164,10 +164,8 @@ def run(arguments: Arguments) -> Outcome:
             found["best"][method][field] = _by(sizes.examples, np.exp(best.mean(axis=1)))
             fewest = [each.min(axis=0).mean() for each in counts.values()]
             found["ticks"][method][field] = _by(sizes.examples, fewest)
-    judged = judge(found)
-    if arguments.smoke:
-        judged = judged.undecided(f"{SMOKE}; ")
-    return Outcome({}, {}, [judged], sizes.config())
+    verdicts = harness.judge_all(JUDGES, {31: found}, SMOKE if arguments.smoke else "")
+    return Outcome({}, {}, verdicts, sizes.config())
 
 
 def _by(examples: Any, values: Any) -> Mapping[str, float]:

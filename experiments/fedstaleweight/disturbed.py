@@ -118,7 +118,6 @@ def run(arguments: Arguments) -> Outcome:
     found = {
         name_of(lost, share): measure(lost, share, sizes) for lost in LOSSES for share in THROTTLES
     }
-    judged = judge(found)
-    if arguments.smoke:
-        judged = judged.undecided("not judged: schedules of a smoke run are short; ")
-    return Outcome({}, {"disturbed.png": draw(found)}, [judged], sizes.config())
+    reason = "not judged: schedules of a smoke run are short" if arguments.smoke else ""
+    verdicts = harness.judge_all(JUDGES, {26: found}, reason)
+    return Outcome({}, {"disturbed.png": draw(found)}, verdicts, sizes.config())

@@ -160,9 +160,10 @@ Judges = Mapping[int, Callable[[Any], Verdict]]
 """Functions that judge claims from what was measured, by number of the claim."""
 
 
-def judge_all(judges: Judges, measured: Mapping[int, Any]) -> list[Verdict]:
-    """Judge each claim by its measurements."""
-    return [judge(measured[number]) for number, judge in judges.items()]
+def judge_all(judges: Judges, measured: Mapping[int, Any], reason: str = "") -> list[Verdict]:
+    """Judge each claim by its measurements; if there is a reason, none is decided."""
+    found = [judge(measured[number]) for number, judge in judges.items()]
+    return [each.undecided(f"{reason}; ") for each in found] if reason else found
 
 
 class Claims(Mapping[int, Claim]):

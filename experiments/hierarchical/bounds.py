@@ -492,9 +492,4 @@ def run(arguments: Arguments) -> Outcome:
         *judge_remarks(),
         judge_isolated(groups),
     ]
-    return Outcome(
-        {},
-        {"corollary.png": figure},
-        verdicts,
-        {"seeds": seeds, "lr": lr},
-    )
+    return Outcome({}, {"corollary.png": figure}, verdicts, {"seeds": seeds, "lr": lr})
