@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import harness
 from experiments.clocks.claims import CLAIMS
 from experiments.harness import (
     NOT_RUN,
@@ -115,8 +114,7 @@ def run(arguments: Arguments) -> Outcome:
     ]
     header = ["logs of", "law", "unfinished", "number", "refused", "rate", "spread"]
     told = table(header, [each + [""] * (len(header) - len(each)) for each in rows_of])
-    text = f"{harness.verdict_table(verdicts)}\n{told}"
-    return Outcome({}, {}, verdicts, sizes.config(), text, inputs)
+    return Outcome({}, {}, verdicts, sizes.config(), told, inputs)
 
 
 def _kept(arguments: Arguments, block: tuple[str, int, int, float, int]) -> dict[str, float]:

@@ -18,9 +18,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import harness
-from experiments.clocks import sources, verdicts
+from experiments.clocks import sources
 from experiments.clocks.rack import FREE, draw_seconds
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
+from experiments.clocks.verdicts import judge
+from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import timelines
 from fedjax_sim.results.plots import look, styled
 from fedjax_sim.systems import fedavg, fedbuff
@@ -144,11 +145,6 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one - other).sum() / 2)
 
 
-def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 9 to 14; see `experiments.clocks.verdicts.judge`."""
-    return verdicts.judge(inputs)
-
-
 def run(arguments: Arguments) -> Outcome:
     """Simulate the machines, compare, and draw."""
     sizes = STUDY.choose(arguments, least_seeds=2)
@@ -172,7 +168,7 @@ def run(arguments: Arguments) -> Outcome:
         "seconds.png": draw_seconds(inputs["13"]),
     }
     laws = {task: str(each["fit"]) for task, each in drawn.items()}
-    text = "\n".join([harness.verdict_table(ruled), *starmap("{}: {}".format, laws.items())])
+    text = "\n".join(starmap("{}: {}".format, laws.items()))
     return Outcome({}, figures, ruled, sizes.config(), text, inputs)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import harness
-from experiments.clocks import sources, verdicts
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
+from experiments.clocks import sources
+from experiments.clocks.verdicts import judge
+from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import timelines
 from fedjax_sim.results.plots import look, styled
 from fedjax_sim.systems import fedavg, fedbuff, fedstaleweight
@@ -191,11 +192,6 @@ def from_log(seed: str, sizes: Sizes) -> tuple[dict[str, dict[str, tuple[float, 
     return found, laws
 
 
-def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 1 to 8 and 15; see `experiments.clocks.verdicts.judge`."""
-    return verdicts.judge(inputs)
-
-
 def run(arguments: Arguments) -> Outcome:
     """Simulate the rack, compare, and draw."""
     sizes = STUDY.choose(arguments, least_seeds=2)
@@ -217,7 +213,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     ruled = judge(inputs)
     figures = {"staleness.png": draw_laws(laws), "seconds.png": draw_seconds(inputs["8"])}
-    return Outcome({}, figures, ruled, sizes.config(), harness.verdict_table(ruled), inputs)
+    return Outcome({}, figures, ruled, sizes.config(), inputs=inputs)
 
 
 @styled()

@@ -121,9 +121,8 @@ def run(arguments: Arguments) -> Outcome:
         },
     }
     verdicts = judge(inputs)
-    text = harness.verdict_table(verdicts)
     figures = {"accuracy.png": draw(curves, target)}
-    return Outcome(curves, figures, verdicts, {**sizes.config(), **chosen}, text, inputs)
+    return Outcome(curves, figures, verdicts, {**sizes.config(), **chosen}, inputs=inputs)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:

@@ -21,7 +21,7 @@ from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, verdict_table
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
 from fedjax_sim.results.plots import look, styled
 
@@ -337,7 +337,6 @@ def measure_bounds(sizes: Sizes, late: Mapping[str, Decreasing]) -> Found:
     """Return the largest share of every bound on R1, R2 and random problems (claim 3).
 
     Args:
-      sizes: The size of the study.
       late: Long runs at decreasing step sizes.
     """
     found = [{"B.7": share(*each)} for each in late.values()]
@@ -494,7 +493,6 @@ JUDGES: Judges = {
     4: judge_constant,
     5: lambda found: judge_decreasing(found, STUDY.full),
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -506,6 +504,4 @@ def run(arguments: Arguments) -> Outcome:
         judge_constant(measure_constant()),
         judge_decreasing(measure_decreasing(late), sizes),
     ]
-    return Outcome(
-        {}, {"bounds.png": picture(late["R1"])}, verdicts, sizes.config(), verdict_table(verdicts)
-    )
+    return Outcome({}, {"bounds.png": picture(late["R1"])}, verdicts, sizes.config())

@@ -198,7 +198,5 @@ def run(arguments: Arguments) -> Outcome:
     """Compute laws, run chains and FedPA, and judge the claims."""
     sizes = STUDY.choose(arguments)
     found = {28: measure_random(sizes), 29: measure_fedpa(sizes), 30: measure_budget()}
-    verdicts = harness.judge_all(JUDGES, found)
-    if arguments.smoke:
-        verdicts = [each.undecided("not judged: too small with --smoke; ") for each in verdicts]
-    return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    reason = "not judged: too small with --smoke" if arguments.smoke else ""
+    return Outcome({}, {}, harness.judge_all(JUDGES, found, reason), sizes.config())

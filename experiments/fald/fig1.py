@@ -25,7 +25,7 @@ from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.formulas.rounds import rounds_to
-from experiments.fald.gaussian import Repeated, kept, largest, spread
+from experiments.fald.gaussian import Repeated, largest
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results import plots
@@ -41,7 +41,6 @@ as the runs of five smaller K."""
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 BEST = "the best K is 3000"
 """The deciding part of claim 12."""
-"""Largest W2 of samples that counts as a close match (panels d and e)."""
 
 
 STUDY = Study(
@@ -95,8 +94,6 @@ def run_panels(
     """Run the chains of panels (a) and (b) by K, and of panel (c) by rho, all with different seeds.
 
     Args:
-      sizes: The size of the study.
-      arguments: The command line.
       make: Makes the problem of an alpha.
     """
     problems = [make(alpha) for alpha in sizes.alphas]
@@ -258,30 +255,19 @@ def largest_deviation(panels: Panels) -> float:
     """
     if not gaussian.are_numbers(*panels.ran.values(), *panels.mixed.values()):
         return float("inf")
-    runs = [
-        (sets.first, i, k, 0.0, alpha)
-        for k, sets in panels.ran.items()
-        for i, alpha in enumerate(panels.sizes.alphas)
+    clients = [panels.clients[alpha] for alpha in panels.sizes.alphas]
+    runs: list[tuple[Repeated, int, dict[str, Any]]] = [
+        (sets, i, {"local_steps": k}) for k, sets in panels.ran.items() for i in range(len(clients))
     ]
     runs += [
-        (sets.first, 0, MIXED_STEPS, rho, panels.sizes.alphas[0])
-        for rho, sets in panels.mixed.items()
+        (sets, 0, {"local_steps": MIXED_STEPS, "rho": rho}) for rho, sets in panels.mixed.items()
     ]
-    found = []
-    for first, i, local_steps, rho, alpha in runs:
-        num_rounds = first.distance.shape[-1] - 1
-        taken = oracle.one_round(
-            panels.clients[alpha], step_size=STEP_SIZE, local_steps=local_steps, rho=rho
+    return largest(
+        *(
+            gaussian.off_exact(sets.first, (i,), clients[i], step_size=STEP_SIZE, **how)
+            for sets, i, how in runs
         )
-        exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), num_rounds)
-        at = [1, num_rounds // 2, num_rounds]
-        law = Gaussian(first.law.mean[i, at], first.law.covariance[i, at])
-        found.append(
-            gaussian.deviations(
-                law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.seeds
-            ).max()
-        )
-    return largest(*found)
+    )
 
 
 @plots.styled()
@@ -343,50 +329,19 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         axes.locator_params(axis="x", integer=True)
     third.legend(title="rho")
     second.axhline(ACCURACY, color=plots.GREY, linewidth=0.6)
-    drawn, close = measure_samples(panels), CLAIMS[23].criterion.close
-    samples = samples_of(panels)
-    goal = oracle.target_law(clients[sizes.alphas[0]])
-    variances = np.diag(goal.covariance)
-    _densities(fourth, fifth, samples, goal)
-    match, p_value = drawn["W2 of samples"], drawn["p of one law"]
-    header = [f"rounds to W2 <= {ACCURACY:g}", *(f"K = {k}" for k in steps)]
-    rows = []
-    for alpha in sizes.alphas:
-        rows.append(
-            [f"alpha = {alpha:g}, exact", *(f"{value:g}" for value in panels.exact[alpha].values())]
-        )
-        rows.append(
-            [
-                f"alpha = {alpha:g}, chains",
-                *(spread(values) for values in panels.found[alpha].values()),
-            ]
-        )
-    curves = {f"K = {k}": kept(sets) for k, sets in panels.ran.items()} | {
-        f"rho = {rho:g}": kept(sets) for rho, sets in panels.mixed.items()
-    }
-    text = "\n\n".join(
-        [
-            harness.table(header, rows),
-            f"target of panels d and e: means {goal.mean[0]:.4g} and {goal.mean[1]:.4g}, variances "
-            f"{variances[0]:.4g} and {variances[1]:.4g}, covariance {goal.covariance[0, 1]:.4g}",
-            f"samples of panel e: W2 {match:.1e} ({'close' if match <= close else 'not close'}: "
-            f"at most {close:g} asked for); last models "
-            f"of the chains and exact draws: p = {p_value:.3g} that they have one law",
-            harness.verdict_table(verdicts),
-        ]
-    )
+    drawn = measure_samples(panels)
+    _densities(fourth, fifth, samples_of(panels), oracle.target_law(clients[sizes.alphas[0]]))
     config = {
         **sizes.config(),
         "step_size": STEP_SIZE,
         "gamma_squared": squares,
-        "w2_of_samples": match,
-        "p_value": p_value,
+        "w2_of_samples": drawn["W2 of samples"],
+        "p_value": drawn["p of one law"],
     }
-    return Outcome(curves, {picture: figure}, verdicts, config, text)
+    return Outcome({}, {picture: figure}, verdicts, config)
 
 
 JUDGES: Judges = {12: judge, 21: judge_heterogeneity, 23: judge_samples}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:

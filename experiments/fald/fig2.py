@@ -11,29 +11,18 @@ the first set of 300 is the paper's figure, and all ten give means and standard 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, LEAST_CHAINS, Found, verdict
-from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
-from experiments.fald.gaussian import Repeated, kept, largest
-from experiments.harness import (
-    Arguments,
-    Judges,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    table,
-    verdict_table,
-)
+from experiments.fald.gaussian import Repeated, largest
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.results.plots import look, styled
 
 LOCAL_STEPS = 100
@@ -89,9 +78,6 @@ def largest_deviation(
 ) -> dict[str, float]:
     """Return how far the first chains of each panel are from their exact means and variances.
 
-    If only some clients are averaged, laws are mixtures, and the error of their variance comes from
-    the chains' fourth moments.
-
     Returns:
       The largest deviation by panel, in standard errors over all step sizes and three rounds;
       infinite if a distance of any set is not a number.
@@ -99,20 +85,12 @@ def largest_deviation(
     at = sorted({max(1, sizes.rounds // 4), max(1, sizes.rounds // 2), sizes.rounds})
     far = {}
     for panel, each in ran.items():
-        who, first = PANELS[panel], each.first
+        how: dict[str, Any] = {"local_steps": LOCAL_STEPS, "participation": PANELS[panel]}
         found = [] if gaussian.are_numbers(each) else [np.inf]
-        for i, eta in enumerate(sizes.step_sizes):
-            taken = oracle.one_round(
-                clients, step_size=eta, local_steps=LOCAL_STEPS, rho=0.0, participation=who
-            )
-            exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), sizes.rounds)
-            fitted = Gaussian(first.law.mean[0, i, at], first.law.covariance[0, i, at])
-            shape = None if who == EVERYONE else gaussian.mixed_moments(first.models[0, i][:, at])
-            found.append(
-                gaussian.deviations(
-                    fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.seeds, shape
-                ).max()
-            )
+        found += [
+            gaussian.off_exact(each.first, (0, i), clients, at, step_size=eta, **how)
+            for i, eta in enumerate(sizes.step_sizes)
+        ]
         far[panel] = largest(*found)
     return far
 
@@ -245,7 +223,6 @@ def outcome(
     clients: GaussianTarget,
     sizes: Sizes,
     ran: dict[str, Repeated],
-    late: Late,
     judged: Verdict,
     picture: str,
 ) -> Outcome:
@@ -273,32 +250,11 @@ def outcome(
     drawn = next(axes for axes, panel in zip(places, PANELS, strict=False) if panel in ran)
     named = drawn.get_legend_handles_labels()
     places[-1].legend(*named, title="step size", loc="upper left")
-    lasting = floors(clients, sizes)
-    rows = [
-        [
-            name_of(PANELS[panel]),
-            *(
-                f"{stays:.2e} / {then:.2e} / {gaussian.spread(np.array(found), '.1e')}"
-                for stays, then, found in zip(
-                    lasting[panel], late.exact[panel], late.chains[panel], strict=True
-                )
-            ),
-        ]
-        for panel in ran
-    ]
-    header = [
-        "W2: exact floor / exact, last quarter of rounds / chains, the same rounds",
-        *(f"{eta:g}" for eta in sizes.step_sizes),
-    ]
-    text = table(header, rows) + "\n\n" + verdict_table([judged])
-    curves = {f"panel {panel}": kept(sets) for panel, sets in ran.items()}
-    return Outcome(
-        curves, {picture: figure}, [judged], {**sizes.config(), "local_steps": LOCAL_STEPS}, text
-    )
+    config = {**sizes.config(), "local_steps": LOCAL_STEPS}
+    return Outcome({}, {picture: figure}, [judged], config)
 
 
 JUDGES: Judges = {13: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -308,4 +264,4 @@ def run(arguments: Arguments) -> Outcome:
     ran = run_panels(sizes, arguments, problem)
     late = late_distances(clients, sizes, ran)
     judged = judge(measure(clients, sizes, ran, late))
-    return outcome(clients, sizes, ran, late, judged, "fig2.png")
+    return outcome(clients, sizes, ran, judged, "fig2.png")

@@ -141,12 +141,7 @@ def run(arguments: Arguments) -> Outcome:
         f"fig{number}.png": picture(ran, prefix)
         for number, prefix in zip((3, 4), WARM_UPS, strict=True)
     }
-    tables = [
-        f"{words}:\n\n{text_of(ran, prefix)}"
-        for words, prefix in zip(("without warm-up", "with warm-up"), WARM_UPS, strict=True)
-    ]
-    text = "\n\n".join([*tables, harness.verdict_table(verdicts)])
-    return Outcome(ran.curves, figures, verdicts, ran.config, text, inputs)
+    return Outcome(ran.curves, figures, verdicts, ran.config, inputs=inputs)
 
 
 def study(arguments: Arguments) -> ImageRuns:
@@ -338,58 +333,6 @@ def picture(ran: ImageRuns, prefix: str) -> Figure:
         axes.locator_params(axis="x", integer=True)
         axes.legend(title="local steps, step size")
     return figure
-
-
-def text_of(ran: ImageRuns, prefix: str) -> str:
-    """Lay out last values, mean ± standard deviation over seeds.
-
-    The table has the step sizes chosen for each metric, and one step size for all three.
-    """
-    rows = []
-    for data in data_of(ran):
-        for k, local_steps in enumerate(ran.config["local_steps"]):
-            name = name_of(data, local_steps)
-            cells = [
-                _cell(
-                    scores(ran, data, prefix + metric)[k], metric, ran.chosen[name][prefix + metric]
-                )
-                for metric in METRICS
-            ]
-            one = ran.chosen[name][prefix + "brier"]
-            single = [
-                _cell(
-                    ran.curves[name][prefix + metric].sel(step_size=one).isel(sample=-1).values,
-                    metric,
-                    None,
-                )
-                for metric in METRICS
-            ]
-            rows.append([data, local_steps, *cells, *single])
-    header = ["data", "K", *METRICS, *(f"{metric}, Brier's step size" for metric in METRICS)]
-    edge = [
-        f"{name} ({metric})"
-        for name, best_steps in ran.chosen.items()
-        for metric, value in best_steps.items()
-        if value in _ends(ran, name, metric)
-    ]
-    return (
-        harness.table(header, rows)
-        + f"\n\nchosen at an end of the step sizes tried: {', '.join(edge) or 'none'}"
-    )
-
-
-def _ends(ran: ImageRuns, name: str, metric: str) -> tuple[float, float]:
-    """Return the smallest and the largest step size tried."""
-    tried = [float(step_size) for step_size in ran.config["held_out"][name][metric]]
-    return min(tried), max(tried)
-
-
-def _cell(values: np.ndarray, metric: str, step_size: float | None) -> str:
-    scale, digits = (100, 2) if metric == "accuracy" else (1, 4)
-    spread = f" ± {scale * values.std():.{digits}f}" if len(values) > 1 else ""
-    return f"{scale * values.mean():.{digits}f}{spread}" + (
-        f" ({step_size:g})" if step_size else ""
-    )
 
 
 def inputs_of(ran: ImageRuns) -> dict[str, Any]:

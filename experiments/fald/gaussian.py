@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xarray as xr
 
 import fedjax_sim
 from experiments.fald.formulas import exact_laws as oracle
@@ -139,7 +138,6 @@ class Chains(NamedTuple):
     models: np.ndarray  # f[problems, settings..., R, rounds + 1, P]
     law: Gaussian  # fitted over chains: f64[problems, settings..., rounds + 1, P] and [..., P, P]
     distance: np.ndarray  # f64[problems, settings..., rounds + 1]  W2 of that law to the target
-    curves: xr.Dataset  # of the sweep, at its last round
 
 
 def chains(
@@ -195,7 +193,7 @@ def chains(
             for mean, covariance, goal in zip(*law, goals, strict=True)
         ]
     )
-    return Chains(models, law, distance, run.curves.isel(eval=[-1]))
+    return Chains(models, law, distance)
 
 
 class Repeated(NamedTuple):
@@ -203,7 +201,6 @@ class Repeated(NamedTuple):
 
     first: Chains
     distance: np.ndarray  # f64[sets, problems, settings..., rounds + 1]
-    curves: xr.Dataset  # of all sets' sweeps, at their last round
 
 
 def repeated(
@@ -238,23 +235,8 @@ def repeated(
             **how,
         )
 
-    first = ran(0)
-    distances, curves = [first.distance], [first.curves]
-    for i in range(1, sets):  # One set's models are enough to keep.
-        chains_of_set = ran(i)
-        distances.append(chains_of_set.distance)
-        curves.append(chains_of_set.curves)
-    return Repeated(
-        first,
-        np.stack(distances),
-        xr.concat(curves, "seed", data_vars="minimal", coords="minimal", combine_attrs="override"),
-    )
-
-
-def kept(ran: Repeated) -> xr.Dataset:
-    """Return the distances together with the last values of the sweeps, to be written."""
-    settings = [str(name) for name in ran.curves["failed"].dims if name != "seed"]
-    return ran.curves.assign(w2=(("set", "problem", *settings, "round"), ran.distance))
+    first = ran(0)  # One set's models are enough to keep.
+    return Repeated(first, np.stack([first.distance, *(ran(i).distance for i in range(1, sets))]))
 
 
 def draw_sets(
@@ -307,6 +289,40 @@ def deviations(
         _far(law.mean, expected.mean, np.sqrt(variance / num_chains)).max(axis=-1),
         _far(law.covariance, expected.covariance, error).max(axis=(-2, -1)),
     )
+
+
+def off_exact(
+    ran: Chains,
+    place: tuple[int, ...],
+    clients: GaussianTarget,
+    at: Sequence[int] | None = None,
+    **how: Any,
+) -> float:
+    """Return how far chains' means and variances are from the exact ones, in standard errors.
+
+    If only some clients are averaged, laws are mixtures, and the error of their variance comes from
+    the chains' fourth moments.
+
+    Args:
+      ran: The chains.
+      place: The problem and the values of the swept settings, by their places.
+      clients: The problem's clients.
+      at: Rounds at which they are compared; the first, the middle and the last one by default.
+      **how: As in `exact_distances`.
+    """
+    num_rounds = ran.distance.shape[-1] - 1
+    chosen = [1, num_rounds // 2, num_rounds] if at is None else [*at]
+    taken = oracle.one_round(clients, **{"rho": 0.0, **how})
+    exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
+    models = ran.models[place]
+    is_mixed = how.get("participation", oracle.FULL) != oracle.FULL
+    far = deviations(
+        Gaussian(ran.law.mean[place][chosen], ran.law.covariance[place][chosen]),
+        Gaussian(exact.mean[chosen], exact.covariance[chosen]),
+        len(models),
+        mixed_moments(models[:, chosen]) if is_mixed else None,
+    )
+    return largest(*far.ravel())
 
 
 def _far(found: np.ndarray, exact: np.ndarray, error: np.ndarray) -> np.ndarray:
@@ -363,14 +379,3 @@ def mean_of_finite(values: npt.ArrayLike) -> float:
     """Return the mean of the finite values, or infinity if there are none."""
     finite = np.asarray(values)[np.isfinite(values)]
     return float(finite.mean()) if finite.size else np.inf
-
-
-def spread(values: np.ndarray, form: str = ".3g") -> str:
-    """Describe values `f64[sets]` by mean and standard deviation, and by how many are finite."""
-    finite = values[np.isfinite(values)]
-    words = (
-        f"{finite.mean():{form}} ± {finite.std(ddof=1):{form}}"
-        if len(finite) > 1
-        else f"{mean_of_finite(values):{form}}"
-    )
-    return words if len(finite) == len(values) else f"{words} ({len(finite)} of {len(values)})"

@@ -175,5 +175,4 @@ JUDGES: Judges = {24: judge_privacy, 26: judge_best, 27: judge_everyone}
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     measured = {24: measure_privacy(), 26: measure_best(), 27: measure_everyone()}
-    verdicts = harness.judge_all(JUDGES, measured)
-    return Outcome({}, {}, verdicts, {}, harness.verdict_table(verdicts))
+    return Outcome({}, {}, harness.judge_all(JUDGES, measured), {})

@@ -10,7 +10,6 @@ import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
-import xarray as xr
 
 import fedjax_sim
 from experiments import harness
@@ -25,7 +24,6 @@ from experiments.fald.gaussian import Chains, chains, largest, line
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.results.diagnostics import Gaussian
 from fedjax_sim.systems import langevin
 
 STEP_SIZE, ROUNDS = 0.05, 8
@@ -50,8 +48,7 @@ def compare(
 ) -> Agreement:
     """Run chains for three rho, and compare means and variances with the exact ones.
 
-    They are compared after 1, 2, 4 and 8 rounds. If only some clients are averaged, laws are
-    mixtures, and the error of their variance comes from the chains' fourth moments.
+    They are compared after 1, 2, 4 and 8 rounds.
     """
     drawn: dict[str, Any] = {} if who.scheme == "full" else {"num_selected": who.num_selected}
     ran = chains(
@@ -64,28 +61,19 @@ def compare(
         participants=who.scheme,
         **drawn,
     )
-    clients, at = gaussian.clients_of(problem), [1, 2, 4, 8]
-    far = 0.0
-    for j, rho in enumerate(RHOS):
-        taken = oracle.one_round(
-            clients, step_size=STEP_SIZE, local_steps=local_steps, rho=rho, participation=who
-        )
-        exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(1)), ROUNDS)
-        law = Gaussian(ran.law.mean[0, j, at], ran.law.covariance[0, j, at])
-        shape = None if who == EVERYONE else gaussian.mixed_moments(ran.models[0, j][:, at])
-        far = largest(
-            far,
-            *gaussian.deviations(
-                law, Gaussian(exact.mean[at], exact.covariance[at]), num_chains, shape
-            ).ravel(),
-        )
-    return Agreement(far, ran)
+    clients = gaussian.clients_of(problem)
+    how: dict[str, Any] = {"step_size": STEP_SIZE, "local_steps": local_steps, "participation": who}
+    far = (
+        gaussian.off_exact(ran, (0, j), clients, (1, 2, 4, 8), rho=rho, **how)
+        for j, rho in enumerate(RHOS)
+    )
+    return Agreement(largest(*far), ran)
 
 
 # With everyone averaged: claims 1, 2, 17, 19, 20 -------------------------------------------------
 
 
-def measure_sgld(sizes: Sizes) -> tuple[Found, Chains]:
+def measure_sgld(sizes: Sizes) -> Found:
     """Compare laws exactly, with gradient noise and unequal weights, and chains of R1 (claim 1)."""
     off = 0.0
     for seed, rho in itertools.product(range(5), RHOS):
@@ -98,8 +86,8 @@ def measure_sgld(sizes: Sizes) -> tuple[Found, Chains]:
             for taken in (several, whole)
         ]
         off = largest(off, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
-    far, ran = compare(gaussian.r1(), sizes.seeds, local_steps=1)
-    return {"largest difference": off, "largest deviation": far, "chains": sizes.seeds}, ran
+    far = compare(gaussian.r1(), sizes.seeds, local_steps=1).far
+    return {"largest difference": off, "largest deviation": far, "chains": sizes.seeds}
 
 
 def judge_sgld(found: Found) -> Verdict:
@@ -190,15 +178,15 @@ def judge_invariance(found: Found) -> Verdict:
     return verdict(17, found, off < CLAIMS[17].criterion.same, why)
 
 
-def measure_modes(sizes: Sizes) -> tuple[Found, Chains]:
+def measure_modes(sizes: Sizes) -> Found:
     """Compute the stationary mean of R1 with many local steps, and run its chains (claim 19)."""
     law = oracle.stationary(
         oracle.one_round(
             gaussian.clients_of(gaussian.r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0
         )
     )
-    far, ran = compare(gaussian.r1(), sizes.seeds, local_steps=100)
-    return {"mean": float(law.mean[0]), "largest deviation": far, "chains": sizes.seeds}, ran
+    far = compare(gaussian.r1(), sizes.seeds, local_steps=100).far
+    return {"mean": float(law.mean[0]), "largest deviation": far, "chains": sizes.seeds}
 
 
 def judge_modes(found: Found) -> Verdict:
@@ -417,11 +405,10 @@ def judge_mean(found: Found) -> Verdict:
     return of_chains(11, found, far < marks.far and found["refuses unequal weights"] and moves, why)
 
 
-def measure_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Found, dict[str, Chains]]:
+def measure_inflation(sizes: Sizes, unequal: Agreement) -> Found:
     """Compare the closed form with phi with the recursion, and chains of R2 (claim 18).
 
     Args:
-      sizes: The size of the study.
       unequal: The chains with unequal weights.
     """
     cases = {
@@ -432,7 +419,7 @@ def measure_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Found, dict[str
         ),
         "without replacement": (gaussian.r2(), Participation("without_replacement", 2)),
     }
-    off, far, ran = 0.0, {}, {}
+    off, far = 0.0, {}
     variances: dict[str, list[float]] = {}
     for name, (problem, who) in cases.items():
         clients = gaussian.clients_of(problem)
@@ -448,11 +435,9 @@ def measure_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Found, dict[str
                 off, np.abs(oracle.stationary(taken).covariance - closed.covariance).max()
             )
             variances[name].append(float(closed.covariance[0, 0]))
-        far[name], ran[name] = (
-            unequal
-            if name.endswith("weights")
-            else compare(problem, sizes.seeds, local_steps=4, who=who)
-        )
+        is_run = name.endswith("weights")
+        ran = unequal if is_run else compare(problem, sizes.seeds, local_steps=4, who=who)
+        far[name] = ran.far
     printed = {
         "with replacement": (1.630862, 1.115072, 0.578230),
         "with replacement, unequal weights": (1.624372, 1.108583, 0.571741),
@@ -465,7 +450,7 @@ def measure_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Found, dict[str
         "closed form off the recursion": off,
         "variances off those printed": table,
         "chains": sizes.seeds,
-    }, ran
+    }
 
 
 def judge_inflation(found: Found) -> Verdict:
@@ -493,32 +478,23 @@ JUDGES: Judges = {
     20: judge_alone,
     22: judge_acceleration,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=3)
-    sgld, sgld_ran = measure_sgld(sizes)
-    modes, modes_ran = measure_modes(sizes)
     mean, agreement = measure_mean(sizes)
-    inflation, inflation_ran = measure_inflation(sizes, agreement)
-    verdicts = [
-        judge_sgld(sgld),
-        judge_noise(measure_noise(sizes)),
-        judge_floor(measure_floor()),
-        judge_order(measure_order()),
-        judge_mean(mean),
-        judge_invariance(measure_invariance()),
-        judge_acceleration(measure_invariance()),
-        judge_inflation(inflation),
-        judge_modes(modes),
-        judge_alone(measure_alone(sizes)),
-    ]
-    ran = {
-        "R1, K = 1": sgld_ran,
-        "R1, K = 100": modes_ran,
-        **{f"R2, {name}": chains_run for name, chains_run in inflation_ran.items()},
+    invariance = measure_invariance()
+    measured = {
+        1: measure_sgld(sizes),
+        2: measure_noise(sizes),
+        9: measure_floor(),
+        10: measure_order(),
+        11: mean,
+        17: invariance,
+        18: measure_inflation(sizes, agreement),
+        19: measure_modes(sizes),
+        20: measure_alone(sizes),
+        22: invariance,
     }
-    curves: dict[str, xr.Dataset] = {name: chains_run.curves for name, chains_run in ran.items()}
-    return Outcome(curves, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    return Outcome({}, {}, harness.judge_all(JUDGES, measured), sizes.config())

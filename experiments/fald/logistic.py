@@ -413,7 +413,6 @@ def rows(compared: list[Compared]) -> list[list[str]]:
 
 
 JUDGES: Judges = {8: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -439,8 +438,6 @@ def run(arguments: Arguments) -> Outcome:
         ess = min(each.ess.min() for each in found)
         words.append(f"{name}: R-hat at most {rhat:.4f}, effective samples at least {ess:.0f}.")
     judged = judge(measure(compared, sizes))
-    text = "\n\n".join(
-        [harness.table(header, rows(compared)), "\n".join(words), harness.verdict_table([judged])]
-    )
+    text = "\n\n".join([harness.table(header, rows(compared)), "\n".join(words)])
     config = {**sizes.config(), "step_size": STEP_SIZE, "prior_precision": PRIOR_PRECISION}
     return Outcome(curves, {"logistic.png": figure_of(compared)}, [judged], config, text)

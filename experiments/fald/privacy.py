@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas.exact_laws import Participation
-from experiments.harness import Arguments, Judges, Outcome, Verdict, table, verdict_table
+from experiments.harness import Arguments, Judges, Outcome, Verdict, table
 from fedjax_sim.results import plots
 from fedjax_sim.server.privacy import NoisySteps, epsilon_after
 from fedjax_sim.systems import langevin
@@ -193,7 +193,6 @@ def judge(found: Found) -> Verdict:
 
 
 JUDGES: Judges = {16: judge}
-"""The function that judges each claim from its numbers."""
 
 
 @plots.styled()
@@ -250,7 +249,5 @@ def run(arguments: Arguments) -> Outcome:
         table(["step size", "epsilon, delta without replacement", "with replacement"], rows)
         + "\n\n"
         + compare_accountants()
-        + "\n\n"
-        + verdict_table([judged])
     )
     return Outcome({}, {"privacy.png": figure}, [judged], {}, text)

@@ -32,9 +32,9 @@ from experiments.harness import (
     draw,
     estimate,
     interval_of_error,
+    judge_all,
     rule,
     unless_unknown,
-    verdict_table,
 )
 from fedjax_sim.core.types import System, Timeline
 from fedjax_sim.results.plots import look, name_beside, styled
@@ -251,7 +251,6 @@ def measure_step_time(
     """Measure the time per server step at four shares of slow clients, for claim 8.
 
     Args:
-      sizes: The size of the study.
       favano_run: FAVANO's schedules, leaves `[shares, L, T, ...]`.
       fedbuff_runs: FedBuff's schedules by reading, with the same leaves.
     """
@@ -562,7 +561,6 @@ JUDGES: Judges = {
     19: judge_shares,
     23: judge_units,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -578,14 +576,9 @@ def run(arguments: Arguments) -> Outcome:
     steps, gaps, laws = measure_contacts(favano_run)
     step_time, times = measure_step_time(sizes, favano_run, fedbuff_runs)
     orders, staleness = measure_orders(favano_run, fedbuff_runs["blocked"])
-    verdicts = [
-        judge_steps(steps),
-        judge_gaps(gaps),
-        judge_step_time(step_time),
-        judge_orders(orders),
-        judge_two_workers(measure_two_workers(sizes)),
-        judge_shares(measure_shares(sizes, fedbuff_runs)),
-        judge_units(measure_units()),
-    ]
+    measured = {4: steps, 5: gaps, 8: step_time, 17: orders}
+    measured[18] = measure_two_workers(sizes)
+    measured[19] = measure_shares(sizes, fedbuff_runs)
+    measured[23] = measure_units()
     figures = {"contacts.png": laws, "step_time.png": times, "staleness.png": staleness}
-    return Outcome({}, figures, verdicts, sizes.config(), verdict_table(verdicts))
+    return Outcome({}, figures, judge_all(JUDGES, measured), sizes.config())

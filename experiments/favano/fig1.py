@@ -7,7 +7,7 @@ draws the figure from a results folder of favano/table2.
 
 from experiments.favano.claims import JUDGED_BY_TABLE2, verdict
 from experiments.favano.setup import METHODS, MNIST, as_groups, by_reading, final_percent, runs
-from experiments.harness import NOT_RUN, Arguments, Outcome, table
+from experiments.harness import NOT_RUN, Arguments, Outcome
 
 COLUMN = "non-IID, 2/3 fast"
 SHOWN = METHODS
@@ -17,12 +17,9 @@ def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw the figure, and report the final means."""
     ran = runs(arguments, MNIST, [COLUMN], SHOWN)
     final = final_percent(ran, COLUMN)
-    rows = [[method, f"{value:.1f}"] for method, value in final.items()]
-    text = table(["method", "final accuracy, %"], rows)
     return Outcome(
         as_groups(ran.curves),
         {"fig1.png": by_reading(ran, COLUMN)},
         [verdict(24, final, NOT_RUN, JUDGED_BY_TABLE2)],
         ran.config,
-        text,
     )

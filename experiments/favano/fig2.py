@@ -14,7 +14,7 @@ import numpy as np
 from experiments.favano import setup
 from experiments.favano.claims import verdict
 from experiments.favano.setup import METHODS, MNIST, side_by_side
-from experiments.harness import Arguments, Judges, Outcome, Verdict, rule, table, unless_unknown
+from experiments.harness import Arguments, Judges, Outcome, Verdict, rule, unless_unknown
 
 COLUMN = "non-IID, 1/9 fast"
 BANDS = "10 and 90 % quantiles over seeds"
@@ -52,9 +52,7 @@ def run(arguments: Arguments) -> Outcome:
         for method, data in by_method.items()
     }
     judged = judge({"accuracy": final, "variance": variance, BANDS: bands})
-    rows = [[method, f"{final[method]:.1f}", f"{variance[method]:.3g}"] for method in by_method]
-    text = table(["method", "final accuracy, %", "final variance"], rows)
-    return Outcome(setup.as_groups(ran.curves), figures, [judged], ran.config, text)
+    return Outcome(setup.as_groups(ran.curves), figures, [judged], ran.config)
 
 
 def judge(measured: Mapping[str, Any]) -> Verdict:
@@ -72,4 +70,3 @@ def judge(measured: Mapping[str, Any]) -> Verdict:
 
 
 JUDGES: Judges = {21: judge}
-"""The function that judges each claim from its numbers."""

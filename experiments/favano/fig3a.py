@@ -43,13 +43,7 @@ def run(arguments: Arguments) -> Outcome:
     ran = setup.runs(arguments, setup.CIFAR10, [COLUMN], SHOWN)
     inputs = setup.inputs_of(ran, COLUMN)
     inputs["unsteadiness"] = {name: unsteadiness(data) for name, data in ran.of(COLUMN).items()}
-    rows = [[method, f"{sample.mean:.2f}"] for method, sample in inputs["unsteadiness"].items()]
-    text = "\n\n".join(
-        [
-            harness.spread_table(inputs["final"], CHANCE),
-            harness.table(["method", "unsteadiness, points"], rows),
-        ]
-    )
+    text = harness.spread_table(inputs["final"], CHANCE)
     figures = {"fig3a.png": setup.picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
     groups, verdicts = setup.as_groups(ran.curves), judge(inputs)
     panel = "" if arguments.rate is None else f"lr_{arguments.rate:g}"

@@ -11,16 +11,7 @@ from collections.abc import Mapping
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.fig2 import COLUMN, JUDGED
 from experiments.favano.setup import METHODS, MNIST, against_all, as_groups, runs, times_to
-from experiments.harness import (
-    Arguments,
-    Judges,
-    Outcome,
-    Verdict,
-    begins,
-    rule,
-    table,
-    unless_unknown,
-)
+from experiments.harness import Arguments, Judges, Outcome, Verdict, begins, rule, unless_unknown
 
 SHOWN = {name: METHODS[name] for name in JUDGED}
 TARGET = CLAIMS[22].criterion.target
@@ -32,13 +23,8 @@ def run(arguments: Arguments) -> Outcome:
     ran = runs(arguments, MNIST, [COLUMN], SHOWN)
     reached = times_to(ran.of(COLUMN), TARGET)
     judged = judge({TIMES: reached})
-    rows = [
-        [method, "not reached" if time is None else f"{time:.0f}"]
-        for method, time in reached.items()
-    ]
-    text = table(["method", TIMES], rows)
     figures = {"fig5.png": against_all(ran, COLUMN)}
-    return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
+    return Outcome(as_groups(ran.curves), figures, [judged], ran.config)
 
 
 def judge(measured: Mapping[str, Mapping[str, float | None]]) -> Verdict:
@@ -60,4 +46,3 @@ def judge(measured: Mapping[str, Mapping[str, float | None]]) -> Verdict:
 
 
 JUDGES: Judges = {22: judge}
-"""The function that judges each claim from its numbers."""

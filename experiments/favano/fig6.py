@@ -26,13 +26,8 @@ def run(arguments: Arguments) -> Outcome:
         "seeds": ran.config["seeds"],
         **{name: ran.config[name] for name in ("time_budget", "reduced", "smoke")},
     }
-    rows = [
-        [method, "not reached" if time is None else f"{time:.0f}"]
-        for method, time in reached.items()
-    ]
-    text = harness.table(["method", f"virtual time to {TARGET:.0%}"], rows)
     figures = {"fig6.png": setup.against_all(ran, COLUMN)}
-    return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
+    return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, inputs=inputs)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:

@@ -16,10 +16,7 @@ import fedjax_sim
 from experiments.favano import fig7, setup
 from experiments.favano.table2_grid import FIRST_TUNING_SEED, HELD_OUT
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
-from fedjax_sim import datasets, models, partition, problems, studies
-from fedjax_sim.datasets import Dataset
-from fedjax_sim.models.quantized import LowBit
-from fedjax_sim.problems import Classification
+from fedjax_sim import datasets, models, studies
 from fedjax_sim.systems import favano
 
 STUDY = Study(
@@ -57,10 +54,11 @@ def run(arguments: Arguments) -> Outcome:
     scores: dict[str, Any] = {}
     curves: dict[str, xr.Dataset] = {}
     for bits, low_bit in fig7.BITS.items():
-        plain = models.MLP((32,), data.num_classes)
-        network = plain if low_bit is None else LowBit(plain, *low_bit)
-        trials = _problems(network, held, num_clients, tuning)
-        tests = _problems(network, data, num_clients, range(sizes.seeds))
+        network = setup.in_low_bits(models.MLP((32,), data.num_classes), low_bit)
+        (trials,), (tests,) = (
+            setup.by_split(network, images, [fig7.COLUMN], num_clients, of_seeds).values()
+            for images, of_seeds in ((held, tuning), (data, range(sizes.seeds)))
+        )
         for share in fig7.SHARES:
             num_selected = max(1, round(share * num_clients))
             name = f"{bits}, s = {num_selected}"
@@ -101,13 +99,3 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 def _kept(arguments: Arguments, name: str, sweep: str) -> dict[str, Any]:
     """Options by which a sweep of a pair can be resumed."""
     return arguments.kept(f"{name}, {sweep}")
-
-
-def _problems(network: Any, data: Dataset, num_clients: int, seeds: range) -> list[Classification]:
-    """Make the problem of each seed, with few classes at each client."""
-    kind = setup.COLUMNS[fig7.COLUMN].partition
-    shares = [
-        partition.make(kind, data.train_labels, num_clients=num_clients, seed=seed)
-        for seed in seeds
-    ]
-    return problems.make_classifications(network, data, shares)

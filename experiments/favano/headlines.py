@@ -7,9 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
-from flax import struct
 
 import fedjax_sim
 from experiments import harness
@@ -17,10 +15,8 @@ from experiments.favano import clock
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.formulas import bounds
 from experiments.favano.formulas.orders import favano_orders, favano_orders_printed
-from experiments.favano.theory import LAYOUT, RANGE, with_gradient_at_mean
+from experiments.favano.theory import LAYOUT, Quantized, step_of, with_gradient_at_mean
 from experiments.harness import Arguments, Interval, Judges, Outcome, Sizes, Study, Verdict
-from fedjax_sim.core.types import Array, Key
-from fedjax_sim.kernels.rounding import straight_through, uniform
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import favano, fedbuff
 from fedjax_sim.theory import favano as theory
@@ -83,27 +79,6 @@ def judge_start(measured: Mapping[str, Any]) -> Verdict:
 # Claim 33 ----------------------------------------------------------------------------------------
 
 BITS, OPTIMA = (2, 3, 4, 5, 6), 40
-
-
-@struct.dataclass
-class Quantized(Quadratic):
-    """Quadratics of curvature 1 with gradients at weights of few bits."""
-
-    bits: int = struct.field(pytree_node=False, default=3)
-    rounding: str = struct.field(pytree_node=False, default="nearest")
-
-    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
-        def quantizer(x: Array) -> Array:
-            drawn = jax.random.uniform(jax.random.fold_in(key, 33), x.shape) - 0.5
-            moved = x + step_of(self.bits) * drawn if self.rounding == "stochastic" else x
-            return uniform(moved, bits=self.bits, scale=RANGE, signed=True, levels="strict")
-
-        return super().loss(straight_through(quantizer, params), client, examples, key)
-
-
-def step_of(bits: int) -> float:
-    """Return the distance of the quantizer's levels."""
-    return 2 * RANGE / (2**bits - 1)
 
 
 def measure_floor(sizes: Sizes) -> dict[str, dict[str, float]]:
@@ -192,5 +167,4 @@ def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     measured = {32: measure_start(sizes), 33: measure_floor(sizes), 34: measure_corollary()}
-    verdicts = harness.judge_all(JUDGES, measured)
-    return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    return Outcome({}, {}, harness.judge_all(JUDGES, measured), sizes.config())

@@ -85,14 +85,11 @@ def run(arguments: Arguments) -> Outcome:
         "bits, lattice over full": bits[LATTICE] / bits[WHOLE],
         "words": ran.config["reduced"],
     }
-    judged = judge(found)
-    if arguments.smoke:
-        judged = judged.undecided(f"{SMOKE}; ")
+    verdicts = harness.judge_all(JUDGES, {39: found}, SMOKE if arguments.smoke else "")
     figures = {
         f"{'slow' if column == COLUMNS[1] else 'fast'}.png": setup.picture(
             ran.of(column), "accuracy", title=ran.title(column)
         )
         for column in columns
     }
-    text = harness.verdict_table([judged])
-    return Outcome(setup.as_groups(ran.curves), figures, [judged], ran.config, text)
+    return Outcome(setup.as_groups(ran.curves), figures, verdicts, ran.config)

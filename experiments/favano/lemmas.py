@@ -173,7 +173,6 @@ def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> di
     and skewed, with given mean and variance.
 
     Args:
-      sizes: The size of the study.
       ticks: Server steps per lane.
       warm: Server steps left out at the beginning.
     """
@@ -343,18 +342,12 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
 
 
 JUDGES: Judges = {1: judge_identity, 2: judge_reweighting, 3: judge_contraction}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     contraction, figure = measure_contraction(sizes)
-    verdicts = [
-        judge_identity(measure_identity(sizes)),
-        judge_reweighting(measure_reweighting(sizes)),
-        judge_contraction(contraction),
-    ]
-    return Outcome(
-        {}, {"contraction.png": figure}, verdicts, sizes.config(), harness.verdict_table(verdicts)
-    )
+    measured = {1: measure_identity(sizes), 2: measure_reweighting(sizes), 3: contraction}
+    verdicts = harness.judge_all(JUDGES, measured)
+    return Outcome({}, {"contraction.png": figure}, verdicts, sizes.config())

@@ -115,10 +115,8 @@ def run(arguments: Arguments) -> Outcome:
             "uplink bits, lattice over full": bits[0] / bits[1],
         },
     }
-    verdicts = harness.judge_all(JUDGES, found)
-    if arguments.smoke:
-        verdicts = [each.undecided(f"{SMOKE}; ") for each in verdicts]
-    return Outcome(curves, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    verdicts = harness.judge_all(JUDGES, found, SMOKE if arguments.smoke else "")
+    return Outcome(curves, {}, verdicts, sizes.config())
 
 
 def vectors(samples: Any) -> np.ndarray:

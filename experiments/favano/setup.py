@@ -10,7 +10,7 @@ and speeds. Evaluation is on the official test set (the validation set of TinyIm
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +27,10 @@ from experiments.harness import Arguments, Sample, Sizes, Study, Verdict, rule, 
 from experiments.harness.images import load
 from fedjax_sim import models, partition, problems
 from fedjax_sim.core.settings import ConfigError, fields, names_of, value_of
-from fedjax_sim.core.types import Problem, System
+from fedjax_sim.core.types import System
+from fedjax_sim.datasets import Dataset
 from fedjax_sim.models.quantized import LowBit
+from fedjax_sim.problems import Classification
 from fedjax_sim.problems.classification import Augmentation
 from fedjax_sim.results import plots
 from fedjax_sim.results.plots import label_of_axis
@@ -236,7 +238,21 @@ def runs(
     if arguments.rate is not None:
         words = ", ".join(filter(None, (sizes.words, f"lr {arguments.rate:g}")))
         sizes = sizes.replace(shared={**sizes.shared, "lr": arguments.rate}, words=words)
-    tasks = _tasks(images, sizes, arguments.data_dir, columns, methods)
+    data = load(sizes.dataset, arguments.data_dir)
+    in_color = data.train_images.shape[-1] == np.size(images.mean)
+    scaling: dict[str, Any] = {"mean": images.mean, "std": images.std} if in_color else {}
+    tasks = {
+        low_bit: by_split(
+            in_low_bits(sizes.network(data.num_classes), low_bit),
+            data,
+            columns,
+            sizes.shared.get("num_clients", 100),
+            sizes.seed_range,
+            augmentation=images.augmentation,
+            **scaling,
+        )
+        for low_bit in {method.low_bit for method in methods.values()}
+    }
     curves, resolved = {}, {}
     names = [f"{method} | {column}" for method in methods for column in columns]
     cells = arguments.cells_of(names)
@@ -244,13 +260,13 @@ def runs(
         system, settings, low_bit = method
         for column in (each for each in columns if f"{name} | {each}" in cells):
             split, slow_fraction = COLUMNS[column]
-            hyper = _hyper(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction})
+            hyper = hyper_of(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction})
             resolved[f"{name} | {column}"] = {
                 field: value_of(hyper, field) for field in fields(system.Hyper)
             } | {"partition": split, "low_bit": low_bit}
             run = fedjax_sim.sweep(
                 system,
-                tasks[split, low_bit],
+                list(tasks[low_bit][split]),
                 hyper,
                 seeds=sizes.seed_range,
                 budget=fedjax_sim.Time(sizes.time_budget),
@@ -298,41 +314,30 @@ def _earlier(arguments: Arguments, wanted: Sequence[str]) -> Runs:
     return Runs({name: found.curves[_group(name)] for name in wanted}, facts)
 
 
-def _tasks(
-    images: Images,
-    sizes: Sizes,
-    data_dir: str | None,
-    columns: Sequence[str],
-    methods: Mapping[str, Method],
-) -> dict[tuple[str, tuple[int, int, int] | None], list[Problem]]:
-    """Make a problem per seed for every split and precision.
+def by_split(
+    network: Any,
+    data: Dataset,
+    columns: Iterable[str],
+    num_clients: int,
+    seeds: Sequence[int],
+    **options: Any,
+) -> dict[str, list[Classification]]:
+    """Make the problem of each seed for every split of some columns.
 
     All share the images and, padded to one shape, the compiled programs.
     """
-    data = load(sizes.dataset, data_dir)
-    num_clients = sizes.shared.get("num_clients", 100)
     splits = sorted({COLUMNS[column].partition for column in columns})
-    names = [(split, seed) for split in splits for seed in sizes.seed_range]
     shares = [
         partition.make(split, data.train_labels, num_clients=num_clients, seed=seed)
-        for split, seed in names
+        for split, seed in itertools.product(splits, seeds)
     ]
-    in_color = data.train_images.shape[-1] == np.size(images.mean)
-    scaling: dict[str, Any] = {"mean": images.mean, "std": images.std} if in_color else {}
-    made: dict[tuple[str, tuple[int, int, int] | None], list[Problem]] = {}
-    for low_bit in {method.low_bit for method in methods.values()}:
-        network = sizes.network(data.num_classes)
-        network = network if low_bit is None else LowBit(network, *low_bit)
-        tasks = problems.make_classifications(
-            network, data, shares, augmentation=images.augmentation, **scaling
-        )
-        for split in splits:
-            made[split, low_bit] = [
-                task
-                for (task_split, _), task in zip(names, tasks, strict=True)
-                if task_split == split
-            ]
-    return made
+    made = problems.make_classifications(network, data, shares, **options)
+    return {split: made[k * len(seeds) : (k + 1) * len(seeds)] for k, split in enumerate(splits)}
+
+
+def in_low_bits(network: Any, low_bit: tuple[int, int, int] | None) -> Any:
+    """Return a network that trains with few bits, or the network itself for None."""
+    return network if low_bit is None else LowBit(network, *low_bit)
 
 
 def as_groups(curves: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
@@ -532,23 +537,15 @@ def decided(
 
 
 def final_percent(ran: Runs, column: str) -> dict[str, float]:
-    """Return the mean final test accuracy of each method in one column, in percent."""
-    return {method: percent(data)[0] for method, data in ran.of(column).items()}
+    """Return each method's mean final test accuracy in percent, over seeds that did not diverge."""
+    return {
+        method: float(np.mean(100 * data.accuracy.isel(eval=-1).values[~data.failed.values]))
+        for method, data in ran.of(column).items()
+    }
 
 
-def percent(data: xr.Dataset) -> tuple[float, float]:
-    """Return mean and standard deviation of the final test accuracy, in percent.
-
-    They are taken over the seeds that did not diverge, the standard deviation with n - 1 degrees of
-    freedom.
-    """
-    final = 100 * data.accuracy.isel(eval=-1).values[~data.failed.values].astype(float)
-    return float(final.mean()) if final.size else float("nan"), float(
-        final.std(ddof=1)
-    ) if final.size > 1 else float("nan")
-
-
-def _hyper(system: System, settings: Mapping[str, Any]) -> Any:
+def hyper_of(system: System, settings: Mapping[str, Any]) -> Any:
+    """Return a system's settings of the paper with those of others that it knows."""
     known = names_of(system.Hyper)
     hyper = system.paper(**{name: value for name, value in settings.items() if name in known})
     if settings.get("lr_scale") == "Z/n":

@@ -23,21 +23,20 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.favano.claims import SMOKE, verdict
-from experiments.favano.setup import BLOCKED, COLUMNS, PUBLIC, TINY, Method, final_sample
-from experiments.favano.table2 import DECIDING, PAPER, judged, means, parts_of, read_cells
-from experiments.harness import (
-    NOT_RUN,
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    table,
-    verdict_table,
+from experiments.favano.setup import (
+    BLOCKED,
+    COLUMNS,
+    PUBLIC,
+    TINY,
+    Method,
+    by_split,
+    final_sample,
+    hyper_of,
 )
+from experiments.favano.table2 import CHANCE, DECIDING, PAPER, judged, means, parts_of, read_cells
+from experiments.harness import NOT_RUN, Arguments, Outcome, Sizes, Study, Verdict, spread_table
 from experiments.harness.heatmaps import heat_maps
-from fedjax_sim import datasets, models, partition, problems, studies
-from fedjax_sim.core.settings import names_of
+from fedjax_sim import datasets, models, studies
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
@@ -75,9 +74,9 @@ FIRST_TUNING_SEED = 1000
 OWN = "best on validation data"
 """Name of the reading in which each method has its best learning rate in each column."""
 JUDGED = f"{OWN}, inputs standardised"
+"""The reading by which claims are judged: all methods are tuned and images are normalised."""
 FIRST_CLAIM = 26
 """The number of the first claim that is judged here."""
-"""The reading by which claims are judged: all methods are tuned and images are normalised."""
 
 STUDY = Study(
     full=Sizes(
@@ -221,15 +220,10 @@ def run(arguments: Arguments) -> Outcome:
         "smoke": arguments.smoke,
     }
     verdicts = judge(inputs)
-    text = [
-        _first_table(tested, best),
-        _readings_table(near),
-        _second_table(curves),
-        verdict_table(verdicts),
-    ]
+    text = spread_table({key: final_sample(each) for key, each in curves.items()}, CHANCE)
     figures = {"test.png": _figure(tested, best, f"{data.name}, seeds: {sizes.tuning_seeds}")}
     facts["first_stage"] = {name: first[name].to_dict() for name in first}
-    return Outcome(curves, figures, verdicts, facts, "\n\n".join(text), inputs)
+    return Outcome(curves, figures, verdicts, facts, text, inputs)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
@@ -288,9 +282,6 @@ def first_stage(
     The rates are those of the grid, and further ones as long as the best one is at an end.
 
     Args:
-      arguments: The command line.
-      sizes: The sizes.
-      data: The data set.
       cells: Method, inputs and column of each sweep.
       seeds: Seeds of the runs.
 
@@ -358,9 +349,6 @@ def second_stage(
     """Run cells with fresh seeds on all training images.
 
     Args:
-      arguments: The command line.
-      sizes: The sizes.
-      data: The data set.
       chosen: Method, inputs, column and learning rate of each cell.
 
     Returns:
@@ -411,89 +399,19 @@ def _tasks(
     sizes: Sizes, data: Dataset, seeds: Sequence[int]
 ) -> dict[tuple[str, str], list[Classification]]:
     """Make the problem of each seed, by inputs and partition."""
-    num_clients = sizes.shared.get("num_clients", 100)
-    splits = sorted({column.partition for column in COLUMNS.values()})
-    names = list(itertools.product(splits, seeds))
-    shares = [
-        partition.make(split, data.train_labels, num_clients=num_clients, seed=seed)
-        for split, seed in names
-    ]
-    found = {}
+    found: dict[tuple[str, str], list[Classification]] = {}
     for inputs in sizes.inputs:
         mean, std = INPUTS[inputs]
-        made = problems.make_classifications(
-            models.MLP((32,), data.num_classes), data, shares, mean=mean, std=std
-        )
-        for number, split in enumerate(splits):
-            found[inputs, split] = made[number * len(seeds) : (number + 1) * len(seeds)]
+        number, network = sizes.shared.get("num_clients", 100), models.MLP((32,), data.num_classes)
+        made = by_split(network, data, COLUMNS, number, seeds, mean=mean, std=std)
+        found |= {(inputs, split): each for split, each in made.items()}
     return found
 
 
 def _hyper(method: Method, sizes: Sizes, column: str) -> Any:
     """Complete a method's settings for a column."""
-    settings = {**sizes.shared, **method.settings, "slow_fraction": COLUMNS[column].slow_fraction}
-    known = names_of(method.system.Hyper)
-    return method.system.paper(**{name: settings[name] for name in settings if name in known})
-
-
-def _first_table(tested: xr.DataArray, best: xr.DataArray) -> str:
-    """Lay out test accuracies of the first stage; a star marks what validation chooses."""
-    mean = tested.mean("seed")
-    rows = []
-    for name, inputs in itertools.product(mean.method.values, mean.inputs.values):
-        for column in mean.column.values:
-            place = {"method": name, "inputs": inputs, "column": column}
-            if not np.isfinite(best.sel(place)):
-                continue
-            of_rates = mean.sel(place).values
-            values = [
-                "-" if np.isnan(value) else f"{value:.1f}{'*' * bool(best.sel(place) == rate)}"
-                for rate, value in zip(mean.lr.values, of_rates, strict=True)
-            ]
-            rows.append([name, inputs, column, *values])
-    header = ["test accuracy, %", "inputs", "column", *(f"lr {rate:g}" for rate in mean.lr.values)]
-    return table(header, rows)
-
-
-def _readings_table(near: Sequence[Reading], most: int = 10) -> str:
-    """Lay out the readings nearest to the paper."""
-    header = [
-        "learning rate",
-        "FedBuff's",
-        "FedBuff's clock",
-        "inputs",
-        "distance",
-        "largest",
-        "at",
-    ]
-    rows = [
-        [
-            each.rate,
-            each.fedbuff_rate,
-            each.clock.removeprefix("FedBuff, "),
-            each.inputs,
-            f"{each.distance:.1f}",
-            f"{each.largest:.1f}",
-            each.cell,
-        ]
-        for each in near[:most]
-    ]
-    return table(header, rows)
-
-
-def _second_table(curves: Mapping[str, xr.Dataset]) -> str:
-    """Lay out the cells of the second stage."""
-    rows = []
-    for key, data in curves.items():
-        final = 100 * data.accuracy.isel(eval=-1).where(~data.failed, 0.0).values
-        spread = final.std(ddof=1) if final.size > 1 else float("nan")
-        collapsed = int(((data.collapsed_at >= 0) & ~data.failed).sum())
-        numbers = [f"{final.mean():.1f} ± {spread:.1f}", f"{np.median(final):.1f}"]
-        rows.append(
-            [*key.split(" | "), *numbers, f"{final.min():.1f}", int(data.failed.sum()), collapsed]
-        )
-    header = ["method", "inputs", "column", "rate", "accuracy, %", "median", "worst"]
-    return table([*header, "failed", "collapsed"], rows)
+    slow = {"slow_fraction": COLUMNS[column].slow_fraction}
+    return hyper_of(method.system, {**sizes.shared, **method.settings, **slow})
 
 
 def _figure(tested: xr.DataArray, best: xr.DataArray, title: str) -> Figure:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from flax import struct
 from matplotlib.figure import Figure
 
@@ -131,11 +130,11 @@ def judge_equal_shares(measured: Mapping[str, Any]) -> Verdict:
 
 
 @plots.styled()
-def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Figure]:
+def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
     """Measure the long-run mean through the engine, for claim 6.
 
     Returns:
-      The numbers, the curves and a picture.
+      The numbers and a picture.
     """
     hyper = favano.paper(**GROUPS)
     # Fast clients have their optimum at -1, whichever clients are fast in a seed's lane.
@@ -200,7 +199,7 @@ def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Fig
         title="Fast clients want -1, slow ones 1; optimum 0",
     )
     plots.name_beside(figure, axes, title=f"bars: {harness.FAR:g} standard errors")
-    return measured, run.curves.isel(eval=slice(None, None, 10)), figure
+    return measured, figure
 
 
 # Claim 7 -----------------------------------------------------------------------------------------
@@ -303,22 +302,19 @@ def judge_bound(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
 
 
 @plots.styled()
-def measure_bound(
-    sizes: Sizes,
-) -> tuple[dict[str, dict[str, float]], dict[str, xr.Dataset], Figure]:
+def measure_bound(sizes: Sizes) -> tuple[dict[str, dict[str, float]], Figure]:
     """Measure the squared gradient and its bound through the engine, for claim 7.
 
     Each case is one problem, run at the largest step size allowed and averaged over seeds.
 
     Returns:
-      The numbers by run, the curves and a picture.
+      The numbers by run and a picture.
 
     Raises:
       AssertionError: If a condition of the theorem does not hold.
     """
     system = favano.system._replace(algorithm=with_gradient_at_mean)
     rows = CASES[: sizes.cases]
-    curves: dict[str, xr.Dataset] = {}
     measured: dict[str, dict[str, float]] = {}
     figure = Figure(figsize=(4.2 * len(rows) + 2.5, 4))
     panels = figure.subplots(1, len(rows), squeeze=False)[0]
@@ -370,7 +366,6 @@ def measure_bound(
                 "step_size": step_size,
                 "seeds": sizes.seeds,
             }
-            curves[f"theorem {k + 1} {reweighting}"] = run.curves.isel(eval=slice(None, None, 100))
             bounded = plots.look(i, "none", linewidth=1, label=f"bound, {reweighting}")
             axes.loglog(ticks, bounds, **bounded)
             axes.loglog(
@@ -384,7 +379,7 @@ def measure_bound(
         )
     panels[0].set_ylabel("squared gradient at the mean of\nall models, averaged up to T")
     plots.name_beside(figure, panels[0])
-    return measured, curves, figure
+    return measured, figure
 
 
 # Claim 16 ----------------------------------------------------------------------------------------
@@ -395,19 +390,29 @@ levels."""
 
 
 @struct.dataclass
-class Rounded(Quadratic):
-    """Quadratics of curvature 1 with gradients at weights of few bits.
-
-    `evaluate` returns the squared gradient.
-    """
+class Quantized(Quadratic):
+    """Quadratics of curvature 1 with gradients at weights of few bits."""
 
     bits: int = struct.field(pytree_node=False, default=3)
+    rounding: str = struct.field(pytree_node=False, default="nearest")
 
     def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
         def quantizer(x: Array) -> Array:
-            return uniform(x, bits=self.bits, scale=RANGE, signed=True, levels="strict")
+            drawn = jax.random.uniform(jax.random.fold_in(key, 33), x.shape) - 0.5
+            moved = x + step_of(self.bits) * drawn if self.rounding == "stochastic" else x
+            return uniform(moved, bits=self.bits, scale=RANGE, signed=True, levels="strict")
 
         return super().loss(straight_through(quantizer, params), client, examples, key)
+
+
+def step_of(bits: int) -> float:
+    """Return the distance of the quantizer's levels."""
+    return 2 * RANGE / (2**bits - 1)
+
+
+@struct.dataclass
+class Rounded(Quantized):
+    """The same; `evaluate` returns the squared gradient."""
 
     def evaluate(self, params: Array) -> Mapping[str, Array]:
         return {"gradient_square": jnp.sum(jnp.square(params - self.optimum))}
@@ -426,7 +431,7 @@ def judge_rounding(measured: Mapping[str, Any]) -> Verdict:
     return verdict(16, measured, harness.unless_unknown(holds, measured), why)
 
 
-def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset]]:
+def measure_rounding(sizes: Sizes) -> dict[str, Any]:
     """Measure LUQ's means and the floors of the squared gradient, for claim 16.
 
     The mean of LUQ's results is checked for each element. FAVANO is run with gradients at rounded
@@ -450,7 +455,6 @@ def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset
         batch_size=1,
         reweight="deterministic",
     )
-    curves: dict[str, xr.Dataset] = {}
     floors = []
     for bits in sizes.bits:
         plain = Quadratic.of(np.stack([optimum] * 3), start=optimum + np.float32(0.3))
@@ -467,8 +471,7 @@ def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset
         floors.append(
             float(run.curves.gradient_square.isel(eval=slice(-5, None)).mean(skipna=False))
         )
-        curves[f"rounded to {bits} bits"] = run.curves
-    return {"largest_deviation": far, "bits": sizes.bits, "floors": floors}, curves
+    return {"largest_deviation": far, "bits": sizes.bits, "floors": floors}
 
 
 JUDGES: Judges = {
@@ -477,7 +480,6 @@ JUDGES: Judges = {
     16: judge_rounding,
     30: judge_equal_shares,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -485,20 +487,8 @@ def run(arguments: Arguments) -> Outcome:
     sizes = STUDY.choose(arguments, least_seeds=2)
     if arguments.seeds is not None:
         sizes = sizes.replace(lanes=sizes.seeds)
-    mean, mean_curves, mean_figure = measure_long_run_mean(sizes)
-    bound, bound_curves, bound_figure = measure_bound(sizes)
-    rounding, rounding_curves = measure_rounding(sizes)
-    verdicts = [
-        judge_long_run_mean(mean),
-        judge_equal_shares(mean),
-        judge_bound(bound),
-        judge_rounding(rounding),
-    ]
+    mean, mean_figure = measure_long_run_mean(sizes)
+    bound, bound_figure = measure_bound(sizes)
+    measured = {6: mean, 7: bound, 16: measure_rounding(sizes), 30: mean}
     figures = {"long_run_mean.png": mean_figure, "theorem_1.png": bound_figure}
-    return Outcome(
-        {"long_run_mean": mean_curves, **bound_curves, **rounding_curves},
-        figures,
-        verdicts,
-        sizes.config(),
-        harness.verdict_table(verdicts),
-    )
+    return Outcome({}, figures, harness.judge_all(JUDGES, measured), sizes.config())

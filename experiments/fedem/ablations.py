@@ -9,15 +9,13 @@ aggregation on the mixture of Fig. 1 is part of fedem/fig1.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import xarray as xr
 from matplotlib.figure import Figure
 
 from experiments import harness
 from experiments.fedem.claims import CLAIMS, Found, verdict
-from experiments.fedem.formulas import bounds as formulas
 from experiments.fedem.formulas import moments, variance_reduction
 from experiments.fedem.setup import BLOCKS, Toy, clients_apart, figure_of
 from experiments.harness import Arguments, Interval, Judges, Outcome, Sizes, Study, Verdict, rule
@@ -77,13 +75,8 @@ STUDY = Study(
 """The blocks of the quantizer, numbers of examples per client and of inner steps are compared."""
 
 
-class Ablation(NamedTuple):
-    """What one ablation returns: verdicts, curves, a table and a picture."""
-
-    verdicts: list[Verdict]
-    curves: dict[str, xr.Dataset]
-    text: str
-    figure: Any
+Ablation = tuple[dict[int, dict[str, Any]], Figure]
+"""What one ablation returns: the numbers by claim, and a picture."""
 
 
 def known(found: Mapping[Any, Any]) -> dict[float, float]:
@@ -97,12 +90,12 @@ def stays_below(values: Sequence[float], mark: float) -> bool:
 
 
 def floors(sizes: Sizes) -> Ablation:
-    """Judge claim 9: exact statistics, three aggregations, two step sizes.
+    """Measure claim 9: exact statistics, three aggregations, two step sizes.
 
     It is run twice, the second time with centers twice as far apart.
     """
-    text, ends, curves, lines = [], list[float](), {}, {}
-    rows: dict[str, Any] = {}
+    ends, lines = list[float](), {}
+    found: dict[str, Any] = {}
     cases: tuple[tuple[str, Compressor, float], ...] = (
         ("compression", BLOCKS, 1.0),
         ("partial participation", parse_compressor("identity"), 0.5),
@@ -135,36 +128,23 @@ def floors(sizes: Sizes) -> Ablation:
                 swept = {"seeds": sizes.seeds, "settings": {"gamma": gammas}}
                 data = toy.curves(fedem.system, hyper, 3 * sizes.rounds, 100, **swept)
                 late = data.mean_field.values[..., 40:].mean(axis=(1, 2))
-                name = f"{way}, {what}, spread {spread:g}"
-                curves[name] = data
                 expected = [
                     moments.heterogeneity_floor(
                         slope=toy.known.slope, gamma=g, message_variance=variance
                     )
                     for g in gammas
                 ]
-                rows[name] = {
+                found[f"{way}, {what}, spread {spread:g}"] = {
                     "floor": late.tolist(),
                     "expected": expected if way != "fedem" else 0.0,
                 }
                 if way == "fedem":
                     ends.append(float(data.mean_field.values[..., -1].max()))
-                shown = "0" if way == "fedem" else ", ".join(f"{x:.3g}" for x in expected)
-                text.append([name, ", ".join(f"{x:.3g}" for x in late), shown])
                 if spread == 2.0:
                     label = f"{TITLES[way]}, {what}"
                     lines[label] = (data.ticks.values[0, 0], data.mean_field.values[0].mean(axis=0))
-    shown = harness.table(
-        ["exact statistics", "‖h‖² at gamma_max, gamma_max / 2", "expected"], text
-    )
-    return Ablation(
-        [judge_floors({**rows, ENDS: ends})],
-        curves,
-        shown,
-        figure_of(
-            lines, x="rounds", y="mean ‖h‖²", title="Heterogeneous clients, exact statistics"
-        ),
-    )
+    title = "Heterogeneous clients, exact statistics"
+    return {9: {**found, ENDS: ends}}, figure_of(lines, x="rounds", y="mean ‖h‖²", title=title)
 
 
 def judge_floors(found: Found) -> Verdict:
@@ -184,14 +164,13 @@ def judge_floors(found: Found) -> Verdict:
 
 
 def participation_study(sizes: Sizes) -> Ablation:
-    """Judge claim 15: the level at which FedEM stays with noise, by p, at one step size.
+    """Measure claim 15: the level at which FedEM stays with noise, by p, at one step size.
 
     The level of dEM (no memories, no compression) is shown for comparison.
     """
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     sigma2, gamma = toy.sigma2(BATCH), 0.1
     levels: dict[str, np.ndarray] = {}
-    curves = {}
     swept = {"seeds": sizes.seeds, "settings": {"participation": [*PARTICIPATIONS]}}
     for name, compression, way in (
         ("FedEM", SPARSE, "fedem"),
@@ -204,7 +183,6 @@ def participation_study(sizes: Sizes) -> Ablation:
             memories=Memories(compression=compression, field_rule=way),
         )
         run = toy.curves(fedem.system, hyper, 2 * sizes.rounds, 100, **swept)
-        curves[f"{name} by p"] = run
         levels[name] = run.mean_field.values[..., 50:].mean(axis=2)
     exact = []
     for p in PARTICIPATIONS:
@@ -212,19 +190,7 @@ def participation_study(sizes: Sizes) -> Ablation:
         law = toy.moments(setup, gamma=gamma, k_max=3000, sigma2=sigma2)
         exact.append(float(law.mean_field[-1]))
     means = {name: each.mean(axis=1).tolist() for name, each in levels.items()}
-    ratios = [level / exact[-1] for level in exact]
-    # With a small gamma the memories' error is sigma² at this alpha, so that H's variance is
-    # (1 + 2 omega_p) sigma² / n, which is linear in 1 / p but not proportional to it.
-    limits = [(1 + 2 * theory.total_omega(1.0, p)) / 3 for p in PARTICIPATIONS]
     factors = [(1 + 5 * theory.total_omega(1.0, p)) / 6 for p in PARTICIPATIONS]
-    rows = [
-        [f"{p:g}", *(f"{x:.4g}" for x in row)]
-        for p, row in zip(
-            PARTICIPATIONS,
-            zip(means["FedEM"], exact, means["dEM"], ratios, limits, strict=True),
-            strict=True,
-        )
-    ]
     off = [
         harness.interval(each / level - 1)
         for each, level in zip(levels["FedEM"], exact, strict=True)
@@ -235,13 +201,7 @@ def participation_study(sizes: Sizes) -> Ablation:
         "Theorem 3's factors": factors,
         OFF: [each._asdict() for each in off],
     }
-    header = ["p", "FedEM", "exact", "dEM, not compressed", "over p = 1", "(1 + 2 omega_p) / 3"]
-    return Ablation(
-        [judge_participation(measured)],
-        curves,
-        harness.table(header, rows),
-        participation_figure(measured),
-    )
+    return {15: measured}, participation_figure(measured)
 
 
 @styled()
@@ -359,14 +319,14 @@ def fewest_rounds(toy: Toy, setup: theory.FedEMSetup, sigma2: float) -> float:
 
 
 def blocks_study(sizes: Sizes) -> Ablation:
-    """Judge claims 16 and 22: rounds and bits to an epsilon-stationary point.
+    """Measure claims 16 and 22: rounds and bits to an epsilon-stationary point.
 
     Without noise they are compared by block of the quantizer, with much noise by omega at the best
     step size. The rounds until the last ||h||^2 is a millionth of the first are shown too.
     """
     dim, num, ratio = 36, 400, 1e-6
     toy = Toy(clients_apart(num, 4, dim, spread=2.0), KAPPA)
-    rows, curves, rounds, last, shorter = [], {}, {}, {}, {}
+    lines, rounds, last, shorter = {}, {}, {}, {}
     for block in sizes.blocks:
         compression = (
             parse_compressor(f"block:norm=2:block={block}")
@@ -384,23 +344,11 @@ def blocks_study(sizes: Sizes) -> Ablation:
             memories=Memories(compression=compression),
         )
         data = toy.curves(fedem.system, hyper, 80, 80, seeds=2)
-        curves[f"blocks of {block}"] = data
         mean = data.mean_field.values.mean(axis=0)
+        lines[f"blocks of {block}"] = (data.ticks.values[0], mean)
         rounds[block] = stationarity(mean)
         last[block] = first_below(mean, data.ticks.values[0], ratio * toy.first_field)
         shorter[block] = 64 * dim / compression.bits(dim, word=64)
-        need = formulas.clients_for_free_compression(toy.known.constants, omega)
-        rows.append(
-            [
-                block,
-                f"{omega:g}",
-                f"{need:.0f}",
-                f"{gamma:.3g}",
-                f"{rounds[block]:.4f}",
-                f"{last[block]:.0f}",
-                f"{shorter[block]:.1f}",
-            ]
-        )
     # Much noise: the fewest rounds to epsilon over step sizes, on exact recursions.
     small = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     fewest = {
@@ -414,28 +362,9 @@ def blocks_study(sizes: Sizes) -> Ablation:
         "messages shorter": shorter,
         "rounds with much noise": fewest,
     }
-    lines = {
-        name: (data.ticks.values[0], data.mean_field.values.mean(axis=0))
-        for name, data in curves.items()
-    }
-    shown = harness.table(
-        [
-            "block",
-            "omega",
-            "n that suffices",
-            "gamma_max",
-            "rounds times epsilon",
-            "rounds of the last ‖h‖² to a millionth",
-            "messages shorter",
-        ],
-        rows,
-    )
-    return Ablation(
-        [judge_blocks(measured), judge_noisy(measured)],
-        curves,
-        shown,
-        figure_of(lines, x="rounds", y="mean ‖h‖²", title=f"{num} clients, exact statistics"),
-    )
+    title = f"{num} clients, exact statistics"
+    figure = figure_of(lines, x="rounds", y="mean ‖h‖²", title=title)
+    return {16: measured, 22: measured}, figure
 
 
 def judge_blocks(found: Found) -> Verdict:
@@ -481,13 +410,12 @@ def judge_noisy(found: Found) -> Verdict:
 
 
 def regimes_study(sizes: Sizes) -> Ablation:
-    """Judge claims 23 and 24: rounds to an epsilon-stationary point, at the largest steps allowed.
+    """Measure claims 23, 24: rounds to an epsilon-stationary point, at the largest steps allowed.
 
     There is no noise. FedEM's rounds are counted on exact recursions, at the step (7), and
     VR-FedEM's in runs, at the step (10).
     """
     toy = Toy(clients_apart(FEW, M, DIM, spread=2.0), KAPPA)
-    curves: dict[str, xr.Dataset] = {}
 
     def rounds(num: int, omega: float, times: float = 1.0) -> float:
         setup = theory.FedEMSetup(toy.known.constants, num, omega)
@@ -513,7 +441,6 @@ def regimes_study(sizes: Sizes) -> Ablation:
             memories=Memories(compression=keep),
         )
         data = many.curves(vr_fedem.system, hyper, ticks, ticks, seeds=3)
-        curves[f"VR-FedEM, n = {num}, omega = {omega:g}"] = data.isel(eval=slice(None, None, 50))
         return stationarity(data.mean_field.values.mean(axis=0))
 
     large, ticks = (0.0, *sizes.large_omegas), sizes.vr_ticks
@@ -528,19 +455,8 @@ def regimes_study(sizes: Sizes) -> Ablation:
             "many clients": {omega: vr_rounds(MANY, omega, 100) for omega in (0.0, *SMALL_OMEGAS)},
         },
     }
-    counted = [
-        (system, num, omega, each, each / counts[name][0.0])
-        for system, counts in found.items()
-        for name, num in (("by omega", FEW), ("many clients", MANY))
-        for omega, each in counts.get(name, {}).items()
-    ]
-    rows = [[name, n, f"{o:g}", f"{x:.3f}", f"{times:.3f}"] for name, n, o, x, times in counted]
-    return Ablation(
-        [judge_few(found["FedEM"]), judge_reduced(found["VR-FedEM"])],
-        curves,
-        harness.table(["system", "n", "omega", "rounds times epsilon", "over omega = 0"], rows),
-        regimes_figure(found["FedEM"], found["VR-FedEM"]),
-    )
+    both = found["FedEM"], found["VR-FedEM"]
+    return dict(zip((23, 24), both, strict=True)), regimes_figure(*both)
 
 
 def regimes_figure(of_fedem: Found, of_vr_fedem: Found) -> Figure:
@@ -633,9 +549,9 @@ def _names(values: Mapping[Any, float]) -> str:
 
 
 def clients_study(sizes: Sizes) -> Ablation:
-    """Judge claim 17: the level with noise, for more and more clients of the same law of data."""
+    """Measure claim 17: the level with noise, for more and more clients of the same law of data."""
     numbers, gamma = (10, 20, 40, 80), 0.1
-    exact, found, curves = list[float](), dict[int, np.ndarray](), {}
+    exact, found = list[float](), dict[int, np.ndarray]()
     rounds: dict[int, float] = {}
     few = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     for num in numbers:
@@ -654,25 +570,12 @@ def clients_study(sizes: Sizes) -> Ablation:
                 memories=Memories(compression=SPARSE),
             )
             data = toy.curves(fedem.system, hyper, 2 * sizes.rounds, 100, seeds=sizes.seeds)
-            curves[f"{num} clients"] = data
             found[num] = data.mean_field.values[:, 50:].mean(axis=1) / sigma2
     fall = ratio_of_means(found[N], found[2 * N])
     means = {num: float(each.mean()) for num, each in found.items()}
-    rows = [
-        [num, f"{rounds[num]:.0f}", f"{level:.4g}", f"{means.get(num, math.nan):.4g}"]
-        for num, level in zip(numbers, exact, strict=True)
-    ]
+    measured = {"rounds": rounds, "exact": exact, "simulated": means, FALL: fall._asdict()}
     lines = {"exact": (np.array(numbers), np.array(exact))}
-    return Ablation(
-        [
-            judge_clients(
-                {"rounds": rounds, "exact": exact, "simulated": means, FALL: fall._asdict()}
-            )
-        ],
-        curves,
-        harness.table(["n", "fewest rounds", "E‖h‖² / sigma², exact", "simulated"], rows),
-        figure_of(lines, x="number of clients n", y="E‖h‖² / σ²"),
-    )
+    return {17: measured}, figure_of(lines, x="number of clients n", y="E‖h‖² / σ²")
 
 
 def judge_clients(found: Found) -> Verdict:
@@ -715,7 +618,7 @@ def ratio_of_means(first: np.ndarray, second: np.ndarray) -> Interval:
 
 
 def alpha_study(sizes: Sizes) -> Ablation:
-    """Judge claim 11: the memories by alpha, under exact omega = 1 and exact statistics.
+    """Measure claim 11: the memories by alpha, under exact omega = 1 and exact statistics.
 
     For a frozen iterate they are stable below alpha = 1.
     """
@@ -737,21 +640,11 @@ def alpha_study(sizes: Sizes) -> Ablation:
         FIRST: [float(first[0]), float(first[-1])],
         LEFT: float(memory[0, -1] / memory[0, 0]),
     }
-    factors = [formulas.frozen_memory_factor(1.0, alpha) for alpha in ALPHAS]
-    rows = [
-        [f"{a:g}", f"{f:.3f}", f"{x:.1e}"] for a, f, x in zip(ALPHAS, factors, last, strict=True)
-    ]
     lines = {
         f"alpha = {a:g}": (run.ticks.values[0, 0], run.mean_field.values[i].mean(axis=0))
         for i, a in enumerate(ALPHAS[:4])
     }
-    shown = harness.table(["alpha", "factor of frozen memories", "largest ‖h‖² at the end"], rows)
-    return Ablation(
-        [judge_alphas(measured)],
-        {"FedEM by alpha": run},
-        shown,
-        figure_of(lines, x="rounds", y="mean ‖h‖²", title="Memories from 0"),
-    )
+    return {11: measured}, figure_of(lines, x="rounds", y="mean ‖h‖²", title="Memories from 0")
 
 
 def judge_alphas(found: Found) -> Verdict:
@@ -776,15 +669,14 @@ def judge_alphas(found: Found) -> Verdict:
 
 
 def inner_study(sizes: Sizes) -> Ablation:
-    """Judge claim 13: E-steps per client to an accuracy that takes many outer loops.
+    """Measure claim 13: E-steps per client to an accuracy that takes many outer loops.
 
     They are counted over k_in at 100 examples, and over the number of examples at the best k_in.
     """
-    rows = list[list[Any]]()
-    curves: dict[str, xr.Dataset] = {}
+    lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
-    def cost(examples: int, inner: int) -> tuple[float, np.ndarray]:
-        """Return the step size, and each seed's E-steps per client until ‖h‖² <= EPSILON."""
+    def cost(examples: int, inner: int) -> np.ndarray:
+        """Return each seed's E-steps per client until ‖h‖² <= EPSILON."""
         random = np.random.default_rng(4)
         kappa = 1 / (1 + random.uniform(0, 3, (N, 400))[:, :examples] ** 2)
         toy = Toy(clients_apart(N, 400, DIM, spread=2.0, seed=4)[:, :examples], kappa)
@@ -798,24 +690,23 @@ def inner_study(sizes: Sizes) -> Ablation:
             memories=Memories(compression=BLOCKS),
         )
         data = toy.curves(vr_fedem.system, hyper, 400, 400, seeds=max(5, sizes.seeds // 5))
-        curves[f"m = {examples}, k_in = {inner}"] = data
+        path = data.epochs.values[0], data.mean_field.values.mean(axis=0)
+        lines[f"m = {examples}, $k_{{in}}$ = {inner}"] = path
         epochs = [
             first_below(curve, places, EPSILON)
             for curve, places in zip(data.mean_field.values, data.epochs.values, strict=True)
         ]
-        return gamma, examples * np.array(epochs)
+        return examples * np.array(epochs)
 
     reference = Toy(
         clients_apart(N, 400, DIM, spread=2.0, seed=4),
         1 / (1 + np.random.default_rng(4).uniform(0, 3, (N, 400)) ** 2),
     )
-    by_inner = {inner: cost(100, inner)[1] for inner in sizes.inner}
-    by_examples = {}
-    for examples in sizes.examples:
-        inner = round(variance_reduction.best_inner_steps(examples, 1.0))
-        gamma, by_examples[examples] = cost(examples, inner)
-        rows.append([examples, inner, f"{gamma:.4g}", f"{by_examples[examples].mean():.0f}"])
-    rows += [[100, inner, "", f"{value.mean():.0f}"] for inner, value in by_inner.items()]
+    by_inner = {inner: cost(100, inner) for inner in sizes.inner}
+    by_examples = {
+        examples: cost(examples, round(variance_reduction.best_inner_steps(examples, 1.0)))
+        for examples in sizes.examples
+    }
     stated = round(variance_reduction.best_inner_steps(100, 1.0))
     # One straight line for each seed: its slope is the power of m.
     powers = np.polyfit(np.log(sizes.examples), np.log(list(by_examples.values())), 1)[0]
@@ -830,20 +721,8 @@ def inner_study(sizes: Sizes) -> Ablation:
         "power": harness.interval(powers)._asdict(),
         "seeds": len(powers),
     }
-    lines = {
-        name.replace("k_in", "$k_{in}$"): (
-            data.epochs.values[0],
-            data.mean_field.values.mean(axis=0),
-        )
-        for name, data in curves.items()
-    }
-    shown = harness.table(["m", "k_in", "gamma", "E-steps per client"], rows)
-    return Ablation(
-        [judge_inner(measured)],
-        curves,
-        shown,
-        figure_of(lines, x="epochs", y="mean ‖h‖²", title="VR-FedEM at one step size"),
-    )
+    title = "VR-FedEM at one step size"
+    return {13: measured}, figure_of(lines, x="epochs", y="mean ‖h‖²", title=title)
 
 
 def judge_inner(found: Found) -> Verdict:
@@ -884,7 +763,6 @@ JUDGES: Judges = {
     23: judge_few,
     24: judge_reduced,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -899,18 +777,9 @@ def run(arguments: Arguments) -> Outcome:
         "alpha": alpha_study,
         "inner": inner_study,
     }
-    studies = {name: make(sizes) for name, make in makers.items()}
-    verdicts = sorted(
-        (each for study in studies.values() for each in study.verdicts),
-        key=lambda each: int(each.id.rsplit("-", 1)[1]),
-    )
-    curves = {
-        f"{name}: {key}": data
-        for name, study in studies.items()
-        for key, data in study.curves.items()
-    }
-    figures = {f"{name}.png": study.figure for name, study in studies.items()}
-    text = "\n\n".join(
-        [harness.verdict_table(verdicts), *(study.text for study in studies.values())]
-    )
-    return Outcome(curves, figures, verdicts, sizes.config(), text)
+    measured: dict[int, Any] = {}
+    figures: dict[str, Figure] = {}
+    for name, make in makers.items():
+        found, figures[f"{name}.png"] = make(sizes)
+        measured |= found
+    return Outcome({}, figures, harness.judge_all(JUDGES, measured), sizes.config())

@@ -116,10 +116,6 @@ def run(arguments: Arguments) -> Outcome:
             times = np.where(hit.any(axis=1), grid[hit.argmax(axis=1)], np.inf)
             paths[speeds][method] = fields[times.argmin()]
             found[speeds][method] = float(times.min())
-    judged = judge(found)
-    if arguments.smoke:
-        judged = judged.undecided(f"{SMOKE}; ")
-    rows = [[speeds, *(f"{time:.1f}" for time in each.values())] for speeds, each in found.items()]
-    text = harness.table(["speeds", *METHODS], rows)
+    verdicts = harness.judge_all(JUDGES, {30: found}, SMOKE if arguments.smoke else "")
     figures = {"clocks.png": draw(paths, grid)}
-    return Outcome(curves, figures, [judged], sizes.config(), text)
+    return Outcome(curves, figures, verdicts, sizes.config())

@@ -166,7 +166,5 @@ def run(arguments: Arguments) -> Outcome:
     """Run the three extensions, and judge the claims."""
     sizes = STUDY.choose(arguments)
     found = {32: measure_chances(sizes), 33: measure_stream(sizes), 34: measure_sparsity(sizes)}
-    verdicts = harness.judge_all(JUDGES, found)
-    if arguments.smoke:
-        verdicts = [each.undecided(f"{SMOKE}; ") for each in verdicts]
-    return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    verdicts = harness.judge_all(JUDGES, found, SMOKE if arguments.smoke else "")
+    return Outcome({}, {}, verdicts, sizes.config())

@@ -17,7 +17,7 @@ import xarray as xr
 
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.setup import PAPER, curves_of, even, figure_of, mean_after, span
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, table
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim import Ticks
 from fedjax_sim.problems import latent
 from fedjax_sim.systems import fedem, vr_fedem
@@ -73,7 +73,6 @@ def mixture(seed: int, sizes: Sizes, *, is_sorted: bool) -> latent.Estimation:
 
 
 JUDGES: Judges = {18: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -114,7 +113,6 @@ def run(arguments: Arguments) -> Outcome:
     )
     if arguments.smoke:
         judged = verdict(18, judged.measured, None, SMOKE)
-    rows = [[name, *(span(means[metric]) for metric in METRICS)] for name, means in half.items()]
     figures = {
         f"fig1_{name.split(',')[0].lower()}_{name.split()[-1]}.png": _figure(name, data)
         for name, data in curves.items()
@@ -125,11 +123,7 @@ def run(arguments: Arguments) -> Outcome:
             name: {k: list(v) for k, v in means.items()} for name, means in half.items()
         },
     }
-    text = (
-        table(["second half of the epochs, lowest and highest seed", "‖H‖²", "‖h‖²"], rows)
-        + f"\n\n{judged.id}: {judged.why}"
-    )
-    return Outcome(curves, figures, [judged], config, text)
+    return Outcome(curves, figures, [judged], config)
 
 
 def _outside(values: Sequence[np.ndarray]) -> str:

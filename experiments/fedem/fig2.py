@@ -25,7 +25,7 @@ import fedjax_sim
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.counts import COUNTS, Visits, synthetic
 from experiments.fedem.setup import even, figure_of
-from experiments.harness import Arguments, Judges, Outcome, Verdict, rule, table
+from experiments.harness import Arguments, Judges, Outcome, Verdict, rule
 from experiments.harness.statistics import has_nan
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import latent
@@ -268,7 +268,6 @@ def additive(train: Visits) -> np.ndarray:
 
 
 JUDGES: Judges = {20: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -284,7 +283,7 @@ def run(arguments: Arguments) -> Outcome:
     assert visits.truth is not None
     most = 3000 if arguments.smoke else 20_000
     fits, loss, limit, steps = run_all(visits, sizes.rounds, most, arguments)
-    rows, found = [], {}
+    found = {}
     for name, matrix in [*((name, fitted.matrix) for name, fitted in fits.items()), (LIMIT, limit)]:
         rmse = float(np.sqrt(np.mean((matrix - visits.truth) ** 2)))
         trend = float(np.corrcoef(matrix.sum(axis=0), visits.truth.sum(axis=0))[0, 1])
@@ -297,9 +296,6 @@ def run(arguments: Arguments) -> Outcome:
             "F at first": float(objective[0]),
             "F": float(objective[-1]),
         }
-        rows.append(
-            [name, f"{objective[0]:.6g}", f"{objective[-1]:.6g}", f"{rmse:.3f}", f"{trend:.4f}"]
-        )
     scale = float(np.sqrt(np.mean(limit**2)))
     for name, fitted in fits.items():
         field = fitted.curves.mean_field.values[0]
@@ -329,10 +325,6 @@ def run(arguments: Arguments) -> Outcome:
         x="rounds",
         y="F less EM's limit",
     )
-    text = (
-        table(["", "F at first", "F", "RMSE to the truth", "correlation of the trend"], rows)
-        + f"\n\n{judged.id}: {judged.why}"
-    )
     config = {
         **sizes.config(),
         "visits": len(visits.value),
@@ -345,5 +337,4 @@ def run(arguments: Arguments) -> Outcome:
         figures,
         [judged],
         config,
-        text,
     )

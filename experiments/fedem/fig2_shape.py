@@ -55,7 +55,6 @@ def judge(found: Found) -> Verdict:
 
 
 JUDGES: Judges = {25: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -110,17 +109,12 @@ def run(arguments: Arguments) -> Outcome:
         },
     }
     judged = verdict(25, found, None, SMOKE) if arguments.smoke else judge(found)
-    rows = [
-        [name, f"{found['trend'][name]:.4f}", f"{found['RMSE'][name]:.3f}"] for name in matrices
-    ]
-    text = harness.table(["", "correlation of the trend", "RMSE to the truth"], rows)
     title = f"{sizes.sites} sites by {sizes.months} months, {sizes.visits} counts, made up"
     return Outcome(
         {"FedMissEM, the paper's settings": fitted.curves},
         {"fig2_shape.png": fig2.trend_figure(totals, seen, title)},
         [judged],
         {**sizes.config(), "found": found},
-        f"{text}\n\n{judged.id}: {judged.why}",
     )
 
 

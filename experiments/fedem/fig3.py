@@ -16,17 +16,7 @@ from matplotlib.figure import Figure
 
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.setup import PAPER, curves_of, even, figure_of, mean_after, span
-from experiments.harness import (
-    Arguments,
-    Judges,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    interval,
-    rule,
-    table,
-)
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, interval, rule
 from fedjax_sim import Ticks, datasets
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.estimates import principal_components
@@ -60,7 +50,6 @@ def judge(found: Found) -> Verdict:
 
 
 JUDGES: Judges = {19: judge}
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -114,26 +103,8 @@ def run(arguments: Arguments) -> Outcome:
         "epochs": sizes.epochs,
     }
     judged = verdict(19, found, None, SMOKE) if arguments.smoke else judge(found)
-    rows = [
-        [
-            name,
-            f"{field[name].mean():.3g}",
-            *(
-                f"{float(curve[m].isel(eval=-1).mean()):.4g}"
-                for m in ("field", "mean_field", "objective")
-            ),
-        ]
-        for name, curve in curves.items()
-    ]
     config = {**sizes.config(), "images": len(order), "pixels always 0": pixels}
-    text = table(["", "‖H‖², second half", "‖H‖², end", "‖h‖², end", "F, end"], rows)
-    return Outcome(
-        curves,
-        figures_of(curves),
-        [judged],
-        config,
-        f"{text}\n\n{pixels} pixels are always 0\n{judged.id}: {judged.why}",
-    )
+    return Outcome(curves, figures_of(curves), [judged], config)
 
 
 def figures_of(curves: dict[str, xr.Dataset]) -> dict[str, Figure]:

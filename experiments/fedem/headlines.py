@@ -174,4 +174,4 @@ def run(arguments: Arguments) -> Outcome:
             29: measure_dithering(sizes),
         },
     )
-    return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    return Outcome({}, {}, verdicts, sizes.config())

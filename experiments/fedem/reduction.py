@@ -150,7 +150,6 @@ def run(arguments: Arguments) -> Outcome:
     sizes = STUDY.choose(arguments)
     found: dict[str, Any] = {"power": {}, "best": {}, "ticks": {}}
     found["seeds"] = dict(zip(METHODS, (sizes.seeds, sizes.slow_seeds), strict=True))
-    rows = list[list[str]]()
     for method in sizes.ticks:
         for name in ("power", "best", "ticks"):
             found[name][method] = {}
@@ -165,14 +164,8 @@ def run(arguments: Arguments) -> Outcome:
             found["best"][method][field] = _by(sizes.examples, np.exp(best.mean(axis=1)))
             fewest = [each.min(axis=0).mean() for each in counts.values()]
             found["ticks"][method][field] = _by(sizes.examples, fewest)
-            for m, each in counts.items():
-                reached = [f"{value:.0f}" for value in each.mean(axis=1)]
-                rows.append([f"{method}, {field}", f"{m}", *reached])
-    judged = judge(found)
-    if arguments.smoke:
-        judged = judged.undecided(f"{SMOKE}; ")
-    header = ["server steps to the target", "m", *(f"{rate:.3g}" for rate in sizes.rates)]
-    return Outcome({}, {}, [judged], sizes.config(), harness.table(header, rows))
+    verdicts = harness.judge_all(JUDGES, {31: found}, SMOKE if arguments.smoke else "")
+    return Outcome({}, {}, verdicts, sizes.config())
 
 
 def _by(examples: Any, values: Any) -> Mapping[str, float]:

@@ -7,13 +7,12 @@ of twenty examples, ridge 0.25 and kappa 1/2 ("toy A"), or of a hundred examples
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
+from matplotlib.figure import Figure
 
 from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import bounds as formulas
@@ -27,7 +26,7 @@ from experiments.fedem.setup import (
     exact_variance,
     figure_of,
 )
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, verdict_table
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, judge_all
 from fedjax_sim import Ticks, compression, streams
 from fedjax_sim.core.types import Event, Plan
 from fedjax_sim.problems import latent
@@ -61,17 +60,8 @@ def mixture() -> Any:
     return latent.make_estimation(latent.GaussianMixture(3), y, even(6, 40))
 
 
-class FixedPoints(NamedTuple):
-    """The numbers of claims 1 to 3, with the curves."""
-
-    both_spaces: Found
-    monotony: Found
-    gradient: Found
-    curves: dict[str, xr.Dataset]
-
-
-def measure_fixed_points() -> FixedPoints:
-    """Follow EM in both spaces from one start, and FedEM as EM, and differentiate W."""
+def measure_fixed_points() -> dict[int, Found]:
+    """Follow EM in both spaces, and FedEM as EM, and differentiate W, for claims 1 to 3."""
     with jax.enable_x64(True):
         problem = mixture()
 
@@ -122,7 +112,6 @@ def measure_fixed_points() -> FixedPoints:
             np.asarray, both_spaces(start)
         )
         rises = np.max([np.diff(each).max() for each in (of_statistics, of_params)])
-        curves = {}
         last = {}
         for system, hyper in (
             (em.system, em.paper(num_clients=6)),
@@ -131,7 +120,7 @@ def measure_fixed_points() -> FixedPoints:
             data = curves_of(
                 system, problem.replace(start=start), hyper, budget=Ticks(50), num_evals=50
             )
-            curves[f"mixture, {system.name}"], last[system.name] = data, data.objective.values[0]
+            last[system.name] = data.objective.values[0]
         off = float(np.abs(last["em"] - last["fedem"]).max())
         off_by_hand = float(np.abs(last["fedem"] - of_statistics[:51]).max())
         found = [jax.tree.map(np.asarray, gradients(each)) for each in (start, (start + end) / 2)]
@@ -143,16 +132,15 @@ def measure_fixed_points() -> FixedPoints:
             "asymmetry": np.max([np.abs(skew).max() for *_, skew in found]),
             "relative error on the toys": _toy_gradients(),
         }
-    return FixedPoints(
-        {"h": float(field), "theta moves": float(moved), "theta off T(S)": float(apart.max())},
-        {
+    return {
+        1: {"h": float(field), "theta moves": float(moved), "theta off T(S)": float(apart.max())},
+        2: {
             "largest rise of F": rises,
             "FedEM apart from EM": off,
             "FedEM apart from EM by hand": off_by_hand,
         },
-        gradient,
-        curves,
-    )
+        3: gradient,
+    }
 
 
 def judge_fixed_points(found: Found) -> Verdict:
@@ -392,7 +380,7 @@ EXACTLY = "exact recursions"
 """Where the numbers of claim 7 have those of exact recursions, next to those of runs."""
 
 
-def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
+def measure_theorems(sizes: Sizes) -> Found:
     """Compare exact recursions and runs with the bounds of Theorems 1 and 3 (claim 7)."""
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     known, sigma2 = toy.known, toy.sigma2(BATCH)
@@ -407,7 +395,6 @@ def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
                         setup, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2
                     ).total
                     shares.append(run.mean_field[:k_max].mean() / right)
-    curves: dict[str, xr.Dataset] = {}
     table: dict[str, Any] = {EXACTLY: {"largest share": np.max(shares), "cases": len(shares)}}
     for p in (1.0, 0.5):
         setup = theory.FedEMSetup(known.constants, N, 1.0, p)
@@ -424,8 +411,7 @@ def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
                     setup, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2
                 ).total
                 table[f"p = {p}, gamma = {gamma:.3g}, {k_max} rounds"] = [left, right]
-        curves[f"toy A, p = {p}"] = data
-    return table, curves
+    return table
 
 
 def judge_theorems(found: Found) -> Verdict:
@@ -440,7 +426,7 @@ def judge_theorems(found: Found) -> Verdict:
     return verdict(7, found, worst <= 1 and ratio <= 1, why)
 
 
-def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]]:
+def measure_reduction(sizes: Sizes) -> tuple[dict[int, Found], Figure]:
     """Compare runs on toy B with their bounds (claims 10 and 12).
 
     VR-FedEM runs at the step size (10), and FedEM at the same one.
@@ -495,11 +481,15 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
     last = float(reduced.mean_field.values[:, -1].max())
     floor = float(plain.mean_field.values[:, -inner:].mean())
     forgotten = float(exact.memory_error.values[..., -1].max())
-    return (
-        {"full batches, G after 200 rounds": forgotten, "mean G and its bound": cesaro},
-        table | {"VR-FedEM, ‖h‖² at the end": last, "FedEM": floor},
-        {"toy B, VR-FedEM": reduced, "toy B, FedEM": plain},
-    )
+    lines = {
+        f"toy B, {name}": (data.ticks.values[0], data.mean_field.values.mean(axis=0))
+        for name, data in (("VR-FedEM", reduced), ("FedEM", plain))
+    }
+    title = "A mean seen through unequal noise, the step of eq. (10)"
+    return {
+        10: {"full batches, G after 200 rounds": forgotten, "mean G and its bound": cesaro},
+        12: table | {"VR-FedEM, ‖h‖² at the end": last, "FedEM": floor},
+    }, figure_of(lines, x="rounds", y="mean ‖h‖²", title=title)
 
 
 def judge_forgetting(found: Found) -> Verdict:
@@ -610,45 +600,26 @@ JUDGES: Judges = {
     12: judge_reduction,
     14: judge_spider,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=4)
-    fixed, (memories, field) = measure_fixed_points(), measure_memories(sizes)
-    theorems, runs = measure_theorems(sizes)
-    forgetting, reduction, more = measure_reduction(sizes)
+    memories, field = measure_memories(sizes)
+    reduction, figure = measure_reduction(sizes)
+    measured: dict[int, Found] = {
+        **measure_fixed_points(),
+        4: measure_quantizers(sizes),
+        5: memories,
+        6: field,
+        7: measure_theorems(sizes),
+        8: measure_irrelevance(),
+        **reduction,
+        14: measure_spider(),
+    }
+    halved = [f"fedem-{number}" for number in reduction]
     verdicts = [
-        judge_fixed_points(fixed.both_spaces),
-        judge_monotony(fixed.monotony),
-        judge_gradient(fixed.gradient),
-        judge_quantizers(measure_quantizers(sizes)),
-        judge_memories(memories),
-        judge_field(field),
-        judge_theorems(theorems),
-        judge_irrelevance(measure_irrelevance()),
-        *(
-            each._replace(seeds=sizes.seeds // 2)
-            for each in (judge_forgetting(forgetting), judge_reduction(reduction))
-        ),
-        judge_spider(measure_spider()),
+        each._replace(seeds=sizes.seeds // 2) if each.id in halved else each
+        for each in judge_all(JUDGES, measured)
     ]
-    curves = fixed.curves | runs | more
-    return Outcome(curves, _figures(more), verdicts, sizes.config(), verdict_table(verdicts))
-
-
-def _figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
-    lines = {
-        name: (data.ticks.values[0], data.mean_field.values.mean(axis=0))
-        for name, data in curves.items()
-        if name.startswith("toy B")
-    }
-    return {
-        "toy_b.png": figure_of(
-            lines,
-            x="rounds",
-            y="mean ‖h‖²",
-            title="A mean seen through unequal noise, the step of eq. (10)",
-        )
-    }
+    return Outcome({}, {"toy_b.png": figure}, verdicts, sizes.config())

@@ -23,7 +23,6 @@ from fedjax_sim.theory import fedstaleweight as theory
 from fedjax_sim.timelines import ClientTable
 
 STUDY = Study(full=Sizes(seeds=6, ticks=8000), smoke=Sizes(seeds=2, ticks=1000))
-WHO = ("slow", "throttled")
 LOSSES, THROTTLES = (0.0, 0.2, 0.5), (1.0, 0.5, 0.25)
 WAYS: dict[str, dict[str, Any]] = {"FedStaleWeight": {}, "buffer mean": study.MEAN}
 Found = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -35,7 +34,6 @@ def measure(lost: float, share: float, sizes: Sizes) -> dict[str, dict[str, floa
     Args:
       lost: Share of the slow clients' updates that is lost.
       share: Share of its rate at which the first fast client works.
-      sizes: The sizes.
     """
     rate, losses = study.RATE.copy(), lost * study.GROUPS
     rate[0] *= share
@@ -120,13 +118,6 @@ def run(arguments: Arguments) -> Outcome:
     found = {
         name_of(lost, share): measure(lost, share, sizes) for lost in LOSSES for share in THROTTLES
     }
-    header = ["case", *(f"{way}, {who}" for way in (*WAYS, "expected") for who in WHO)]
-    rows = [
-        [name, *(f"{each[way][who]:.4f}" for way in (*WAYS, "expected") for who in WHO)]
-        for name, each in found.items()
-    ]
-    text = harness.table(header, rows)
-    judged = judge(found)
-    if arguments.smoke:
-        judged = judged.undecided("not judged: schedules of a smoke run are short; ")
-    return Outcome({}, {"disturbed.png": draw(found)}, [judged], sizes.config(), text)
+    reason = "not judged: schedules of a smoke run are short" if arguments.smoke else ""
+    verdicts = harness.judge_all(JUDGES, {26: found}, reason)
+    return Outcome({}, {"disturbed.png": draw(found)}, verdicts, sizes.config())

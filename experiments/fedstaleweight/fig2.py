@@ -294,7 +294,7 @@ def _band(axes: Axes, ticks: np.ndarray, values: np.ndarray, **style: Any) -> No
 def run(arguments: harness.Arguments) -> harness.Outcome:
     """Run the panels, draw them, and judge claims 8, 9, 11 and 19."""
     asked = panels(arguments)
-    curves, inputs, rows = {}, {}, []
+    curves, inputs, samples = {}, {}, {}
     figures: dict[str, Figure] = {}
     for key, panel in asked.items():
         curves_of_panel = train(panel, arguments)
@@ -307,40 +307,10 @@ def run(arguments: harness.Arguments) -> harness.Outcome:
             figures[f"fig2_{key}.png"] = picture(drawn, f"{words}, {panel.seeds} seeds")
         for name, data in curves_of_panel.items():
             curves[f"{key}, {name}"] = data
-            values = [
-                final(data, metric)
-                for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels")
-            ]
-            rows.append(
-                [
-                    key,
-                    name,
-                    int(data.ticks.isel(seed=0, eval=-1)),
-                    *(
-                        f"{x.mean():.2f} +- {x.std(ddof=1) if len(x) > 1 else float('nan'):.2f}"
-                        for x in values
-                    ),
-                ]
-            )
+            for group, metric in GROUPS.items():
+                samples[f"{key}, {name}, {group}"] = harness.Sample.of(final(data, metric))
     verdicts = [] if arguments.adds else judge(inputs)
-    text = (
-        harness.verdict_table(verdicts)
-        + "\n\n"
-        + harness.table(
-            ["data", "method", "server steps", "accuracy, %", "labels 0-3, %", "labels 4-9, %"],
-            rows,
-        )
-        + "\n\n"
-        + harness.spread_table(
-            {
-                f"{panel}, {name}, {group}": sample
-                for panel, found in inputs.items()
-                for name, row in found["final"].items()
-                for group, sample in row.items()
-            },
-            CHANCE,
-        )
-    )
+    text = harness.spread_table(samples, CHANCE)
     told = [
         {"dataset": panel.dataset, "server_steps": panel.num_ticks, "seeds": panel.seeds}
         for panel in asked.values()

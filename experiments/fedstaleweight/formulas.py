@@ -10,6 +10,9 @@ of time, one over the mean delay. Staleness is counted in versions of the model,
 steps. Where the paper writes r with a tilde, rates are what clients report; so `rate` may hold true
 or reported rates.
 
+In arguments, `others` has the sums A and C, `buffer_size` is b, `max_staleness` is tau_max, between
+0 and which averaged staleness lies, and `report` is `f[...]`, the rate r that the client reports.
+
 Refuted here:
 
 - Reporting the true rate is not optimal for every buffer; see `is_truthful`.
@@ -122,10 +125,6 @@ def competition(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: Whol
 def utility(report: Value, others: Competition) -> Value:
     """Compute a client's weight in a buffer times its share of arrivals, eq. (9).
 
-    Args:
-        report: `f[...]`, the rate r that the client reports.
-        others: The sums A and C.
-
     Returns:
         `f[...]`, the utility.
     """
@@ -137,10 +136,6 @@ def utility(report: Value, others: Competition) -> Value:
 @checked
 def utility_slope(report: Value, others: Competition) -> Value:
     """Compute the derivative of `utility` with respect to the reported rate.
-
-    Args:
-        report: `f[...]`, the rate r that the client reports.
-        others: The sums A and C.
 
     Returns:
         `f[...]`, the derivative; its sign is that of A - C r^2.
@@ -155,9 +150,6 @@ def optimal_report(others: Competition) -> float:
 
     A client whose true rate is smaller does best to report its true rate.
 
-    Args:
-        others: The sums A and C.
-
     Returns:
         The rate; infinite in a buffer of one slot.
     """
@@ -170,7 +162,6 @@ def is_truthful(rate: float, others: Competition) -> bool:
 
     Args:
         rate: r, the true rate of the client.
-        others: The sums A and C.
 
     Returns:
         Whether it is. With equal rates this holds if and only if b <= n; the utility still rises at
@@ -185,10 +176,6 @@ def is_truthful(rate: float, others: Competition) -> bool:
 def weight_bounds(max_staleness: Whole, *, buffer_size: Count) -> tuple[float, float]:
     """Bound a normalised weight from below and above, stated before (11).
 
-    Args:
-        max_staleness: tau_max; averaged staleness lies between 0 and this.
-        buffer_size: b.
-
     Returns:
         The lower and the upper bound. Both are attained.
     """
@@ -199,10 +186,6 @@ def weight_bounds(max_staleness: Whole, *, buffer_size: Count) -> tuple[float, f
 @checked
 def squared_weight_gap(max_staleness: Whole, *, buffer_size: Count) -> float:
     """Compute U, the largest squared difference of a normalised weight from 1 / b. Derived.
-
-    Args:
-        max_staleness: tau_max; averaged staleness lies between 0 and this.
-        buffer_size: b.
 
     Returns:
         U, in closed form; 0 for b = 1 or tau_max = 0.
@@ -216,10 +199,6 @@ def squared_weight_gap_printed(max_staleness: Whole, *, buffer_size: Count) -> f
 
     The square that belongs to the upper bound is always the larger one, so this equals
     `squared_weight_gap`.
-
-    Args:
-        max_staleness: tau_max; averaged staleness lies between 0 and this.
-        buffer_size: b.
 
     Returns:
         U.
@@ -264,7 +243,6 @@ def is_vacuous(max_staleness: Whole, *, buffer_size: Count) -> bool:
 
     Args:
         max_staleness: tau_max,b.
-        buffer_size: b.
 
     Returns:
         Whether it is, which is so for all b >= 2 and tau_max,b >= 1.

@@ -127,4 +127,4 @@ def run(arguments: Arguments) -> Outcome:
         JUDGES,
         {23: measure_indifference(sizes), 24: measure_synchronous(), 25: measure_divergence(sizes)},
     )
-    return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    return Outcome({}, {}, verdicts, sizes.config())

@@ -138,7 +138,6 @@ JUDGES: Judges = {27: judge_rates, 28: judge_influence}
 def run(arguments: Arguments) -> Outcome:
     """Run both studies, and judge the claims."""
     sizes = STUDY.choose(arguments)
-    verdicts = harness.judge_all(JUDGES, {27: measure_rates(sizes), 28: measure_influence(sizes)})
-    if arguments.smoke:
-        verdicts = [each.undecided("not judged: too small with --smoke; ") for each in verdicts]
-    return Outcome({}, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))
+    found = {27: measure_rates(sizes), 28: measure_influence(sizes)}
+    reason = "not judged: too small with --smoke" if arguments.smoke else ""
+    return Outcome({}, {}, harness.judge_all(JUDGES, found, reason), sizes.config())

@@ -7,6 +7,10 @@ how large a study is run, `schedules` draws the timelines of many lanes, `statis
 standard by which verdicts are given, `images` has small ones for studies with many runs, and
 `ledger` keeps results as data and writes them into the README and a page (`page`). Intervals,
 tuning and tables are those of `fedjax_sim.studies`.
+
+In all experiments `arguments` is the command line, `sizes` or `size` the size of the study, `data`
+the data set, `name` a name such as PAPER/NAME of an experiment or that of a panel, and `run` the
+function of an experiment.
 """
 
 from experiments.harness.claims import Claim as Claim
@@ -15,7 +19,6 @@ from experiments.harness.claims import Criterion as Criterion
 from experiments.harness.claims import Judges as Judges
 from experiments.harness.claims import Verdict as Verdict
 from experiments.harness.claims import judge_all as judge_all
-from experiments.harness.claims import verdict_table as verdict_table
 from experiments.harness.command import main as main
 from experiments.harness.command import run_experiment as run_experiment
 from experiments.harness.experiment import Arguments as Arguments

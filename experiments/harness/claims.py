@@ -1,7 +1,9 @@
 """The numbered claims of a paper, the mark at which each one holds, and verdicts on them."""
 
 import importlib
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness.statistics import FAILS, HOLDS, UNDECIDED, Ruling, has_nan, rule
@@ -136,13 +138,32 @@ class Verdict(NamedTuple):
         return self._replace(verdict=UNDECIDED, scope="", why=reason + self.why)
 
 
+class Erratum(NamedTuple):
+    """A printed formula or statement that is wrong.
+
+    Attributes:
+      where: Equation, lemma or section.
+      printed: What the paper prints.
+      right: What is right.
+      shown: How that was shown: derivation, exact law or counterexample.
+      test: The test that shows it, as "path::name"; it exists and passes.
+    """
+
+    where: str
+    printed: str
+    right: str
+    shown: str
+    test: str
+
+
 Judges = Mapping[int, Callable[[Any], Verdict]]
 """Functions that judge claims from what was measured, by number of the claim."""
 
 
-def judge_all(judges: Judges, measured: Mapping[int, Any]) -> list[Verdict]:
-    """Judge each claim by its measurements."""
-    return [judge(measured[number]) for number, judge in judges.items()]
+def judge_all(judges: Judges, measured: Mapping[int, Any], reason: str = "") -> list[Verdict]:
+    """Judge each claim by its measurements; if there is a reason, none is decided."""
+    found = [judge(measured[number]) for number, judge in judges.items()]
+    return [each.undecided(f"{reason}; ") for each in found] if reason else found
 
 
 class Claims(Mapping[int, Claim]):
@@ -155,6 +176,7 @@ class Claims(Mapping[int, Claim]):
         written after the runs of earlier dates.
       pictures: The numbers of the claims that a picture shows, by its name without ".png". A
         picture without numbers stands with every claim that its experiment judges.
+      errata: The paper's printed formulas that this project found wrong.
 
     Raises:
       ValueError: If a claim is algebra without a reason, or has one and is not.
@@ -167,6 +189,7 @@ class Claims(Mapping[int, Claim]):
         *,
         since: str,
         pictures: Mapping[str, Collection[int]] | None = None,
+        errata: Collection[Erratum] = (),
     ):
         for number, claim in claims.items():
             if claim.counts == bool(claim.follows):
@@ -174,11 +197,27 @@ class Claims(Mapping[int, Claim]):
                     f"{paper}-{number}: `follows` is given if, and only if, a claim is algebra, "
                     f"got {claim.follows!r} and {claim.kind!r}"
                 )
-        self.pictures = pictures or {}
+        self.pictures, self.errata = pictures or {}, errata
         self._claims = {
             number: claim._replace(id=f"{paper}-{number}", since=claim.since or since)
             for number, claim in claims.items()
         }
+
+    @classmethod
+    def read(cls, paper: str) -> "Claims":
+        """Read the claims and errata of a paper from its `claims.toml`.
+
+        A claim is a table with the fields of `Claim`, of which `criterion` has the words and
+        `marks` their numbers. Texts may be wrapped anywhere between two words.
+        """
+        file = Path(__file__).parents[1] / paper / "claims.toml"
+        content = _unwrapped(tomllib.loads(file.read_text(encoding="utf-8")))
+        claims, errata = {}, [Erratum(**each) for each in content.pop("errata", ())]
+        for number, row in content.pop("claims").items():
+            criterion = Criterion(row.pop("criterion"), **row.pop("marks", {}))
+            row["by"] = tuple(row.get("by", ()))
+            claims[int(number)] = Claim(**row, criterion=criterion)
+        return cls(paper, claims, errata=errata, **content)
 
     def __getitem__(self, number: int) -> Claim:
         return self._claims[number]
@@ -219,6 +258,17 @@ class Claims(Mapping[int, Claim]):
             why=why,
             kind=claim.kind,
         )
+
+
+def _unwrapped(content: Any) -> Any:
+    """Join the lines of all texts of nested mappings and lists."""
+    if isinstance(content, str):
+        return " ".join(content.split())
+    if isinstance(content, list):
+        return [_unwrapped(each) for each in content]
+    if isinstance(content, dict):
+        return {name: _unwrapped(each) for name, each in content.items()}
+    return content
 
 
 def claims_of(paper: str) -> Claims:

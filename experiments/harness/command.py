@@ -13,6 +13,7 @@ from typing import Any
 
 import fedjax_sim
 from experiments.harness import ledger, queue, registry, report
+from experiments.harness.claims import verdict_table
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.parts import CHECKPOINTS, ExperimentPart, WaitsError, read_identity
 from fedjax_sim.cli.arguments import read_value
@@ -200,22 +201,9 @@ def _run(given: argparse.Namespace) -> None:
         if first_seed:
             raise ConfigError("seeds", given.seeds, f"a number of seeds {allowed}")
         raise ConfigError("cells", given.cells, f"left out {allowed}")
-    arguments = Arguments(
-        smoke=given.smoke,
-        seeds=seeds,
-        first_seed=first_seed,
-        cells=given.cells,
-        data_dir=given.data_dir,
-        out=given.out or f"results-{given.name.replace('/', '-')}",
-        results=given.results,
-        reduced=given.reduced,
-        dataset=given.dataset,
-        rate=given.rate,
-        only=given.only,
-        resume=given.resume,
-        trust=given.trust,
-        precision=given.precision,
-    )
+    chosen = {word: value for word, value in vars(given).items() if word in Arguments._fields}
+    chosen["out"] = given.out or f"results-{given.name.replace('/', '-')}"
+    arguments = Arguments(**chosen)._replace(seeds=seeds, first_seed=first_seed)
     if given.full and (given.smoke or given.reduced):
         raise ConfigError("full together with a smaller size", True, "false: a run is of one size")
     with stopping_after(given.minutes):
@@ -292,16 +280,14 @@ def _show(outcome: Outcome, out: str, *, as_json: bool) -> None:
         claims = [verdict._asdict() for verdict in outcome.verdicts]
         print(to_json({"folder": out, "claims": claims}), end="")
     else:
-        print(f"{outcome.text}\nwritten to {out}")
+        told = (
+            [outcome.text, verdict_table(outcome.verdicts)] if outcome.verdicts else [outcome.text]
+        )
+        print("\n\n".join(filter(None, told)), f"written to {out}", sep="\n")
 
 
 def run_experiment(name: str, run: Callable[[Arguments], Outcome], arguments: Arguments) -> Outcome:
     """Run one experiment and write its results folder.
-
-    Args:
-      name: The experiment, as PAPER/NAME.
-      run: Its function `run`.
-      arguments: The command line.
 
     Returns:
       What the experiment returned, after it was written to `arguments.out`.
@@ -348,9 +334,6 @@ def run_part(
     """Run one part of an experiment, as far as it comes without the other parts.
 
     Args:
-      name: The experiment, as PAPER/NAME.
-      run: Its function `run`.
-      arguments: The command line.
       share: The part.
 
     Returns:
@@ -376,9 +359,6 @@ def run_methods(
     They are kept in the results folder. Once all sweeps are there, the results are written.
 
     Args:
-      name: The experiment, as PAPER/NAME.
-      run: Its function `run`.
-      arguments: The command line.
       methods: The words.
 
     Returns:
@@ -406,9 +386,6 @@ def merge_parts(
     """Write the results of an experiment whose parts have run.
 
     Args:
-      name: The experiment, as PAPER/NAME.
-      run: Its function `run`.
-      arguments: The command line.
       num_parts: Number of parts.
 
     Returns:
@@ -438,9 +415,6 @@ def launch_parts(
 
     Args:
       launcher: What starts the parts.
-      name: The experiment, as PAPER/NAME.
-      run: Its function `run`.
-      arguments: The command line.
       parts: All parts.
 
     Returns:

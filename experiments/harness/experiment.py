@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
       figures: Pictures by file name.
       verdicts: Verdicts on the paper's claims, the entries of `claims.json`.
       config: The settings behind the results, added to `config.json`.
-      text: What is printed at the end.
+      text: What is printed at the end, before the table of verdicts.
       inputs: The numbers from which the verdicts follow, for the function `judge(inputs)` of the
         experiment's module; None if it has no such function. They are kept with the results, so
         that a change of the standard needs no new run.
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     figures: Mapping[str, "Figure"]
     verdicts: Sequence[Verdict]
     config: Mapping[str, Any]
-    text: str
+    text: str = ""
     inputs: Mapping[str, Any] | None = None
     panel: str = ""
 

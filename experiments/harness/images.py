@@ -67,7 +67,6 @@ def dirichlet_problems(
 
     Args:
       network: From the number of classes to a network.
-      data: The images.
       num_clients: Number of clients.
       alpha: Concentration of the Dirichlet distribution of labels over clients.
       seeds: Seeds of the split.

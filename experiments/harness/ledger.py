@@ -2,9 +2,10 @@
 
 An experiment has one file, or, if its panels were run one by one, a file for each panel.
 
-An entry has the verdicts of one run, how it was run and what it cost, and the numbers behind its
-tables and pictures, rounded to five digits. Every run writes its entry to its results folder, and
-`keep` copies it to the repository. `rows` joins the entries into one row per claim.
+An entry has the verdicts of one run with the numbers behind them, how it was run and what it cost,
+what it printed, and the names of its pictures. Numbers are rounded to five digits. Every run writes
+its entry to its results folder, and `keep` copies it to the repository. `rows` joins the entries
+into one row per claim.
 
 Verdicts are computed from the entry's numbers by the functions that judge a run, see `judged`. A
 verdict by another criterion than today's is no verdict: `rows` counts it as undecided.
@@ -24,8 +25,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.harness import drawn, registry
-from experiments.harness.claims import Claim, Claims, Verdict, claims_of, verdict_table, worded
+from experiments.harness import registry
+from experiments.harness.claims import Claim, Claims, Erratum, Verdict, claims_of, worded
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.statistics import HOLDS, NOT_HERE, NOT_RUN_WORDS, PARTLY, VERDICTS
 from fedjax_sim.core.lifecycle import read_json
@@ -49,8 +50,6 @@ INSTRUCTIONS = {"avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asi
 """Instruction sets that are named, as compilers choose by them how sums are ordered."""
 MOST_PICTURES = 7
 """Pictures kept of an experiment."""
-MOST_BYTES = 320_000
-"""Size of a committed entry up to which the arrays of its pictures are kept."""
 
 
 class Cost(NamedTuple):
@@ -109,7 +108,6 @@ def complete(
 
 def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> dict[str, Any]:
     """Make the entry of a run that has just ended."""
-    pictures = {file: drawn.arrays_of(figure) for file, figure in outcome.figures.items()}
     entry = {
         "experiment": name,
         **({"panel": outcome.panel} if outcome.panel else {}),
@@ -122,13 +120,10 @@ def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> d
         "cost": {key: round(value, 1) for key, value in cost._asdict().items()},
         "claims": [each._asdict() for each in outcome.verdicts],
         "inputs": plain_inputs(outcome.inputs),
-        "text": outcome.text.replace(verdict_table(outcome.verdicts), "").strip(),
-        "pictures": dict(list(pictures.items())[:MOST_PICTURES]),
+        "text": outcome.text.strip(),
+        "pictures": [*outcome.figures][:MOST_PICTURES],
     }
-    entry = rounded(json.loads(to_json(entry)))
-    if len(compact(entry)) > MOST_BYTES:
-        entry["pictures"] = {file: [] for file in entry["pictures"]}
-    return entry
+    return dict(rounded(json.loads(to_json(entry))))
 
 
 def machine() -> dict[str, Any]:
@@ -548,6 +543,11 @@ def all_claims() -> dict[str, Claims]:
         for paper in registry.PAPERS
         if (ROOT / paper / "claims.py").exists()
     }
+
+
+def errata(names: Mapping[str, str]) -> list[tuple[str, Erratum]]:
+    """Return the errata of papers with the names of their systems, which `names` has by paper."""
+    return [(name, each) for paper, name in names.items() for each in all_claims()[paper].errata]
 
 
 def counts(found: Iterable[Row]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import errata, ledger
+from experiments.harness import ledger
 from experiments.harness.claims import ORIGINS, Claim, Verdict
 from experiments.harness.ledger import Row, counts
 from experiments.harness.statistics import HOLDS, PARTLY, VERDICTS
@@ -151,10 +151,8 @@ def write_page(
 def error_table(names: Mapping[str, str]) -> str:
     """Lay out the papers' printed formulas that are wrong; nothing where there are none."""
     lines = [
-        [html.escape(cell) for cell in (names[each.paper], *each[1:-1])]
-        + [f"<code>{html.escape(each.test)}</code>"]
-        for each in errata.ERRATA
-        if each.paper in names
+        [*map(html.escape, (name, *each[:-1])), f"<code>{html.escape(each.test)}</code>"]
+        for name, each in ledger.errata(names)
     ]
     if not lines:
         return ""

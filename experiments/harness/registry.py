@@ -40,9 +40,6 @@ def names() -> list[str]:
 def find(name: str) -> Callable[[Arguments], Outcome]:
     """Import one experiment and return its function `run`.
 
-    Args:
-      name: The experiment, as PAPER/NAME.
-
     Raises:
       ConfigError: If there is no experiment of this name.
     """

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from experiments.harness import ledger, page, statistics
 from experiments.harness.claims import worded
-from experiments.harness.errata import ERRATA
 from experiments.harness.ledger import FIGURES, ROOT, Row, counts, rows
 from fedjax_sim.results.reports import to_json
 from fedjax_sim.studies import tables
@@ -87,9 +86,8 @@ def summary(found: Sequence[Row], names: Mapping[str, str]) -> str:
         parts += [tables.table(["origin", *header], by_origin), "By paper, algebra left out:"]
     parts.append(tables.table(["paper" if len(groups) > 1 else "study", *header], by_paper))
     errata = [
-        (names[each.paper], *each[1:-1], f"`{each.test.removeprefix('tests/')}`")
-        for each in ERRATA
-        if each.paper in names
+        (name, *each[:-1], f"`{each.test.removeprefix('tests/')}`")
+        for name, each in ledger.errata(names)
     ]
     if errata:
         heads = ["paper", "where", "printed", "right", "shown by", "test (in `tests/`)"]

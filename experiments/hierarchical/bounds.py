@@ -470,7 +470,6 @@ JUDGES: Judges = {
     32: lambda _: judge_remarks()[2],
     33: judge_isolated,
 }
-"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -493,11 +492,4 @@ def run(arguments: Arguments) -> Outcome:
         *judge_remarks(),
         judge_isolated(groups),
     ]
-    curves = {"rounds": data.isel(eval=slice(None, None, 12)), "isolated": apart}
-    return Outcome(
-        curves,
-        {"corollary.png": figure},
-        verdicts,
-        {"seeds": seeds, "lr": lr},
-        harness.verdict_table(verdicts),
-    )
+    return Outcome({}, {"corollary.png": figure}, verdicts, {"seeds": seeds, "lr": lr})

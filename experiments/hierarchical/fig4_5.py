@@ -80,14 +80,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict[str, Measured]:
-    """Run a panel: the cooperating groups, and each group alone.
-
-    Args:
-      arguments: The command line.
-      size: The size of the study.
-      data: The images.
-      name: The panel's name.
-    """
+    """Run a panel: the cooperating groups, and each group alone."""
     sizes, kind, options = PANELS[name]
 
     def stages(clients: slice) -> tuning.Stages:
@@ -117,8 +110,6 @@ def gains(size: Sizes, name: str, runs: Mapping[str, Measured]) -> dict[str, Any
     """Return what the judge needs of a panel.
 
     Args:
-      size: The size of the study.
-      name: The panel's name.
       runs: The cooperating groups first, and each group alone.
     """
     together, *apart = (setup.final(each.curves, size.time) for each in runs.values())

@@ -123,4 +123,4 @@ def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     seeds = STUDY.choose(arguments, least_seeds=2).seeds
     verdicts = [judge(measure()), judge_group_rates(measure_group_rates(seeds))]
-    return Outcome({}, {}, verdicts, {"seeds": seeds}, harness.verdict_table(verdicts))
+    return Outcome({}, {}, verdicts, {"seeds": seeds})

@@ -243,14 +243,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict[str, Measured]:
-    """Run all runs of a panel in both stages.
-
-    Args:
-      arguments: The command line.
-      size: The size of the study.
-      data: The images.
-      name: The panel's name.
-    """
+    """Run all runs of a panel in both stages."""
     panel = PANELS[name]
     panel_size = of_panel(size, name)
     writers = data.train_clients
@@ -283,9 +276,6 @@ def inputs_of(
     """Return the numbers that the judge of a panel needs.
 
     Args:
-      arguments: The command line.
-      size: The size of the study.
-      name: The panel's name.
       runs: Its runs.
     """
     panel, curves = PANELS[name], {label: each.curves for label, each in runs.items()}

@@ -36,7 +36,6 @@ from experiments.harness import (
     reduction,
     rule,
     spread_table,
-    verdict_table,
 )
 from experiments.harness.statistics import has_collapsed
 from experiments.hierarchical.claims import CLAIMS, verdict
@@ -199,7 +198,6 @@ def split(
     """Make one problem per seed over the same images.
 
     Args:
-      data: The images.
       size: The size of the run, with the network, and whether inputs are standardised or in [0, 1].
       kind: How examples are divided, a name of `fedjax_sim.partition`.
       num_clients: Number of clients.
@@ -310,9 +308,7 @@ def inputs_of(arguments: Arguments, study: Study, size: Sizes, **found: Any) -> 
     """Return the numbers that verdicts need, with how they were run.
 
     Args:
-      arguments: The command line.
       study: The study.
-      size: The size of the run.
       **found: The numbers.
     """
     how = {"smoke": arguments.smoke, "seeds": size.seeds, "words": words_of(size)}
@@ -324,7 +320,6 @@ def smaller(full: Sizes, size: Sizes) -> str:
 
     Args:
       full: The size of the figure.
-      size: The size of the run.
     """
     pairs = [
         (_network_words(size), _network_words(full)),
@@ -568,12 +563,11 @@ def outcome(
 ) -> Outcome:
     """Collect what a figure returns.
 
-    It prints a table, by default of the accuracies at T, and the verdicts. Pictures against time
+    It prints a table, by default of the accuracies at T. Pictures against time
     come first, as only the first few are committed.
     """
     figures = dict(sorted(figures.items(), key=lambda item: item[0].endswith("_rounds.png")))
     if shown is None:
         shown = table_of(curves, size.time, (inputs or {}).get("chance", CHANCE))
-    text = f"{shown}\n\n{verdict_table(verdicts)}"
     config = {"size": words_of(size), "seeds": size.seeds, "lrs": size.lrs}
-    return Outcome(curves, figures, verdicts, config, text, inputs, panel_of(size))
+    return Outcome(curves, figures, verdicts, config, shown, inputs, panel_of(size))

@@ -10,11 +10,10 @@ are standardised.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, Sizes, Verdict, table, verdict_table
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Verdict, spread_table
 from experiments.hierarchical import setup
 from fedjax_sim import Time, Watch, studies
 from fedjax_sim.datasets import Dataset
@@ -86,8 +85,6 @@ def stages(data: Dataset, size: Sizes, make: MakeTasks) -> Stages:
     """Make the problems of both stages.
 
     Args:
-      data: The images.
-      size: The size of the study.
       make: How clients get their images.
     """
     held = studies.hold_out(data, HELD_OUT)
@@ -105,8 +102,6 @@ def measure(
     """Choose the rate of a run, and run it there.
 
     Args:
-      arguments: The command line.
-      size: The size of the study.
       name: The run's name, under which it is kept.
       tasks: The problems of both stages.
       changes: Settings of the run.
@@ -151,7 +146,11 @@ def outcome(
         "validation": scores,
     }
     curves = {name: each.curves for name, each in all_runs.items()}
-    text = f"{_table(size, found)}\n\n{verdict_table(verdicts)}"
+    samples = {
+        f"{name}, lr {each.lr:g}": Sample.of(100 * setup.final(each.curves, size.time).values)
+        for name, each in all_runs.items()
+    }
+    text = spread_table(samples, setup.CHANCE)
     return Outcome(curves, figures, verdicts, config, text, inputs, setup.panel_of(size))
 
 
@@ -169,26 +168,3 @@ def sensitivity_figure(size: Sizes, found: Panels) -> Figure:
 def title_of(panel: str) -> str:
     """Name a panel as the paper does."""
     return panel.replace("fig", "Fig. ")
-
-
-def _table(size: Sizes, found: Panels) -> str:
-    """Lay out the choices and the accuracies at T; a diverged seed counts as 0."""
-    rows = []
-    for panel, runs in found.items():
-        for run, each in runs.items():
-            values = 100 * setup.final(each.curves, size.time).fillna(0.0).values
-            edge = " (last tried)" if each.tuned.at_edge else ""
-            spread = f" ± {values.std(ddof=1):.1f}" if values.size > 1 else ""
-            rows.append(
-                [
-                    title_of(panel),
-                    run,
-                    f"{each.lr:g}{edge}",
-                    f"{100 * float(each.tuned.scores.mean('seed').max()):.1f}",
-                    f"{values.mean():.1f}{spread}",
-                    f"{np.median(values):.1f}",
-                    f"{values.min():.1f}",
-                ]
-            )
-    header = ["figure", "run", "lr", "validation, %", "test, %", "median", "worst"]
-    return table(header, rows)

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import xarray as xr
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Study
 from experiments.harness.images import dirichlet_problems, pooled
 from experiments.robustness.pictures import pictures
-from experiments.robustness.verdicts import SHARES, judged, told
+from experiments.robustness.verdicts import SHARES, judge, told
 from fedjax_sim import datasets, models, studies
 from fedjax_sim.core.types import System
 from fedjax_sim.datasets import Dataset
@@ -183,18 +183,7 @@ def run(arguments: Arguments) -> Outcome:
     verdicts = judge(inputs)
     title = f"{data.name}, {sizes.clients} clients, Dirichlet({sizes.alpha:g})"
     figures = pictures(inputs, tuned, title)
-    return Outcome(curves, figures, verdicts, facts, told(inputs, chosen, verdicts), inputs)
-
-
-def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge all claims on the final accuracies.
-
-    Args:
-      inputs: "ends" has a `Sample` of accuracies in percent for every system, rule, attack and
-        share, the latter in percent, and for the attack "none"; "own" one for every system, rule
-        and attack at rates chosen under that attack.
-    """
-    return judged(inputs)
+    return Outcome(curves, figures, verdicts, facts, told(inputs, chosen), inputs)
 
 
 def _problems(sizes: Any, data: Dataset, seeds: Sequence[int]) -> list[Classification]:

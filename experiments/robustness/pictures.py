@@ -23,7 +23,7 @@ def pictures(
     """Draw all pictures.
 
     Args:
-      inputs: The accuracies, see `experiments.robustness.attacks.judge`.
+      inputs: The accuracies, see `experiments.robustness.verdicts.judge`.
       tuned: What tuning without attackers found, by system and rule.
       title: The data, in words.
     """

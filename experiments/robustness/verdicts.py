@@ -19,7 +19,7 @@ class Ends:
     """The final accuracies by system, rule, attack and share."""
 
     def __init__(self, inputs: Mapping[str, Any]):
-        """Read them; see `experiments.robustness.attacks.judge`."""
+        """Read them; see `judge`."""
         self._ends, self._own = inputs["ends"], inputs["own"]
         self.chance = float(inputs["chance"])
         self.systems = tuple(self._ends)
@@ -59,8 +59,14 @@ def _mean(samples: Sequence[Sample]) -> Sample:
     return Sample.of(np.mean([np.asarray(each.values, float) for each in samples], axis=0))
 
 
-def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge all claims; see `experiments.robustness.attacks.judge`."""
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge all claims on the final accuracies.
+
+    Args:
+      inputs: "ends" has a `Sample` of accuracies in percent for every system, rule, attack and
+        share, the latter in percent, and for the attack "none"; "own" one for every system, rule
+        and attack at rates chosen under that attack.
+    """
     if inputs["smoke"]:
         return [CLAIMS.verdict(number, None, harness.NOT_RUN, SMOKE) for number in CLAIMS]
     ends = Ends(inputs)
@@ -202,8 +208,8 @@ def _rates(ends: Ends) -> Judged:
     return {"gain": gains}, parts, f"gain: {_words(gains)}"
 
 
-def told(inputs: Mapping[str, Any], chosen: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
-    """Lay out the accuracies, the chosen rates, what staleness does, and the verdicts."""
+def told(inputs: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    """Lay out the accuracies, the chosen rates and what staleness does."""
     ends = Ends(inputs)
     blocks = []
     for system in ends.systems:
@@ -234,7 +240,7 @@ def told(inputs: Mapping[str, Any], chosen: Mapping[str, Any], verdicts: Sequenc
     words = f"{SHARE:.0%} malicious, rates chosen under the attack"
     blocks.append(f"{words}\n\n{harness.table(header, rows)}")
     blocks.append("\n".join(staleness_sentences(ends)))
-    return "\n\n".join([*blocks, harness.verdict_table(verdicts)])
+    return "\n\n".join(blocks)
 
 
 def shares_of(inputs: Mapping[str, Any]) -> list[float]:

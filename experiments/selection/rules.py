@@ -26,10 +26,10 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Study
 from experiments.selection.claims import OF_TARGET, ON_SPEAKERS
 from experiments.selection.tasks import Window, of_images, of_speakers
-from experiments.selection.verdicts import judged, told
+from experiments.selection.verdicts import judge, told
 from fedjax_sim import datasets, models, streams, studies
 from fedjax_sim.core.types import Key, System
 from fedjax_sim.results import plots
@@ -252,18 +252,6 @@ def run(arguments: Arguments) -> Outcome:
     figures = {"curves.png": picture(found, target, task.title)}
     text, panel = told(inputs, facts["chosen"]), task.name if is_play else ""
     return Outcome(curves, figures, verdicts, facts, text, inputs, panel)
-
-
-def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge all claims on images, or all on speakers, as far as their systems were run.
-
-    Args:
-      inputs: By system: "ends", a `Sample` of accuracies in percent at the end of the budget;
-        "times", of virtual times to the target; "first times" and "rounds", of times and server
-        steps to the first evaluation that reaches it; "missed", how many runs did not reach it.
-        And "first claim", the number of the first claim that is judged, by default 1.
-    """
-    return judged(inputs)
 
 
 def _sweep(

@@ -22,7 +22,7 @@ SMOKE = "a smoke run, which is no evidence"
 
 
 class Measured:
-    """What was measured, by system; see `experiments.selection.rules.judge`."""
+    """What was measured, by system; see `judge`."""
 
     def __init__(self, inputs: Mapping[str, Any]):
         """Read it."""
@@ -67,8 +67,15 @@ Judged = tuple[dict[str, Any], dict[str, bool | None], str]
 """Measured numbers, the parts of a claim, and the numbers in words."""
 
 
-def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge all claims; see `experiments.selection.rules.judge`."""
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge all claims on images, or all on speakers, as far as their systems were run.
+
+    Args:
+      inputs: By system: "ends", a `Sample` of accuracies in percent at the end of the budget;
+        "times", of virtual times to the target; "first times" and "rounds", of times and server
+        steps to the first evaluation that reaches it; "missed", how many runs did not reach it.
+        And "first claim", the number of the first claim that is judged, by default 1.
+    """
     first = inputs.get("first claim", 1)
     if inputs["smoke"]:
         numbers = range(first, first + len(OF_IMAGES))
@@ -198,7 +205,7 @@ def told(inputs: Mapping[str, Any], chosen: Mapping[str, Mapping[str, float]]) -
         f"Target {inputs['target']:.1f} %, budget {inputs['budget']:g}; means over seeds with 95 % "
         "intervals; points, difference and ratio are against the same clock with random clients"
     )
-    return f"{words}\n\n{harness.table(header, rows)}\n\n{harness.verdict_table(judged(inputs))}"
+    return f"{words}\n\n{harness.table(header, rows)}"
 
 
 def _cell(sample: Sample, digits: int) -> str:

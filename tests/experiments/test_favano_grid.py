@@ -105,5 +105,5 @@ def test_both_stages_run(tmp_path: Path) -> None:
     # Validation and test images differ, and so do the accuracies.
     assert not np.array_equal(first["test"].sel(place), first["validation"].sel(place))
     rate = float(first["best"].sel(place))
-    assert f"| FedAvg | [0, 1] | non-IID, 1/9 fast | lr {rate:g} |" in done.stdout
+    assert f"FedAvg | [0, 1] | non-IID, 1/9 fast | lr {rate:g}" in done.stdout
     assert (tmp_path / "out" / "test.png").exists()

@@ -59,6 +59,8 @@ def test_smoke_run(study: Callable[[Arguments], Outcome]) -> None:
     assert all(each.why and each.claim and each.paper for each in outcome.verdicts)
     json.dumps(outcome.config)
     assert outcome.figures or study in (reduction.run, extensions.run)
+    without = (theory.run, ablations.run, reduction.run, extensions.run)
+    assert bool(outcome.curves) == (study not in without)
     for own in outcome.curves.values():
         assert np.isfinite(own.mean_field.values[..., 0]).all()
 

@@ -10,6 +10,12 @@ fields of `LangevinSetup` may be numbers or arrays `f64[...]`, which broadcast; 
 
 Symbols: eta `step_size`, K `local_steps`, k `num_steps`, tau `temperature`, kappa = L / m.
 
+Unless a function says otherwise, it returns the bound, `setup` has the constants, `step_size` is
+positive and at most 1 / (L + m) in lemmas and 1 / (2 L) in theorems, `local_steps` is at least 1,
+`num_steps` counts all local steps from 0, and `participation` says which clients are averaged. A
+step size outside its range, a participation that is not possible, and unequal weights under scheme
+II raise a ValueError.
+
 Corrections of the paper, each marked where it is made: the step sizes up to which the lemmas hold,
 the drift under partial participation, and the condition on K under decreasing step sizes.
 
@@ -141,16 +147,8 @@ def contraction_bound(
     each taken at the client's model, where the average of these models is the second model.
 
     Args:
-        setup: The constants.
-        step_size: eta, positive and at most 1 / (L + m).
         squared_distance: Squared distance of the two models before the step.
         divergence: Weighted mean of the clients' squared distances to their average.
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: If the step size is outside its range.
     """
     _check_lemma(setup, step_size)
     return (
@@ -163,14 +161,7 @@ def discretisation_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
     """Bound the mean squared distance that the stationary diffusion moves in a step (Lemma B.2).
 
     Args:
-        setup: The constants.
         step_size: eta, positive and less than 2 / m.
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: If the step size is outside its range.
     """
     _check_step_size(step_size, 2 / np.asarray(setup.strong_convexity), "2 / m", is_strict=True)
     d, tau = setup.dim, setup.temperature
@@ -180,18 +171,7 @@ def discretisation_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
 
 @checked
 def moment_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
-    """Bound the expected squared distance of any client to theta_*, at all steps (Lemma E.1).
-
-    Args:
-        setup: The constants.
-        step_size: eta, positive and at most 1 / (L + m).
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: If the step size is outside its range.
-    """
+    """Bound the expected squared distance of any client to theta_*, at all steps (Lemma E.1)."""
     _check_lemma(setup, step_size)
     d, m = setup.dim, setup.strong_convexity
     sources = (
@@ -204,18 +184,7 @@ def moment_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
 
 @checked
 def gradient_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
-    """Bound the expected squared norm of any stochastic gradient, at all steps (Lemma E.2).
-
-    Args:
-        setup: The constants.
-        step_size: eta, positive and at most 1 / (L + m).
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: If the step size is outside its range.
-    """
+    """Bound the expected squared norm of any stochastic gradient, at all steps (Lemma E.2)."""
     _check_lemma(setup, step_size)
     return 14 * setup.dim * np.square(setup.smoothness) * setup.spread
 
@@ -229,18 +198,9 @@ def divergence_bound(
     The bound holds at all steps.
 
     Args:
-        setup: The constants.
-        step_size: eta, positive and at most 1 / (L + m).
-        local_steps: K, at least 1.
         is_constant: Whether the step size is constant. Then the proof gives a quarter of the first
             and half of the second printed term; as printed, they allow the step size to halve
             within a round.
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: If the step size is outside its range.
     """
     _check_lemma(setup, step_size)
     return _divergence(setup, step_size, local_steps - 1, is_constant)
@@ -249,9 +209,6 @@ def divergence_bound(
 @checked
 def gradient_noise_bound(setup: LangevinSetup) -> Real:
     """Bound the mean squared error of the averaged gradient (Lemma B.4).
-
-    Args:
-        setup: The constants.
 
     Returns:
         The bound, d sigma^2.
@@ -271,18 +228,7 @@ def selection_bound(
     """Bound the mean squared distance of the selected clients' average to that of all (Lemma C.2).
 
     Args:
-        setup: The constants.
-        participation: Which clients are averaged.
-        step_size: eta, positive and at most 1 / (L + m).
-        local_steps: K, at least 1.
         is_constant: Whether the step size is constant, see `divergence_bound`.
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: If the step size is outside its range, the participation is not possible, or
-            weights are unequal under scheme II.
     """
     _check_lemma(setup, step_size)
     return _excess(setup, participation) * _divergence(setup, step_size, local_steps, is_constant)
@@ -290,14 +236,7 @@ def selection_bound(
 
 @checked
 def start_bound(setup: LangevinSetup) -> Real:
-    """Bound W2 between the first model and the target law (Lemma F.1).
-
-    Args:
-        setup: The constants.
-
-    Returns:
-        The bound.
-    """
+    """Bound W2 between the first model and the target law (Lemma F.1)."""
     d = setup.dim
     return np.sqrt(2 * d) * (
         np.sqrt(setup.start) + np.sqrt(setup.temperature / np.asarray(setup.strong_convexity))
@@ -321,18 +260,7 @@ def one_step_bound(
     For a step that ends with partial participation it is (38).
 
     Args:
-        setup: The constants.
         squared_distance: Squared W2 to the target law before the step.
-        step_size: eta, positive and at most 1 / (2 L).
-        local_steps: K, at least 1.
-        participation: Which clients are averaged.
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: If the step size is outside its range, the participation is not possible, or
-            weights are unequal under scheme II.
     """
     _check_theorem(setup, step_size)
     shrunk = (1 - step_size * setup.strong_convexity / 2) * squared_distance
@@ -358,20 +286,6 @@ def bound(
 
     Theorem B.6 / 5.7 for rho = 0, B.8 / 5.9 for any rho, and C.3 / 5.10 for partial participation,
     where the distance does not go to 0 with the step size: see `participation_floor`.
-
-    Args:
-        setup: The constants.
-        num_steps: k, at least 0, counting all local steps.
-        step_size: eta, positive and at most 1 / (2 L).
-        local_steps: K, at least 1.
-        participation: Which clients are averaged.
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: If the step size is outside its range, the participation is not possible, or
-            weights are unequal under scheme II.
     """
     _check_theorem(setup, step_size)
     m = setup.strong_convexity
@@ -395,12 +309,7 @@ def bias_bound(setup: LangevinSetup, *, step_size: Real, local_steps: Count) -> 
     It is 30 kappa sqrt(eta m d H ((K - 1)^2 + kappa)), with H of `LangevinSetup.spread`.
 
     Args:
-        setup: The constants.
         step_size: eta, positive and at most 1 / (2 L); the limit is not checked.
-        local_steps: K, at least 1.
-
-    Returns:
-        The bound.
     """
     rate = step_size * setup.strong_convexity * setup.dim
     return 30 * setup.condition_number * np.sqrt(rate * setup.spread * _drift(setup, local_steps))
@@ -416,13 +325,7 @@ def participation_floor(
     vanish: the proof bounds a variance by a second moment, which includes the shared noise.
 
     Args:
-        setup: The constants.
-        participation: Which clients are averaged.
         step_size: eta, positive and at most 1 / (2 L); the limit is not checked.
-        local_steps: K, at least 1.
-
-    Returns:
-        The bound.
 
     Raises:
         ValueError: If the participation is not possible, or weights are unequal under scheme II.
@@ -445,17 +348,7 @@ def squared_bound(
     """Bound the squared W2 after k steps from that at the start, under full participation (29).
 
     Args:
-        setup: The constants.
-        num_steps: k, at least 0, counting all local steps.
         squared_distance: Squared W2 to the target law at the start.
-        step_size: eta, positive and at most 1 / (2 L).
-        local_steps: K, at least 1.
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: If the step size is outside its range.
     """
     _check_theorem(setup, step_size)
     rate = step_size * setup.strong_convexity
@@ -475,7 +368,6 @@ def decreasing_step_size(setup: LangevinSetup, step: npt.ArrayLike) -> Real:
     """Compute the step size eta_k = 1 / (2 L + m k / 12) of Theorem 5.8.
 
     Args:
-        setup: The constants.
         step: k, counting all local steps from 0, across rounds.
 
     Returns:
@@ -489,14 +381,6 @@ def decreasing_bound(setup: LangevinSetup, num_steps: npt.ArrayLike, *, local_st
     """Bound W2 after k steps of `decreasing_step_size`, full participation (Theorem B.7 / 5.8).
 
     Warns if K - 1 exceeds 24 kappa, where the theorem is not proved.
-
-    Args:
-        setup: The constants.
-        num_steps: k, at least 0, counting all local steps.
-        local_steps: K, at least 1.
-
-    Returns:
-        The bound.
     """
     # Deviation: the proof needs the step size not to halve within a round. The paper does not state
     # this condition.

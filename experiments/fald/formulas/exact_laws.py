@@ -11,6 +11,12 @@ batch and broadcast, so a sweep over step sizes, temperatures or problems is one
 
 Symbols: tau `temperature`, eta `step_size`, K `local_steps`, rho `rho`, S `num_selected`.
 
+Unless a function says otherwise, `target` has the clients and the temperature, `local_steps` is at
+least 1, `rho` is the mixing weight of the shared noise, in [0, 1], a number or `f64[...]`,
+`participation` says which clients are averaged, `taken` is a round, and `stacked` is the joint law
+of the clients' models, `f64[..., Q]` and `f64[..., Q, Q]`. A rho outside [0, 1] and a participation
+that is not possible (see `Participation.excess`) raise a ValueError.
+
 `SCHEMES` are the ways to choose who is averaged: "full" is everyone; "with_replacement" is scheme
 I, S draws with probabilities p_c; "without_replacement" is scheme II, S distinct clients, which
 needs equal p_c.
@@ -155,9 +161,6 @@ class Step(NamedTuple):
 def target_law(target: GaussianTarget) -> Gaussian:
     """Compute the law to be sampled, N(theta_*, tau H^-1) with H the weighted mean Hessian.
 
-    Args:
-        target: The clients and the temperature.
-
     Returns:
         The law, with mean `f64[..., P]` and covariance `f64[..., P, P]`.
     """
@@ -174,15 +177,8 @@ def target_law(target: GaussianTarget) -> Gaussian:
 def local_temperature(target: GaussianTarget, rho: Real) -> Numbers:
     """Compute T_{c,rho} = tau (rho^2 + (1 - rho^2) / p_c), at which client c diffuses (Def. A.4).
 
-    Args:
-        target: The clients and the temperature.
-        rho: Mixing weight of the shared noise, in [0, 1], a number or `f64[...]`.
-
     Returns:
         `f64[..., N]`.
-
-    Raises:
-        ValueError: If rho is not in [0, 1].
     """
     check_rho(rho)
     rho = _column(rho, 1)
@@ -196,15 +192,8 @@ def local_target(target: GaussianTarget, rho: Real) -> Gaussian:
     It is what a chain that is never synchronised samples, up to the error of its step size. At
     rho = 0 it is the client's posterior exp(-p_c f^c / tau).
 
-    Args:
-        target: The clients and the temperature.
-        rho: Mixing weight of the shared noise, in [0, 1], a number or `f64[...]`.
-
     Returns:
         The laws, with means `f64[..., N, P]` and covariances `f64[..., N, P, P]`.
-
-    Raises:
-        ValueError: If rho is not in [0, 1].
     """
     covariance = local_temperature(target, rho)[..., None, None] * np.linalg.inv(target.hessians)
     return Gaussian(np.broadcast_to(target.centers, covariance.shape[:-1]), covariance)
@@ -231,9 +220,6 @@ def centralised(target: GaussianTarget) -> GaussianTarget:
     """Combine all clients into one with the global energy and the averaged gradient noise.
 
     FA-LD with this one client is SGLD.
-
-    Args:
-        target: The clients and the temperature.
 
     Returns:
         The same target law with N = 1.
@@ -282,19 +268,11 @@ def steps(
     """Follow the joint law of all clients' models, with a synchronisation after every K steps.
 
     Args:
-        target: The clients and the temperature.
         start: Law of the one model that all clients begin from, `f64[..., P]` and `f64[..., P, P]`.
         step_sizes: eta of each step, each a number or `f64[...]`.
-        local_steps: K, at least 1.
-        rho: Mixing weight of the shared noise, in [0, 1], a number or `f64[...]`.
-        participation: Which clients are averaged.
 
     Yields:
         The laws around each step.
-
-    Raises:
-        ValueError: If rho is not in [0, 1], or the participation is not possible, see
-            `Participation.excess`.
     """
     excess = participation.excess(target.weights)
     law = _replicated(start, target.shape[0])
@@ -311,7 +289,6 @@ def average(target: GaussianTarget, stacked: Gaussian, excess: float = 0.0) -> G
 
     Args:
         target: The clients; only their weights are used.
-        stacked: Joint law of the clients' models, `f64[..., Q]` and `f64[..., Q, Q]`.
         excess: C_S / S; 0 for the plain weighted mean.
 
     Returns:
@@ -325,22 +302,6 @@ def average(target: GaussianTarget, stacked: Gaussian, excess: float = 0.0) -> G
     # Covariance of the model of one client that is drawn with probabilities p_c.
     of_one_drawn = np.einsum("...c,...cicj->...ij", weights, blocks) + _spread(weights, means, mean)
     return Gaussian(mean, (1 - excess) * covariance + excess * of_one_drawn)
-
-
-@checked
-def of_client(stacked: Gaussian, client: Whole, dim: Whole) -> Gaussian:
-    """Compute the marginal law of one client's model.
-
-    Args:
-        stacked: Joint law of the clients' models, `f64[..., Q]` and `f64[..., Q, Q]`.
-        client: Index of the client, from 0.
-        dim: P, the number of parameters.
-
-    Returns:
-        The law of that client's model, `f64[..., P]` and `f64[..., P, P]`.
-    """
-    places = slice(client * dim, (client + 1) * dim)
-    return Gaussian(stacked.mean[..., places], stacked.covariance[..., places, places])
 
 
 def _step(target: GaussianTarget, law: Gaussian, step_size: Real, rho: Real) -> Gaussian:
@@ -408,18 +369,10 @@ def one_round(
     It takes O(log K) matrix products.
 
     Args:
-        target: The clients and the temperature.
         step_size: eta, positive, a number or `f64[...]`.
-        local_steps: K, at least 1.
-        rho: Mixing weight of the shared noise, in [0, 1], a number or `f64[...]`.
-        participation: Which clients are averaged.
 
     Returns:
         The round, to be used with `advance`, `iterate_rounds` or `stationary`.
-
-    Raises:
-        ValueError: If rho is not in [0, 1], or the participation is not possible, see
-            `Participation.excess`.
     """
     powers, noise = _power_and_noise(
         _factors(target, step_size), _step_noise(target, step_size, rho), local_steps
@@ -436,7 +389,6 @@ def advance(law: Gaussian, taken: Round) -> Gaussian:
 
     Args:
         law: Law of the model, `f64[..., P]` and `f64[..., P, P]`.
-        taken: The round.
 
     Returns:
         The law after the round, of the same shapes.
@@ -461,7 +413,6 @@ def iterate_rounds(taken: Round, start: Gaussian, num_rounds: Whole) -> Gaussian
     """Compute the laws of the model after 0, 1, ..., R rounds.
 
     Args:
-        taken: The round.
         start: Law of the model before the first round, `f64[..., P]` and `f64[..., P, P]`.
         num_rounds: R, at least 0.
 
@@ -484,9 +435,6 @@ def iterate_rounds(taken: Round, start: Gaussian, num_rounds: Whole) -> Gaussian
 @checked
 def stationary(taken: Round) -> Gaussian:
     """Compute the stationary law of the model, which a round does not change.
-
-    Args:
-        taken: The round.
 
     Returns:
         The law, `f64[..., P]` and `f64[..., P, P]`.

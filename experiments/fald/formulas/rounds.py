@@ -11,6 +11,13 @@ K. With a step size tuned for each K, rounds never rise with K if gradient noise
 size, and K = 1 is best if gradients are exact.
 
 Symbols are those of `experiments.fald.formulas.bounds`. Dimension letter: `E` step sizes tried.
+
+Arguments: `setup` has constants that are single numbers; `target` has the clients and the
+temperature, without batch axes; `start` is the law of the first model, `f64[P]` and `f64[P, P]`;
+`accuracy` is the required W2, positive; `local_steps` is K, at least 1; `rho` is the mixing weight
+of the shared noise, in [0, 1]; `participation` says which clients are averaged; `most_rounds` is
+the number of rounds after which to give up. A rho outside [0, 1] and a participation that is not
+possible raise a ValueError.
 """
 
 from collections.abc import Iterator
@@ -36,11 +43,6 @@ def sufficient_step_size(setup: LangevinSetup, accuracy: Above0, *, local_steps:
 
     It is limited to the largest step size for which the theorem holds.
 
-    Args:
-        setup: The constants, each a number.
-        accuracy: Required W2, positive.
-        local_steps: K, at least 1.
-
     Returns:
         eta, positive and at most 1 / (2 L).
     """
@@ -52,11 +54,6 @@ def sufficient_step_size(setup: LangevinSetup, accuracy: Above0, *, local_steps:
 @checked
 def sufficient_steps(setup: LangevinSetup, accuracy: Above0, *, local_steps: Count) -> int:
     """Compute after how many steps Theorem B.6 guarantees the accuracy. Derived.
-
-    Args:
-        setup: The constants, each a number.
-        accuracy: Required W2, positive.
-        local_steps: K, at least 1.
 
     Returns:
         Steps of `sufficient_step_size`, at least 0. The number of rounds is this over K.
@@ -83,20 +80,10 @@ def rounds_to(
     """Count the rounds until the model's law is first within the accuracy of the target law.
 
     Args:
-        target: The clients and the temperature, without batch axes.
-        start: Law of the first model, `f64[P]` and `f64[P, P]`.
-        accuracy: Required W2, positive.
         step_size: eta, a number or `f64[E]`.
-        local_steps: K, at least 1.
-        rho: Mixing weight of the shared noise, in [0, 1].
-        participation: Which clients are averaged.
-        most_rounds: Number of rounds after which to give up.
 
     Returns:
         `f64[]` or `f64[E]`, infinite where `most_rounds` are not enough.
-
-    Raises:
-        ValueError: If rho is not in [0, 1] or the participation is not possible.
     """
     first = np.full(np.shape(step_size), np.inf)
     for begun, distance in _distances(
@@ -129,21 +116,11 @@ def tuned_rounds(
     of the best.
 
     Args:
-        target: The clients and the temperature, without batch axes.
-        start: Law of the first model, `f64[P]` and `f64[P, P]`.
-        accuracy: Required W2, positive.
-        local_steps: K, at least 1.
         between: Smallest and largest step size to try, both positive.
-        rho: Mixing weight of the shared noise, in [0, 1].
-        participation: Which clients are averaged.
-        most_rounds: Number of rounds after which to give up.
         refinements: How often to search again around the best step size.
 
     Returns:
         The rounds and the step size; infinity and NaN if no step size reaches the accuracy.
-
-    Raises:
-        ValueError: If rho is not in [0, 1] or the participation is not possible.
     """
     least, most = np.log(between)
     low, high = least, most

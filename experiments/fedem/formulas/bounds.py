@@ -21,13 +21,8 @@ The step size gamma_max and omega_p are in `fedjax_sim.theory.fedem`.
 
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from fedjax_sim.core.settings import AtLeast0, Whole, checked
-from fedjax_sim.theory.fedem import Constants, FedEMSetup
-
-Numbers = npt.NDArray[np.float64]
+from fedjax_sim.theory.fedem import FedEMSetup
 
 
 class BoundTerms(NamedTuple):
@@ -90,28 +85,6 @@ def bound(
     )
 
 
-@checked
-def clients_for_free_compression(constants: Constants, omega: AtLeast0) -> float:
-    """Compute the number of clients from which compression no longer reduces Theorem 1's gamma_max.
-
-    Derived. With all constants 1 and omega = 2.5 it is 61.25. The paper says 16, which is meant as
-    an order of magnitude.
-
-    Args:
-        constants: Constants of the problem.
-        omega: Variance constant of the compressor, at least 0.
-
-    Returns:
-        The smallest such n, as a real number.
-    """
-    return (
-        2
-        * (constants.smoothness * constants.least / constants.lyapunov_smoothness * (1 + omega))
-        ** 2
-        * omega
-    )
-
-
 # One step -----------------------------------------------------------------------------------------
 
 
@@ -130,21 +103,3 @@ def field_variance_bound(setup: FedEMSetup, *, delta2: AtLeast0, sigma2: AtLeast
         The bound.
     """
     return (setup.total_omega * delta2 + sigma2) / setup.num_clients
-
-
-@checked
-def frozen_memory_factor(omega: AtLeast0, alpha: float) -> float:
-    """Bound by which factor E||V_i - h_i||^2 changes in a round at a fixed S. Derived.
-
-    Statistics are exact and all clients take part. The factor is attained if the compressor has
-    the variance omega ||x||^2 for every vector x. It is 1 - alpha at alpha = 1 / (1 + omega), and 1
-    at twice that alpha.
-
-    Args:
-        omega: Variance constant of the compressor, at least 0.
-        alpha: Step size of the memories.
-
-    Returns:
-        The factor; above 1 the memories may diverge.
-    """
-    return (1 - alpha) ** 2 + alpha**2 * omega

@@ -6,6 +6,13 @@ Symbols are those of `experiments.fedem.formulas.bounds`. In addition:
     m               `num_examples` of each client
     L               `Constants.smoothness`, quadratic mean of all examples' Lipschitz constants (A8)
     H               the field that the server uses; the argument `field` is the mean E||H||^2
+    omega           `omega`, variance constant of the compressor, at least 0
+    n               `num_clients`, at least 1
+    gamma           `gamma`, step size
+    k_in k_out      `num_steps`, the number of steps
+    W(S_0) - min W  `gap`
+
+`constants` are those of the problem. What is named a bound returns the bound.
 
 There is no sigma^2, because the noise of the oracles (the variance-reduced statistics) vanishes
 with the server's steps. Everything is for full participation, p = 1. "Derived" marks what the paper
@@ -24,49 +31,11 @@ from fedjax_sim.theory.fedem import Constants
 def batch_size(inner_steps: Above0, omega: AtLeast0) -> int:
     """Compute the mini-batch size of Theorem 2, b = ceil(k_in / (1 + omega)^2).
 
-    Args:
-        inner_steps: k_in, at least 1.
-        omega: Variance constant of the compressor, at least 0.
-
     Returns:
         b, at least 1.
     """
     # The factor keeps rounding errors from raising an exact quotient to the next integer.
     return math.ceil(inner_steps / (1 + omega) ** 2 * (1 - 1e-12))
-
-
-@checked
-def inverse_step_size(
-    constants: Constants,
-    *,
-    num_clients: Above0,
-    omega: AtLeast0,
-    alpha: float,
-    inner_steps: Above0,
-    batch_size: Above0,
-) -> float:
-    """Compute Lambda_* of Prop. E.4, for any alpha up to 1 / (1 + omega) and any b.
-
-    The step size (10) is 1 / (2 Lambda_*).
-
-    Args:
-        constants: Constants of the problem.
-        num_clients: n, at least 1.
-        omega: Variance constant of the compressor, at least 0.
-        alpha: Step size of the memories, positive; the limit is not checked.
-        inner_steps: k_in, at least 1.
-        batch_size: b, at least 1.
-
-    Returns:
-        Lambda_*, positive.
-    """
-    spread = omega + inner_steps * alpha**2 / (8 * batch_size) * (1 + 10 * omega)
-    ratio = (
-        constants.most / constants.least * constants.smoothness / (math.sqrt(num_clients) * alpha)
-    )
-    return constants.lyapunov_smoothness / (2 * constants.least) + 2 * math.sqrt(
-        2
-    ) * ratio * math.sqrt(spread)
 
 
 @checked
@@ -81,14 +50,7 @@ def field_bound(
     """Bound the mean E||H||^2 over all steps of a run by Prop. E.4; with gamma of (10) it is (11).
 
     Args:
-        constants: Constants of the problem.
-        gamma: Step size.
         inverse_step_size: Lambda_*; gamma Lambda_* must be below 1, which is not checked.
-        num_steps: k_in k_out, the number of steps.
-        gap: W(S_0) - min W.
-
-    Returns:
-        The bound.
     """
     return gap / (gamma * num_steps) / (constants.least * (1 - gamma * inverse_step_size))
 
@@ -108,15 +70,9 @@ def mean_field_bound(
     With k_in / b = (1 + omega)^2 it is (12).
 
     Args:
-        constants: Constants of the problem.
-        num_clients: n, at least 1.
-        gamma: Step size.
         inner_steps: k_in.
         batch_size: b.
         field: Mean E||H||^2, or a bound on it.
-
-    Returns:
-        The bound.
     """
     return (
         2
@@ -140,15 +96,8 @@ def memory_bound(
     alpha, b and gamma are those of Theorem 2.
 
     Args:
-        constants: Constants of the problem.
-        omega: Variance constant of the compressor, at least 0.
         gamma: Step size (10).
-        num_steps: k_in k_out, the number of steps.
-        gap: W(S_0) - min W.
         memory_error: G_{1,0}; 0 if the memories start at h_i(S_0).
-
-    Returns:
-        The bound.
     """
     of_gap = 16 * gamma * (1 + omega) ** 2 * constants.smoothness**2 / constants.least * gap
     return (2 * (1 + omega) * memory_error + of_gap) / num_steps
@@ -167,7 +116,6 @@ def best_inner_steps(num_examples: Above0, omega: AtLeast0) -> float:
 
     Args:
         num_examples: m, examples of each client.
-        omega: Variance constant of the compressor, at least 0.
 
     Returns:
         k_in, not rounded.

@@ -13,6 +13,10 @@ needed. Symbols and names:
     alpha -> `lr`            t_i^u -> `iterations`        L, sigma^2, G^2 -> `Constants`
     |N_i| -> `group_size`    N -> the sum of `group_size`
 
+In arguments, `iterations` is `i64[U, M]`, `group_size` is `i64[M]`, the number of clients of each
+group, `group` is i, the index of a group, `gradient_square` is G^2, and `descent` is
+E f(x^1) - E f(x^(U+1)).
+
 Corrected or sharpened here:
 
 - The fourth term of Theorem 2 lacks G^2; see `global_bound`.
@@ -97,9 +101,6 @@ class GroupBound(NamedTuple):
 def imbalance(group_size: npt.ArrayLike) -> float:
     """Compute kappa = M sum_i |N_i|^2 / N^2.
 
-    Args:
-        group_size: `i64[M]`, number of clients of each group.
-
     Returns:
         kappa, between 1 and M; 1 for equal groups.
     """
@@ -115,9 +116,6 @@ def deviation_bound(
 
     Args:
         iterations: `f64[...]`, t_i.
-        lr: alpha.
-        gradient_square: G^2.
-        group_size: `i64[M]`, number of clients of each group.
 
     Returns:
         `f64[...]`, the bound.
@@ -136,8 +134,6 @@ def deviation_bound_sharp(
 
     Args:
         iterations: `f64[..., M]`, t_i.
-        lr: alpha.
-        gradient_square: G^2.
         group_weight: `f64[..., M]`, w_i, the group's share of all clients.
 
     Returns:
@@ -160,11 +156,6 @@ def group_bound(
     """Bound the mean squared gradient of f_i over all local iterations of group i, Theorem 1.
 
     Args:
-        iterations: `i64[U, M]`, t_i^u.
-        lr: alpha.
-        constants: Constants of the assumptions.
-        group_size: `i64[M]`, number of clients of each group.
-        group: i, the index of the group.
         descent: E f_i(x^1) minus E f_i at the group's model at the end of the last round.
 
     Returns:
@@ -192,10 +183,6 @@ def is_group_bound_vacuous(iterations: npt.ArrayLike, *, group: Whole) -> bool:
     every run of two rounds or more, unless f_i has increased or the last round holds more than 64 %
     of all iterations.
 
-    Args:
-        iterations: `i64[U, M]`, t_i^u.
-        group: i, the index of the group.
-
     Returns:
         Whether it does, provided that f_i has not increased.
     """
@@ -216,10 +203,6 @@ def global_bound(
 
     Args:
         iterations: `i64[U, M]`, t_i^u. The counts before the first round are taken as 0.
-        lr: alpha.
-        constants: Constants of the assumptions.
-        group_size: `i64[M]`, number of clients of each group.
-        descent: E f(x^1) - E f(x^(U+1)).
 
     Returns:
         The terms of (20).
@@ -275,13 +258,6 @@ def global_bound_direct(
     The paper's proof goes through the group models of the previous round. Without this detour the
     drift term is a quarter of that in (20), and the second and fourth terms are 0.
 
-    Args:
-        iterations: `i64[U, M]`, t_i^u.
-        lr: alpha.
-        constants: Constants of the assumptions.
-        group_size: `i64[M]`, number of clients of each group.
-        descent: E f(x^1) - E f(x^(U+1)).
-
     Returns:
         The terms. At S = 0 only the terms of descent and noise are left.
     """
@@ -323,9 +299,6 @@ def corollary_bound(
         rounds: U, at least L^2.
         sync_time: S, in units of time.
         delays: Laws of the delays.
-        constants: Constants of the assumptions.
-        group_size: `i64[M]`, number of clients of each group.
-        descent: E f(x^1) - E f(x^(U+1)).
 
     Returns:
         The bound, in units of a squared gradient; it is O(1 / sqrt(U)).

@@ -12,6 +12,10 @@ factor: w_i / t_i under rule "divide_by_steps", the paper's eq. (12), and w_i un
 Symbols and names:
 
     alpha -> `lr`    w_i -> `group_weight`    S -> `sync_time`    T -> the time of a run
+
+`problem` has the loss and the run on it, `delays` the laws of the delays, and `target` is the loss
+to be reached. Sync times are in units of time. A rule that is neither "divide_by_steps" nor
+"average" raises a ValueError.
 """
 
 from collections.abc import Sequence
@@ -93,7 +97,6 @@ def group_moments(
 
     Args:
         iterations: `f64[...]`, t; broadcasts against `curvature`.
-        lr: alpha.
         curvature: `f64[...]`, h.
 
     Returns:
@@ -120,7 +123,6 @@ def contraction_and_floor(
 
     Args:
         iterations: t.
-        lr: alpha.
         curvature: h.
 
     Returns:
@@ -151,7 +153,6 @@ def fixed_point(
     Args:
         optima: `f64[M]`, y_i.
         iterations: `i64[M]`, t_i.
-        lr: alpha.
         curvature: `f64[]` or `f64[M]`, h of each group.
         group_weight: `f64[M]`, w_i.
         rule: "divide_by_steps" or "average". Rule "fednova" has the same fixed point as
@@ -181,16 +182,8 @@ def one_round(problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> Ro
 
     The iteration counts of the groups are independent of each other.
 
-    Args:
-        problem: The loss and the run on it.
-        sync_time: S, in units of time.
-        delays: Laws of the delays.
-
     Returns:
         Contraction and noise of a round.
-
-    Raises:
-        ValueError: If the problem's `rule` is neither "divide_by_steps" nor "average".
     """
     weight = problem.group_size / np.sum(problem.group_size)
     pull = np.zeros_like(problem.curvature)
@@ -220,15 +213,9 @@ def loss_at(
 
     Args:
         time: `f64[...]`, times T since the start of the run.
-        problem: The loss and the run on it.
-        sync_time: S, in units of time.
-        delays: Laws of the delays.
 
     Returns:
         `f64[...]`, the mean losses.
-
-    Raises:
-        ValueError: If the problem's `rule` is neither "divide_by_steps" nor "average".
     """
     law = hierarchical.round_time(sync_time, delays)
     rounds = np.maximum((np.asarray(time, np.float64) + _overshoot(law)) / law.mean - 1, 0)
@@ -241,17 +228,8 @@ def loss_at(
 def time_to(target: float, problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> float:
     """Approximate the time at which the mean loss first reaches a target, in the way of `loss_at`.
 
-    Args:
-        target: The loss to be reached.
-        problem: The loss and the run on it.
-        sync_time: S, in units of time.
-        delays: Laws of the delays.
-
     Returns:
         The time; infinite if the target is not reached within `MOST_ROUNDS` rounds.
-
-    Raises:
-        ValueError: If the problem's `rule` is neither "divide_by_steps" nor "average".
     """
     effect = one_round(problem, sync_time=sync_time, delays=delays)
 
@@ -287,17 +265,11 @@ def optimal_sync_time(
     below the floor of S = 0, the best sync time is above 0.
 
     Args:
-        target: The loss to be reached.
-        problem: The loss and the run on it.
-        delays: Laws of the delays.
         candidates: Sync times S to choose from, in units of time.
 
     Returns:
         The best candidate (the first if several are equally good), and the time that each candidate
         takes, `f64[len(candidates)]`, as by `time_to`.
-
-    Raises:
-        ValueError: If the problem's `rule` is neither "divide_by_steps" nor "average".
     """
     times = np.array(
         [time_to(target, problem, sync_time=sync_time, delays=delays) for sync_time in candidates]

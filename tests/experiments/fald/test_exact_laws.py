@@ -1,7 +1,7 @@
 """Test FA-LD's exact laws against pinned values, each other, plain sums, enumeration and limits.
 
 R1 is two clients of unequal curvature, R2 five clients of equal curvature. "Claim n" is number n
-of `experiments/fald/claims.py`.
+of `experiments/fald/claims.toml`.
 """
 
 import itertools
@@ -23,6 +23,12 @@ R2 = GaussianTarget(np.full((5, 1, 1), 2.0), np.linspace(-1, 1, 5)[:, None], np.
 UNEQUAL = np.array([0.1, 0.15, 0.2, 0.25, 0.3])
 ONE = Participation("with_replacement", 1)
 ALL = (FULL, Participation("with_replacement", 2), Participation("without_replacement", 2))
+
+
+def of_client(stacked: Gaussian, client: int, dim: int) -> Gaussian:
+    """Return the marginal law of one client's model."""
+    places = slice(client * dim, (client + 1) * dim)
+    return Gaussian(stacked.mean[..., places], stacked.covariance[..., places, places])
 
 
 def random_target(
@@ -193,7 +199,7 @@ def test_rounds_agree_with_steps(random: np.random.Generator, participation: Par
     for r in range(1, 4):
         synced = followed[7 * r - 1].synced
         for client in range(3):
-            marginal = exact_laws.of_client(synced, client, 2)
+            marginal = of_client(synced, client, 2)
             np.testing.assert_allclose(marginal.mean, laws.mean[r], atol=1e-12)
             np.testing.assert_allclose(marginal.covariance, laws.covariance[r], atol=1e-12)
     rested = exact_laws.stationary(taken)
@@ -361,11 +367,11 @@ def test_averaged_noise_does_not_depend_on_rho_or_weights(random: np.random.Gene
             flat, exact_laws.point(np.zeros(2)), step_sizes=[0.1], local_steps=1, rho=rho
         )
         np.testing.assert_allclose(
-            exact_laws.of_client(step.synced, 1, 2).covariance, 0.2 * 0.7 * np.eye(2), atol=1e-14
+            of_client(step.synced, 1, 2).covariance, 0.2 * 0.7 * np.eye(2), atol=1e-14
         )
         temperatures = exact_laws.local_temperature(target, rho)
         for client in range(3):
-            covariance = exact_laws.of_client(step.local, client, 2).covariance
+            covariance = of_client(step.local, client, 2).covariance
             np.testing.assert_allclose(
                 covariance, 0.2 * temperatures[client] * np.eye(2), atol=1e-14
             )

@@ -1,4 +1,4 @@
-"""Formulas of FedEM (arXiv 2111.02083) that the paper misprints, which only tests need.
+"""Formulas of FedEM (arXiv 2111.02083) that only tests need, most of them misprinted.
 
 Symbols and equation numbers are those of `experiments.fedem.formulas.bounds`; epsilon is the mean
 E||h||^2 that is required.
@@ -12,6 +12,8 @@ Corrections of the paper:
   gamma_max (1 + omega_p) sigma^2 / (n epsilon) is at least 1. The paper prints n / epsilon in place
   of n epsilon. See `is_noisy`.
 """
+
+import math
 
 from fedjax_sim.theory.fedem import Constants, FedEMSetup, largest_step_size
 
@@ -107,3 +109,70 @@ def memory_step_bound(
     # (33) has it right.
     of_noise = scale * (omega if printed else 1 + omega) / setup.num_clients
     return kept + scale * mean_field + (2 * memory_rate + of_noise) * sigma2
+
+
+def inverse_step_size(
+    constants: Constants,
+    *,
+    num_clients: int,
+    omega: float,
+    alpha: float,
+    inner_steps: float,
+    batch_size: float,
+) -> float:
+    """Compute Lambda_* of Prop. E.4, for any alpha up to 1 / (1 + omega) and any b.
+
+    The step size (10) is 1 / (2 Lambda_*).
+
+    Args:
+        alpha: Step size of the memories, positive; the limit is not checked.
+        batch_size: b, at least 1.
+
+    Returns:
+        Lambda_*, positive.
+    """
+    spread = omega + inner_steps * alpha**2 / (8 * batch_size) * (1 + 10 * omega)
+    ratio = (
+        constants.most / constants.least * constants.smoothness / (math.sqrt(num_clients) * alpha)
+    )
+    return constants.lyapunov_smoothness / (2 * constants.least) + 2 * math.sqrt(
+        2
+    ) * ratio * math.sqrt(spread)
+
+
+def clients_for_free_compression(constants: Constants, omega: float) -> float:
+    """Compute the number of clients from which compression no longer reduces Theorem 1's gamma_max.
+
+    Derived. With all constants 1 and omega = 2.5 it is 61.25. The paper says 16, which is meant as
+    an order of magnitude.
+
+    Args:
+        constants: Constants of the problem.
+        omega: Variance constant of the compressor, at least 0.
+
+    Returns:
+        The smallest such n, as a real number.
+    """
+    return (
+        2
+        * (constants.smoothness * constants.least / constants.lyapunov_smoothness * (1 + omega))
+        ** 2
+        * omega
+    )
+
+
+def frozen_memory_factor(omega: float, alpha: float) -> float:
+    """Bound by which factor E||V_i - h_i||^2 changes in a round at a fixed S. Derived.
+
+    Statistics are exact and all clients take part. The factor is attained if the compressor has
+    the variance omega ||x||^2 for every vector x. It is 1 - alpha at alpha = 1 / (1 + omega), and 1
+    at twice that alpha.
+
+    Args:
+        omega: Variance constant of the compressor, at least 0.
+        alpha: Step size of the memories.
+
+    Returns:
+        The factor; above 1 the memories may diverge.
+    """
+    return (1 - alpha) ** 2 + alpha**2 * omega

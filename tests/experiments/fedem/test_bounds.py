@@ -83,10 +83,10 @@ def test_step_sizes_of_the_toy() -> None:
 def test_regimes() -> None:
     """gamma_max shrinks below the switching point."""
     for omega in (1.0, 2.5):
-        point = formulas.clients_for_free_compression(UNIT, omega)
+        point = costs.clients_for_free_compression(UNIT, omega)
         for clients, is_free in ((math.ceil(point), True), (math.floor(point * 0.98), False)):
             assert (theory.largest_step_size(FedEMSetup(UNIT, clients, omega)) == 0.5) is is_free
-    assert formulas.clients_for_free_compression(UNIT, 2.5) == pytest.approx(61.25)
+    assert costs.clients_for_free_compression(UNIT, 2.5) == pytest.approx(61.25)
     assert theory.largest_step_size(FedEMSetup(UNIT, 16, 2.5)) == pytest.approx(0.2556, abs=1e-4)
 
 
@@ -237,11 +237,11 @@ def test_frozen_memories() -> None:
             memory_error=3.0,
         )
         np.testing.assert_allclose(
-            run.memory, 3 * formulas.frozen_memory_factor(omega, alpha) ** np.arange(7)
+            run.memory, 3 * costs.frozen_memory_factor(omega, alpha) ** np.arange(7)
         )
-    assert formulas.frozen_memory_factor(3.0, 0.25) == pytest.approx(0.75)
-    assert formulas.frozen_memory_factor(3.0, 0.5) == pytest.approx(1.0)
-    assert formulas.frozen_memory_factor(3.0, 0.55) > 1
+    assert costs.frozen_memory_factor(3.0, 0.25) == pytest.approx(0.75)
+    assert costs.frozen_memory_factor(3.0, 0.5) == pytest.approx(1.0)
+    assert costs.frozen_memory_factor(3.0, 0.55) > 1
 
 
 # The same in plain NumPy, and by the systems ------------------------------------------------------

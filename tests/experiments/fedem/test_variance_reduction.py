@@ -19,6 +19,7 @@ from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.systems import vr_fedem
 from fedjax_sim.theory import fedem as theory
 from fedjax_sim.theory.fedem import Constants
+from tests.experiments.fedem import fedem_costs as costs
 from tests.experiments.fedem.test_bounds import (
     RIDGE,
     START,
@@ -40,7 +41,7 @@ def test_step_sizes(constants: Constants, clients: int, omega: float) -> None:
     """(10) is 1 / (2 Lambda_*); the number of examples is not in it."""
     # k_in / b = (1 + omega)^2, where b need not be rounded.
     exact = {"inner_steps": 4, "batch_size": 4 / (1 + omega) ** 2, "alpha": 1 / (1 + omega)}
-    inverse = formulas.inverse_step_size(constants, num_clients=clients, omega=omega, **exact)
+    inverse = costs.inverse_step_size(constants, num_clients=clients, omega=omega, **exact)
     gamma = theory.vr_step_size(constants, num_clients=clients, omega=omega)
     assert gamma == pytest.approx(1 / (2 * inverse))
 
@@ -177,7 +178,7 @@ def test_runs_meet_theorem_2() -> None:
         )
         assert most == pytest.approx(2 * gap / (toy.constants.least * gamma * num))
         assert field[:num].mean() <= most
-        again = formulas.inverse_step_size(toy.constants, num_clients=N, omega=omega, **inverse)
+        again = costs.inverse_step_size(toy.constants, num_clients=N, omega=omega, **inverse)
         assert again == pytest.approx(1 / (2 * gamma))
         related = formulas.mean_field_bound(
             toy.constants,

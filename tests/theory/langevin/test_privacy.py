@@ -1,6 +1,6 @@
 """Test FA-LD's privacy: pinned values, monotonicity, and each step against independent accountants.
 
-"Claim n" is number n of `experiments/fald/claims.py`.
+"Claim n" is number n of `experiments/fald/claims.toml`.
 """
 
 import itertools
