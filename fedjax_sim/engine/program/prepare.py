@@ -86,7 +86,10 @@ class Planned:
           drawn: The timelines and their ticks, if they are known.
           row: `i64[L]`, the number of each lane's timeline, if these are the caller's own.
         """
-        group, options, self.windowed = open_files(group, options)
+        self.windowed, problem = list[types.Leaf](), cast(Any, group[0].problem)
+        # A problem that hands on another one's attributes would be lost in it.
+        if hasattr(type(problem), "with_examples") and problem.held.stored is not None:
+            group, options, self.windowed = open_files(group, options)
         self.system, self.group, self.options = system, group, options
         self.budget = options.budget
         self.draw(drawn, row)

@@ -328,10 +328,8 @@ class ReplayedLane:
         """
         if runs is not None:
             return opened.take_if(runs, self.advance, carry)
-        return self.within_window(carry) if self.program.placement.window else self.chunk(carry)
-
-    def chunk(self, carry: Carry) -> tuple[Carry, Evaluated]:
-        """Replay a chunk of a lane that goes on."""
+        if self.program.placement.window:
+            return self.within_window(carry)
         if self.tables.until is not None:
             # Limits belong to the schedule: states begin without them.
             until = jax.tree.map(lambda leaf: look_up(leaf, (self.row,)), self.tables.until)
@@ -344,11 +342,12 @@ class ReplayedLane:
     def within_window(self, carry: Carry) -> tuple[Carry, Evaluated]:
         """Replay a chunk, and tell whether it looked up an example that is not in its window."""
         lane: Any = self.lane
+        program = self.program._replace(placement=self.program.placement._replace(window=None))
 
         def chunk(data: Any, carry: Carry) -> tuple[Carry, Evaluated]:
             problem = dataclasses.replace(lane.problem, data=data)
             same = type(lane)(lane.system, problem, lane.hyper, lane.key, lane.plan)
-            return dataclasses.replace(self, lane=same).chunk(carry)
+            return dataclasses.replace(self, lane=same, program=program).advance(carry)
 
         (carry, (observed, totals)), outside = reads.check(chunk, lane.problem.data, carry)
         carry = opened.nan_if(carry, [outside])

@@ -38,7 +38,7 @@ def open_files(group: list[Lane], options: Options) -> tuple[list[Lane], Options
     """Put examples that lie in files into memory, or make room for windows.
 
     Args:
-      group: Lanes of equal static settings and shapes.
+      group: Lanes of equal static settings and shapes, with problems whose data lie in files.
       options: The options; `layout.window` says how many bytes windows may take together.
 
     Returns:
@@ -51,10 +51,7 @@ def open_files(group: list[Lane], options: Options) -> tuple[list[Lane], Options
     """
     problems, number = distinct_objects(column(group, "problem"))
     first, layout = problems[0], options.layout
-    # A problem that hands on another one's attributes would be lost in it.
-    has_files = hasattr(type(first), "with_examples")
-    if not has_files or (files := first.held.stored) is None:
-        return group, options, []
+    files = first.held.stored
     free = layout.window or int(SHARE * memory.free_here())
     if free >= files.num * files.row_bytes:
         data, where, windowed = files.whole, None, []
