@@ -20,7 +20,7 @@ def test_fig3a_runs_and_fig6_draws_from_it(tmp_path: Path) -> None:
     assert (config["dataset"], config["model"], config["smoke"]) == ("digits", "SmallCNN", True)
     done = run("favano/fig6", "--results", "fig3a", "--out", "fig6", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "fig6").glob("*.png"))) == 9
+    assert (tmp_path / "fig6" / "fig6.png").exists()
     assert json.loads((tmp_path / "fig6" / "config.json").read_text())["smoke"] is True
 
 
