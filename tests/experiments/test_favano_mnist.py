@@ -13,7 +13,8 @@ from experiments.harness import ledger
 from tests.experiments.running import claims, run, summary
 
 FEW = {
-    name: setup.METHODS[name] for name in ("FedAvg", "QuAFL", "FedBuff, fresh, lr", "FAVANO, stochastic")
+    name: setup.METHODS[name]
+    for name in ("FedAvg", "QuAFL", "FedBuff, fresh, lr", "FAVANO, stochastic")
 }
 """The methods that are compared by every figure."""
 
