@@ -59,7 +59,7 @@ def check_table(table2: Path, methods: int) -> None:
     found = claims(table2)
     assert set(found) == {f"favano-{number}" for number in (9, 10, 11, 12, 24, 31)}
     assert all(each["verdict"] == "not run" and "smoke" in each["why"] for each in found.values())
-    assert len(list(table2.glob("*.png"))) == 3
+    assert [path.name for path in table2.glob("*.png")] == ["accuracy.png"]
 
 
 def draw(name: str, earlier: str, pictures: int, claim: str, cwd: Path) -> dict:
@@ -119,7 +119,7 @@ def test_figures_of_other_images_draw_from_any_folder_with_their_runs(
     assert done.returncode == 0, done.stderr
     entry = ledger.read_entry(tmp_path / "rate")
     assert entry["panel"] == "lr_0.3" and entry["command"].endswith("fig3a --smoke --rate=0.3")
-    assert entry["inputs"]["reduced"].endswith("lr 0.3")
+    assert ", lr 0.3," in entry["inputs"]["reduced"]
     config = json.loads((tmp_path / "rate" / "config.json").read_text())
     assert {each["lr"] for each in config["settings"].values()} == {0.3}
     # Another column than the one that was drawn, and another number of seeds.
