@@ -12,7 +12,9 @@ steps.
 
 `local` is Ditto without the pull to the global model. `fine-tuned` is FedAvg: at every evaluation
 each client trains a copy of the server's model on `TUNING_STEPS` of its mini-batches, with the
-learning rate of local steps, and this copy is measured.
+learning rate of local steps, and this copy is measured. Personal models of pFedMe and Per-FedAvg
+are measured after the steps of their papers on `ADAPTING_BATCHES` mini-batches together; the
+systems' own metrics would take all of a client's examples, most of the time of these runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,6 +47,8 @@ STUDY = Study(
 METRIC, BY_CLIENT = "personal_accuracy", "personal_client_accuracy"
 TUNING_STEPS = 50
 """Mini-batches on which a client trains FedAvg's model before `fine-tuned` is evaluated."""
+ADAPTING_BATCHES = 16
+"""Mini-batches to which a client of pFedMe or Per-FedAvg adapts the server's model."""
 MEAN, STD = 0.2860, 0.3530
 """Mean and standard deviation of Fashion-MNIST's training images, scaled to [0, 1]."""
 
@@ -77,7 +81,23 @@ def fine_tuned(problem: Problem, hyper: Any, server: Params, client: Array) -> P
     return jax.lax.fori_loop(0, TUNING_STEPS, step, server)
 
 
+def adapted(problem: Problem, hyper: Any, server: Params, client: Array) -> Params:
+    """Adapt a model to some mini-batches of a client, always the same ones, as its system does."""
+    key = jax.random.fold_in(jax.random.key(0), client)
+    slope = clients.batch_gradient(problem, hyper, key, client, jnp.int32(0))
+
+    def add(q: Array, total: Params, model: Params) -> Params:
+        return jax.tree.map(lambda t, g: t + g / ADAPTING_BATCHES, total, slope(model, q))
+
+    def mean_slope(model: Params) -> Params:
+        zeros = jax.tree.map(jnp.zeros_like, model)
+        return jax.lax.fori_loop(0, ADAPTING_BATCHES, partial(add, model=model), zeros)
+
+    return hyper.adapted(mean_slope, server)
+
+
 FEDAVG = evaluated_by_client(SYSTEMS["fedavg"])
+PFEDME = evaluated_by_client(SYSTEMS["pfedme"], adapted)
 METHODS: Mapping[str, tuple[System, Mapping[str, Any]]] = {
     "local": (SYSTEMS["ditto"], {"attachment": 0.0}),
     "fedavg": (FEDAVG, {}),
@@ -86,8 +106,8 @@ METHODS: Mapping[str, tuple[System, Mapping[str, Any]]] = {
     "fedper": (SYSTEMS["fedper"], {}),
     "fedrep": (SYSTEMS["fedper"], {"head_steps": 3}),
     "apfl": (SYSTEMS["apfl"], {"adaptive": True}),
-    "pfedme": (SYSTEMS["pfedme"], {"pull": 15.0, "lr": 0.03, "personal_steps": 5}),
-    "perfedavg": (SYSTEMS["perfedavg"], {"adapting_lr": 0.03}),
+    "pfedme": (PFEDME, {"pull": 15.0, "lr": 0.03, "personal_steps": 5}),
+    "perfedavg": (evaluated_by_client(SYSTEMS["perfedavg"], adapted), {"adapting_lr": 0.03}),
     "ifca": (SYSTEMS["ifca"], {"num_models": 3, "client_losses": "minibatch"}),
     "fedavg, norm": (FEDAVG, {}),
     "fedbn": (SYSTEMS["fedbn"], {}),
