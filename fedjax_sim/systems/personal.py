@@ -271,8 +271,9 @@ class PFedMe(CohortRounds, LocalTraining, ServerStep, PrivateReports):
     plain descent that start at w. In Algorithm 1 all clients train and the server then draws S_t;
     here the others do not train, which changes no model. A client's personal model is theta_i at
     the server's model, by K steps on all of the client's examples; it is evaluated if the problem
-    has `client_loss`, with the noise of one key. A local step has K gradients here and takes as
-    long as a step with one.
+    has `client_loss`, with the noise of one key, and K passes over all examples for each evaluation
+    can take longer than the training. A local step has K gradients here and takes as long as a step
+    with one.
     """
 
     pull: Above0 = setting(15.0, "Pull of personal models to the local one, lambda.")
@@ -324,7 +325,8 @@ class PerFedAvg(CohortRounds, LocalTraining, ServerStep, PrivateReports):
     Readings. A mini-batch counts as one in a client's epochs, so that `local_epochs` counts each
     example twice. A client's personal model is the server's after a step of rate alpha on all of
     the client's examples; it is evaluated if the problem has `client_loss`, with the noise of one
-    key. A local step has two gradients here and takes as long as a step with one.
+    key, which is a pass over all examples for each evaluation. A local step has two gradients here
+    and takes as long as a step with one.
     """
 
     num_gradients: ClassVar[int] = 2

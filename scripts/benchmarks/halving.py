@@ -27,10 +27,10 @@ def main() -> None:
     """Print a line for each system."""
     data = studies.hold_out(datasets.load("digits"), 0.2)
     share = partition.make("classes", data.train_labels, num_clients=30, seed=0)
-    problem = problems.make_classification(models.MLP((32,), 10), data, share)
+    problem = problems.make_classification(models.MLP((128,), 10), data, share)
     for name, sizes in SIZES.items():
         system = SYSTEMS[name]
-        hyper = system.Hyper(num_clients=30, batch_size=16, local_steps=10, **sizes)
+        hyper = system.Hyper(num_clients=30, batch_size=32, local_steps=10, **sizes)
         contestant = studies.Contestant(system, hyper, {"lr": RATES})
         found, seconds = {}, {}
         for how in ("grid", "halving"):
@@ -42,7 +42,7 @@ def main() -> None:
                     seeds=[1000, 1001],
                     widenings=0,
                     halving=studies.Halving() if how == "halving" else None,
-                    budget=fedjax_sim.Time(12_000),
+                    budget=fedjax_sim.Time(1000),
                     num_evals=25,
                     watch=fedjax_sim.Watch(progress=False),
                 )
