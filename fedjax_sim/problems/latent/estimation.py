@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from flax import struct
 
-from fedjax_sim.core import trees
+from fedjax_sim.core import targets, trees
 from fedjax_sim.core.settings import ConfigError, Limit, OneOf, checked, shape
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.datasets import files
@@ -229,7 +229,7 @@ class Estimation(client_data.ClientExamples):
     def _of_clients(self, function: Callable[[Params, Array], Array]) -> Array:
         """Apply a function to all examples of every client and their weights: leading axis N."""
         num_clients, size = self.counts.shape[0], self.held.block_size()
-        most = EXAMPLES_AT_ONCE if jax.default_backend() == "cpu" else EXAMPLES_ON_DEVICE
+        most = EXAMPLES_AT_ONCE if targets.is_for_cpu() else EXAMPLES_ON_DEVICE
         weights = self._weights()
 
         def of_client(client: Array) -> Array:
