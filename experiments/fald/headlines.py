@@ -72,13 +72,6 @@ def measure_privacy() -> Found:
     return found
 
 
-def judge_privacy(found: Found) -> Verdict:
-    """Judge claim 24 from numbers of `measure_privacy`."""
-    told = "; ".join(f"{name} {ratio:.3g}" for name, ratio in found.items())
-    holds = harness.unless_unknown(max(found.values()) <= 1, found)
-    return verdict(24, found, holds, f"exact delta over the theorem's: {told}")
-
-
 KAPPAS = tuple(np.geomspace(10, 1e5, 9))
 LOCAL_STEPS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
 
@@ -169,7 +162,7 @@ def judge_everyone(found: Found) -> Verdict:
     return verdict(27, found, harness.unless_unknown(holds, found), why)
 
 
-JUDGES: Judges = {24: judge_privacy, 26: judge_best, 27: judge_everyone}
+JUDGES: Judges = {**CLAIMS.judges(24), 26: judge_best, 27: judge_everyone}
 
 
 def run(arguments: Arguments) -> Outcome:

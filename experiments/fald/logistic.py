@@ -29,7 +29,7 @@ from sklearn.linear_model import LogisticRegression
 
 import fedjax_sim
 from experiments import harness
-from experiments.fald.claims import CLAIMS, Found, of_chains
+from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.harness import Arguments, Estimate, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import datasets
@@ -347,7 +347,7 @@ def judge(found: Found) -> Verdict:
         shown.append(f"{name} {biases} ({', '.join(f'{x:+.1f}' for x in far)} standard errors)")
     steps = ", ".join(map(str, found["local steps"]))
     why = f"largest biases at rho = 0 and 1 for K = {steps}: {'; '.join(shown)}"
-    return of_chains(8, found, rule(parts), why)
+    return verdict(8, found, rule(parts), why)
 
 
 @plots.styled()

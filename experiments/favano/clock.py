@@ -87,38 +87,6 @@ def gaps_of(version: np.ndarray) -> np.ndarray:
 # Claims 4 and 5 ----------------------------------------------------------------------------------
 
 
-def judge_steps(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 4 from numbers of `measure_contacts`."""
-    marks, far = CLAIMS[4].criterion, measured["largest_deviation"]
-    holds = far < marks.far and measured["closed_forms_off"] < marks.digits
-    means = ", ".join(
-        f"{x:.4f} +- {error:.4f}"
-        for x, error in zip(
-            [*measured["mean_steps"], *measured["prob_any"]],
-            np.ravel(measured["standard_error"]),
-            strict=True,
-        )
-    )
-    why = (
-        f"E[X], then P(E > 0), of fast and slow: {means}; at most {far:.1f} standard errors off; "
-        f"{measured['contacts']} contacts"
-    )
-    return verdict(4, measured, unless_unknown(holds, measured), why)
-
-
-def judge_gaps(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 5 from numbers of `measure_contacts`."""
-    far, expected = measured["largest_deviation"], measured["expected_contacts"]
-    gaps, contacts = (measured[name] for name in ("mean_gap", "contacts_per_client"))
-    why = (
-        f"fast, slow: mean gap {_pair(gaps, 3)} (5), contacts a client {_pair(contacts, 2)} "
-        f"({expected:g}); "
-        f"with the gaps' tails at most {far:.1f} standard errors off; {measured['lanes']} lanes of "
-        f"{measured['server_steps']} server steps"
-    )
-    return verdict(5, measured, unless_unknown(far < CLAIMS[5].criterion.far, measured), why)
-
-
 def measure_contacts(timeline: Timeline) -> tuple[dict[str, Any], dict[str, Any], Figure]:
     """Compare the contacts within 5000 units of time with the closed forms.
 
@@ -170,10 +138,6 @@ def measure_contacts(timeline: Timeline) -> tuple[dict[str, Any], dict[str, Any]
     slots_fast = is_fast[np.arange(lanes)[:, None, None], clients]
     draws = [(steps[mask], gap[mask]) for mask in (slots_fast, ~slots_fast)]
     return of_steps, of_gaps, _laws_figure(draws, law)
-
-
-def _pair(means: Sequence[float], digits: int) -> str:
-    return " and ".join(f"{x:.{digits}f}" for x in means)
 
 
 @styled()
@@ -504,14 +468,6 @@ def measure_units() -> dict[str, float]:
     }
 
 
-def judge_units(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 23: the ratio of a time in two systems of units is 1."""
-    off = max(abs(ratio - 1) for ratio in measured.values())
-    told = ", ".join(f"{ratio:.3g} ({name})" for name, ratio in measured.items())
-    why = f"terms in other units over those before, which should be 1: {told}"
-    return verdict(23, measured, unless_unknown(off < CLAIMS[23].criterion.same, measured), why)
-
-
 def measure_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> dict[str, Any]:
     """Measure whose updates FedBuff takes, for claim 19.
 
@@ -553,13 +509,11 @@ def _begins_within(timeline: Timeline) -> np.ndarray:
 
 
 JUDGES: Judges = {
-    4: judge_steps,
-    5: judge_gaps,
+    **CLAIMS.judges(4, 5, 23),
     8: judge_step_time,
     17: judge_orders,
     18: judge_two_workers,
     19: judge_shares,
-    23: judge_units,
 }
 
 

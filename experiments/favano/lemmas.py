@@ -18,9 +18,9 @@ from flax import struct
 from matplotlib.figure import Figure
 
 from experiments import harness
-from experiments.favano.claims import CLAIMS, verdict
+from experiments.favano.claims import CLAIMS
 from experiments.favano.formulas import bounds as formulas
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, draw
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, draw
 from fedjax_sim.core.types import EMPTY, Array, Event, Key, Plan
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results.plots import look, styled
@@ -130,18 +130,6 @@ def identity_error(
     return float(np.max(errors) / np.max(moves))
 
 
-def judge_identity(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 1 from numbers of `measure_identity`."""
-    error = measured["relative_error"]
-    why = (
-        f"largest relative error {error:.1e} over {measured['problems']} logistic problems of 25 "
-        "server steps, arbitrary weights, float64"
-    )
-    return verdict(
-        1, measured, harness.unless_unknown(error < CLAIMS[1].criterion.error, measured), why
-    )
-
-
 def measure_identity(sizes: Sizes) -> dict[str, Any]:
     """Measure the identity's error on random logistic problems, for claim 1."""
     shapes = [(5, 2, 3, 4), (8, 8, 5, 3), (30, 10, 20, 10)]
@@ -152,18 +140,6 @@ def measure_identity(sizes: Sizes) -> dict[str, Any]:
 
 
 # Claim 2 -----------------------------------------------------------------------------------------
-
-
-def judge_reweighting(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 2 from numbers of `measure_reweighting`."""
-    far = measured["largest_deviation"]
-    why = (
-        f"means and variances of fast and slow at most {far:.1f} standard errors from the "
-        f"stated ones, {measured['contacts']} contacts each"
-    )
-    return verdict(
-        2, measured, harness.unless_unknown(far < CLAIMS[2].criterion.far, measured), why
-    )
 
 
 def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> dict[str, Any]:
@@ -263,17 +239,6 @@ def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array)
     return jax.vmap(over_cohorts, (0, 0, 0, None))(server, bases, progress, cohorts)
 
 
-def judge_contraction(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 3 from numbers of `measure_contraction`."""
-    error, share = measured["error_of_formula"], measured["largest_share_of_bound"]
-    why = (
-        f"formula off by {error:.0e} of Phi, E[Phi] up to {share:.3f} of its bounds; "
-        f"{measured['instances']} instances, all cohorts, n = 2 to 6"
-    )
-    holds = error < CLAIMS[3].criterion.error and share <= 1
-    return verdict(3, measured, harness.unless_unknown(holds, measured), why)
-
-
 @styled()
 def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
     """Compute exact expectations over all cohorts of 2 to 6 clients, for claim 3."""
@@ -341,7 +306,7 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
     return measured, figure
 
 
-JUDGES: Judges = {1: judge_identity, 2: judge_reweighting, 3: judge_contraction}
+JUDGES: Judges = CLAIMS.judges(1, 2, 3)
 
 
 def run(arguments: Arguments) -> Outcome:

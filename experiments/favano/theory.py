@@ -103,19 +103,6 @@ def expected_mean(reweighting: str, step_curvature: float) -> float:
     return float(formulas.long_run_means(np.repeat([-1.0, 1.0], 4), pull, num_contacted=3)[0])
 
 
-def judge_long_run_mean(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 6 from numbers of `measure_long_run_mean`."""
-    means, errors = measured["mean"], measured["standard_error"]
-    numbers = ", ".join(f"{means[name]:.4f} +- {errors[name]:.4f} ({name})" for name in STATED)
-    far, marks = measured["largest_deviation"], CLAIMS[6].criterion
-    why = (
-        f"{numbers} at eta a = 0.2; {far:.1f} standard errors off at most, {measured['lanes']} "
-        f"lanes of {measured['ticks']} ticks"
-    )
-    holds = far < marks.far and measured["closed_forms_off"] < marks.digits
-    return verdict(6, measured, harness.unless_unknown(holds, measured), why)
-
-
 def judge_equal_shares(measured: Mapping[str, Any]) -> Verdict:
     """Judge claim 30 from the long-run means of claim 6: both reweightings reach the optimum."""
     names = ("deterministic", "stochastic")
@@ -475,7 +462,7 @@ def measure_rounding(sizes: Sizes) -> dict[str, Any]:
 
 
 JUDGES: Judges = {
-    6: judge_long_run_mean,
+    **CLAIMS.judges(6),
     7: judge_bound,
     16: judge_rounding,
     30: judge_equal_shares,

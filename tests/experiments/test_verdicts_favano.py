@@ -19,12 +19,12 @@ ENTRIES = {
     for id, entry in committed(f"favano/{name}").items()
 }
 JUDGES: dict[int, Callable[[Any], Verdict]] = {
-    1: lemmas.judge_identity,
-    2: lemmas.judge_reweighting,
-    3: lemmas.judge_contraction,
-    4: clock.judge_steps,
-    5: clock.judge_gaps,
-    6: theory.judge_long_run_mean,
+    1: lemmas.JUDGES[1],
+    2: lemmas.JUDGES[2],
+    3: lemmas.JUDGES[3],
+    4: clock.JUDGES[4],
+    5: clock.JUDGES[5],
+    6: theory.JUDGES[6],
     7: theory.judge_bound,
     8: clock.judge_step_time,
     16: theory.judge_rounding,
@@ -33,7 +33,7 @@ JUDGES: dict[int, Callable[[Any], Verdict]] = {
     19: clock.judge_shares,
     21: fig2.judge,
     22: fig5.judge,
-    23: clock.judge_units,
+    23: clock.JUDGES[23],
     30: theory.judge_equal_shares,
 }
 NOT_KEPT: dict[int, dict[str, Any]] = {
