@@ -11,6 +11,7 @@ from experiments import harness
 from experiments.favano import setup
 from experiments.favano.fig3a import FAVANO, FEDBUFF, SHOWN
 from experiments.harness import Arguments, Outcome, Sample, Verdict
+from fedjax_sim.results import plots
 
 COLUMN = "IID"
 CHANCE = 0.5
@@ -18,11 +19,13 @@ CHANCE = 0.5
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read the methods, draw the figure, and judge claim 14."""
+    """Run the methods, draw the figure, and judge claim 14."""
     ran = setup.runs(arguments, setup.TINY_IMAGENET, [COLUMN], SHOWN)
     inputs = setup.inputs_of(ran, COLUMN)
     text = harness.spread_table(inputs["final"], CHANCE)
-    figures = {"fig3b.png": setup.picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
+    figures = {
+        "fig3b.png": plots.curves_figure(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))
+    }
     return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
 
