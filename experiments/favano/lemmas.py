@@ -7,21 +7,19 @@ Dimension letters: `I` instances, `M` cohorts, `N` clients, `P` parameters.
 """
 
 import itertools
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from matplotlib.figure import Figure
 
 from experiments import harness
 from experiments.favano.claims import CLAIMS
 from experiments.favano.formulas import bounds as formulas
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, draw
-from fedjax_sim.core.types import EMPTY, Array, Event, Key, Plan
+from fedjax_sim.core.types import EMPTY, Array, Event, Plan
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results.plots import look, styled
 from fedjax_sim.server.reports import Versioned
@@ -39,27 +37,6 @@ STUDY = Study(
 `instances` are those of claim 3 per number of clients."""
 
 
-@struct.dataclass
-class Logistic:
-    """Clients with f_i(w) = mean_m log(1 + exp(-y_m x_m . w)), so that gradients change."""
-
-    inputs: Array  # f[N, M, P]
-    signs: Array  # f[N, M]
-
-    @property
-    def counts(self) -> Array:
-        return jnp.ones(self.inputs.shape[0], "int32")
-
-    def init(self, key: Key) -> Array:
-        return jax.random.normal(key, self.inputs.shape[2:], self.inputs.dtype)
-
-    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
-        return jnp.mean(jax.nn.softplus(-self.signs[client] * (self.inputs[client] @ params)))
-
-    def evaluate(self, params: Array) -> Mapping[str, Array]:
-        return {"norm": jnp.sqrt(jnp.sum(jnp.square(params)))}
-
-
 # Claim 1 -----------------------------------------------------------------------------------------
 
 
@@ -72,7 +49,7 @@ def server_step(plan: Plan, problem: Any, hyper: Any, state: Versioned, event: E
 def identity_error(
     random: np.random.Generator, n: int, s: int, most_steps: int, size: int, ticks: int = 25
 ) -> float:
-    """Follow a random problem with random cohorts, step counts and weights.
+    """Follow random quadratics with random cohorts, step counts and weights.
 
     Args:
       random: Source of random numbers.
@@ -85,44 +62,27 @@ def identity_error(
     Returns:
       The largest error of the identity over the largest move of the mean model.
     """
-    inputs, signs = random.normal(size=(n, 8, size)), random.choice([-1.0, 1.0], (n, 8))
+    centers, curvature = random.normal(size=(n, size)), np.exp(random.normal(size=n))
     lr = float(random.uniform(0.05, 1))
     hyper = favano.paper(num_clients=n, num_selected=s, local_steps=most_steps, lr=lr, batch_size=1)
+    problem = Quadratic.of(centers, curvature=curvature)
     server, held = random.normal(size=size), np.zeros(n, np.int32)
     state = Versioned(jnp.asarray(server), jnp.zeros((ticks + 1, size)).at[0].set(server))
     errors, moves = [], []
     for t in range(ticks):
         clients = random.permutation(n)[:s].astype(np.int32)
-        steps, weight = (
-            random.integers(0, most_steps + 1, s, dtype=np.int32),
-            np.exp(random.normal(size=s)),
-        )
-        nowhere = np.zeros(s, np.int32)
-        event = Event(
-            np.int32(t),
-            clients,
-            steps,
-            held[clients],
-            weight,
-            nowhere,
-            held[clients],
-            np.int32(t + 1),
-        )
+        steps = random.integers(0, most_steps + 1, s, dtype=np.int32)
+        weight = np.exp(random.normal(size=s))
+        row, nowhere = held[clients], np.zeros(s, np.int32)
+        event = Event(np.int32(t), clients, steps, row, weight, nowhere, row, np.int32(t + 1))
         before = (np.asarray(state.server) + np.asarray(state.versions)[held].sum(0)) / (n + 1)
         progress = np.zeros(size)
         for client, num, scale in zip(clients, steps, weight, strict=True):
             local = np.asarray(state.versions)[held[client]].copy()
             for _ in range(num):
-                slope = -signs[client] / (1 + np.exp(signs[client] * (inputs[client] @ local)))
-                gradient = slope @ inputs[client] / len(slope)
+                gradient = curvature[client] * (local - centers[client])
                 progress, local = progress + scale * gradient, local - lr * gradient
-        state = server_step(
-            Plan(rows=ticks + 1),
-            Logistic(jnp.asarray(inputs), jnp.asarray(signs)),
-            hyper,
-            state,
-            event,
-        )
+        state = server_step(Plan(rows=ticks + 1), problem, hyper, state, event)
         held[clients] = t + 1
         after = (np.asarray(state.server) + np.asarray(state.versions)[held].sum(0)) / (n + 1)
         moves.append(np.linalg.norm(after - before))
@@ -131,7 +91,7 @@ def identity_error(
 
 
 def measure_identity(sizes: Sizes) -> dict[str, Any]:
-    """Measure the identity's error on random logistic problems, for claim 1."""
+    """Measure the identity's error on random quadratics, for claim 1."""
     shapes = [(5, 2, 3, 4), (8, 8, 5, 3), (30, 10, 20, 10)]
     random = np.random.default_rng(1)
     with jax.enable_x64(True):
@@ -219,21 +179,11 @@ def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array)
 
     def one(server: Array, bases: Array, progress: Array, cohort: Array) -> Array:
         row = jnp.maximum(cohort, 0)
-        present = cohort != EMPTY
-        event = Event(
-            jnp.int32(0),
-            cohort,
-            present.astype("int32"),
-            row,
-            jnp.ones(n),
-            jnp.zeros_like(row),
-            row,
-            jnp.int32(n),
-        )
+        steps, nowhere = (cohort != EMPTY).astype("int32"), jnp.zeros_like(row)
+        event = Event(jnp.int32(0), cohort, steps, row, jnp.ones(n), nowhere, row, jnp.int32(n))
         state = Versioned(server, jnp.concatenate([bases, server[None]]))
-        return server_step(
-            Plan(rows=n + 1), Quadratic.of(bases - progress), hyper, state, event
-        ).server
+        problem = Quadratic.of(bases - progress)
+        return server_step(Plan(rows=n + 1), problem, hyper, state, event).server
 
     over_cohorts = jax.vmap(one, (None, None, None, 0))
     return jax.vmap(over_cohorts, (0, 0, 0, None))(server, bases, progress, cohorts)
@@ -248,15 +198,12 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
         shrunk: list[np.ndarray] = []
         masks = np.array([mask for mask in itertools.product([False, True], repeat=n) if any(mask)])
         cohorts = np.where(masks, np.arange(n), EMPTY).astype(np.int32)
-        server, bases = (
-            random.normal(size=(sizes.instances, 2)),
-            random.normal(size=(sizes.instances, n, 2)),
-        )
+        server = random.normal(size=(sizes.instances, 2))
+        bases = random.normal(size=(sizes.instances, n, 2))
         scale = 10 ** random.uniform(-2, 2, (sizes.instances, 1, 1))
         # Progress away from the mean does the most harm.
-        outwards = (np.arange(sizes.instances) % 2)[:, None, None] * (
-            bases.mean(1, keepdims=True) - bases
-        )
+        is_outwards = (np.arange(sizes.instances) % 2)[:, None, None]
+        outwards = is_outwards * (bases.mean(1, keepdims=True) - bases)
         progress = scale * (outwards + 0.3 * random.normal(size=bases.shape))
         before = potential(server, bases)
         for moved in (np.zeros_like(bases), progress):
