@@ -165,7 +165,7 @@ class Verdict(NamedTuple):
         return self._replace(verdict=UNDECIDED, scope="", why=reason + self.why)
 
 
-COMPARISON = re.compile(r"(.+?) (<=|>=|<|>|within) (\S+)(?: of (\S+))?")
+COMPARISON = re.compile(r"(.+?) (<=|>=|<|>|within) (\S+(?: \+ \S+)?)(?: of (\S+))?")
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
@@ -180,8 +180,8 @@ def compared(text: str, measured: Mapping[str, Any], criterion: Criterion) -> bo
 
     Args:
       text: A name of what was measured, "<", "<=", ">", ">=" or "within", and a mark of the
-        criterion or a number. Of nested numbers all are compared; "*" stands for all that was
-        measured.
+        criterion, a number, or the sum of both. Of nested numbers all are compared; "*" stands for
+        all that was measured.
       measured: The numbers by name.
       criterion: The marks.
     """
@@ -189,8 +189,11 @@ def compared(text: str, measured: Mapping[str, Any], criterion: Criterion) -> bo
     assert found is not None, f"{text!r} is no comparison"
     name, sign, *words = found.groups()
     mark, middle = (
-        float(word) if re.match(r"-?[\d.]", word) else getattr(criterion, word)
-        for word in (words[0], words[1] or "0")
+        sum(
+            float(word) if re.match(r"-?[\d.]", word) else getattr(criterion, word)
+            for word in text.split(" + ")
+        )
+        for text in (words[0], words[1] or "0")
     )
     values = np.hstack(jax.tree.leaves(measured if name == "*" else measured[name]))
     return bool(
