@@ -65,8 +65,8 @@ def cases(num_problems: int) -> Iterator[Case]:
     for problem in (gaussian.r1(), gaussian.r2()):
         clients = gaussian.clients_of(problem)
         sizes = range(1, clients.shape[0] + 1)
-        drawn = itertools.starmap(Participation, itertools.product(oracle.SCHEMES[1:], sizes))
-        for who, local_steps in itertools.product((EVERYONE, *drawn), LOCAL_STEPS):
+        some = itertools.starmap(Participation, itertools.product(oracle.SCHEMES[1:], sizes))
+        for who, local_steps in itertools.product((EVERYONE, *some), LOCAL_STEPS):
             yield case_of([clients] * len(rho), rho, of_largest, local_steps, who)
     random = np.random.default_rng(3)
     groups: dict[tuple[int, int, Participation], list[tuple[GaussianTarget, float, float]]] = {}

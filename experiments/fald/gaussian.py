@@ -270,12 +270,9 @@ def cells(
         models = np.asarray(run.samples)
         models = models.reshape(-1, len(problems), num_chains, num_rounds + 1, models.shape[-1])
         models = np.moveaxis(models, 1, 0)
-        laws, goals = (
-            fit_gaussian(np.moveaxis(models, -3, -2)),
-            [x.posterior(1.0) for x in problems],
-        )
-        each = zip(*laws, goals, strict=True)
-        return models, np.stack([wasserstein2(*law, *goal) for *law, goal in each])
+        laws = zip(*fit_gaussian(np.moveaxis(models, -3, -2)), problems, strict=True)
+        far = [wasserstein2(mean, spread, *each.posterior(1.0)) for mean, spread, each in laws]
+        return models, np.stack(far)
 
     models, first = ran(0)  # One set's models are enough to keep.
     distance = np.stack([first, *(ran(i)[1] for i in range(1, sets))])

@@ -22,6 +22,7 @@ from experiments.harness.statistics import (
     begins,
     has_nan,
     rule,
+    unless_unknown,
 )
 from fedjax_sim.studies.tables import table as table
 
@@ -165,11 +166,11 @@ class Verdict(NamedTuple):
         return self._replace(verdict=UNDECIDED, scope="", why=reason + self.why)
 
 
-COMPARISON = re.compile(r"(.+?) (<=|>=|<|>|within) (\S+(?: \+ \S+)?)(?: of (\S+))?")
+COMPARISON = re.compile(r"(.+?) (<=|>=|<|>|within) (\S+(?: \+ \S+)?)(?: of (\S+?))?(?: by (.+))?")
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-def compared(text: str, measured: Mapping[str, Any], criterion: Criterion) -> bool:
+def compared(text: str, measured: Mapping[str, Any], criterion: Criterion) -> bool | None:
     """Compare measured numbers with a mark.
 
     >>> criterion = Criterion("All are below {most:g}, and 2 to {near:g}.", most=3, near=0.1)
@@ -181,13 +182,13 @@ def compared(text: str, measured: Mapping[str, Any], criterion: Criterion) -> bo
     Args:
       text: A name of what was measured, "<", "<=", ">", ">=" or "within", and a mark of the
         criterion, a number, or the sum of both. Of nested numbers all are compared; "*" stands for
-        all that was measured.
+        all that was measured. "by NAME" after them counts distances in measured errors.
       measured: The numbers by name.
       criterion: The marks.
     """
     found = COMPARISON.fullmatch(text)
     assert found is not None, f"{text!r} is no comparison"
-    name, sign, *words = found.groups()
+    name, sign, *words, error = found.groups()
     mark, middle = (
         sum(
             float(word) if re.match(r"-?[\d.]", word) else getattr(criterion, word)
@@ -195,12 +196,20 @@ def compared(text: str, measured: Mapping[str, Any], criterion: Criterion) -> bo
         )
         for text in (words[0], words[1] or "0")
     )
-    values = np.hstack(jax.tree.leaves(measured if name == "*" else measured[name]))
-    return bool(
-        np.all(
-            COMPARE.get(sign, operator.lt)(np.abs(values - middle) if words[1] else values, mark)
-        )
+    values = _leaves(measured if name == "*" else measured[name])
+    if words[1]:
+        values = np.abs(values - middle)
+    if error:
+        unit = _leaves(measured[error])
+        values = values / np.where(unit == 0, np.nan, unit)
+    return unless_unknown(
+        np.all(COMPARE.get(sign, operator.lt)(values, mark)), values if error else 0
     )
+
+
+def _leaves(content: Any) -> np.ndarray:
+    """Return nested numbers in one row."""
+    return np.hstack(jax.tree.leaves(content))
 
 
 class Told(dict[str, Any]):
@@ -214,8 +223,7 @@ class Told(dict[str, Any]):
         if name in self or name == "*":
             return _Written(self if name == "*" else self.get(name))
         extreme, _, rest = name.partition(" ")
-        values = np.hstack(jax.tree.leaves(self.get(rest)))
-        return _Written({"min": np.min, "max": np.max}[extreme](values))
+        return _Written({"min": np.min, "max": np.max}[extreme](_leaves(self.get(rest))))
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ JUDGES: dict[int, Callable[[Any], Verdict]] = {
     8: clock.judge_step_time,
     16: theory.judge_rounding,
     17: clock.judge_orders,
-    18: clock.judge_two_workers,
+    18: clock.JUDGES[18],
     19: clock.judge_shares,
     21: table2.judge_variance,
     22: table2.judge_times,
     23: clock.JUDGES[23],
-    30: theory.judge_equal_shares,
+    30: theory.JUDGES[30],
 }
 NOT_KEPT: dict[int, dict[str, Any]] = {
     4: {"standard_error": [[0.0087, 0.0048], [0.0001, 0.0009]], "closed_forms_off": 2e-5},
