@@ -185,14 +185,9 @@ def contraction(clients: GaussianTarget, setup: formulas.LangevinSetup) -> float
 def followed(
     case: Case, setup: formulas.LangevinSetup, start: Gaussian, num_steps: int, before: int = 0
 ) -> dict[str, float]:
-    """Return the largest ratio for each bound on the way from a law of the model.
+    """Return the largest ratio for each bound on the way from a law at a synchronisation.
 
-    Args:
-      case: The problems.
-      setup: Their constants.
-      start: Law of the model at a synchronisation.
-      num_steps: Steps to follow.
-      before: Steps taken before `start`.
+    `before` is the number of steps taken before it.
     """
     clients, eta, who = case.clients, case.step_size, case.who
     how: dict[str, Any] = {"step_size": eta, "local_steps": case.local_steps}
@@ -246,8 +241,7 @@ def follow(
     """Follow the joint law of all clients' models.
 
     Returns:
-      The laws after the local part of each step, and the laws after 0, 1, ... steps. The first axis
-      is time.
+      The laws after the local part of each step, and the laws after 0, 1, ... steps; time first.
     """
     n = clients.shape[0]
     how: dict[str, Any] = {"local_steps": local_steps, "rho": rho, "participation": who}
@@ -288,11 +282,7 @@ def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
 
 
 def measure_bounds(sizes: Sizes, late: Mapping[str, Decreasing]) -> Found:
-    """Return the largest share of every bound on R1, R2 and random problems (claim 3).
-
-    Args:
-      late: Long runs at decreasing step sizes.
-    """
+    """Return the largest share of every bound on R1, R2 and random problems (claim 3)."""
     found = [{"B.7": share(*each)} for each in late.values()]
     for case in cases(sizes.problems):
         found.append(tightest(case, sizes.followed))
@@ -379,11 +369,7 @@ def measure_decreasing(late: Mapping[str, Decreasing]) -> Found:
 
 @styled()
 def picture(late: Decreasing) -> Figure:
-    """Draw W2 and its bounds on R1 with K = 5, at constant and at decreasing step sizes.
-
-    Args:
-      late: The run at decreasing step sizes, of at least 2000 steps.
-    """
+    """Draw W2 and its bounds on R1 with K = 5, at constant and at decreasing step sizes."""
     figure = Figure(figsize=(11, 4.2))
     left, right = figure.subplots(1, 2, sharey=True)
     clients = gaussian.clients_of(gaussian.r1())

@@ -322,19 +322,11 @@ def measure_samples(panels: Panels) -> Found:
 
 
 def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: int = 0) -> float:
-    """Test whether independent models have a normal law, by the energy distance.
+    """Test whether independent models have a normal law, by the energy distance; return p.
 
     The energy distance (Szekely, Rizzo 2013) is the mean distance between two samples minus half of
-    the mean distances within each. The models are compared with as many exact draws.
-
-    Args:
-      models: `f64[R, P]`.
-      goal: The normal law.
-      shuffles: Number of permutations.
-      seed: Seed of draws and permutations.
-
-    Returns:
-      The p-value, by permutation.
+    the mean distances within each. The models, `f64[R, P]`, are compared with as many exact draws,
+    by permutation.
     """
     random = np.random.default_rng(seed)
     num = len(models)

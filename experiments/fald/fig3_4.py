@@ -229,11 +229,7 @@ def _run(
     step_sizes: Sequence[float],
     kept: Mapping[str, Any],
 ) -> xr.Dataset:
-    """Sample, average predictions and score them.
-
-    Returns:
-      Metrics with dimensions (step_size, seed, sample).
-    """
+    """Sample, average predictions and score them: metrics by step size, seed and sample."""
     hyper = langevin.paper(
         num_clients=sizes.num_clients,
         batch_size=sizes.batch_size,
@@ -474,11 +470,7 @@ def judge_named(found: Found) -> Verdict:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 14, 15 and 25.
-
-    Args:
-      inputs: What `inputs_of` returns.
-    """
+    """Judge claims 14, 15 and 25 by what `inputs_of` returns."""
     panels = read_panels(inputs)
     size = size_of(panels, inputs)
     best = {**measure_best(panels), **size}
@@ -488,10 +480,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 def doubt(better: np.ndarray, worse: np.ndarray, least: float = 0.0) -> float:
     """Return the one-sided p-value that one is better than the other, by a paired t test.
 
-    Args:
-      better: `f64[seeds]`.
-      worse: `f64[seeds]`; of different numbers the first seeds are compared.
-      least: The lead from which on it is better. If it is negative: by how much it may be behind.
+    Of different numbers of seeds the first ones are compared. `least` is the lead from which on it
+    is better; if it is negative, by how much it may be behind.
     """
     number = min(len(better), len(worse))
     better, worse = better[:number], worse[:number]

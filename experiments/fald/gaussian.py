@@ -123,10 +123,7 @@ def _laws(clients: GaussianTarget, num_rounds: int, how: Mapping[str, Any]) -> G
 def exact_distances(clients: GaussianTarget, num_rounds: int, **how: Any) -> np.ndarray:
     """Return W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`.
 
-    Args:
-      clients: The clients.
-      num_rounds: R.
-      **how: The other arguments of `one_round`; rho is 0 and everyone is averaged by default.
+    `how` has the other arguments of `one_round`; rho is 0 and everyone is averaged by default.
     """
     return wasserstein2(*_laws(clients, num_rounds, how), *oracle.target_law(clients))
 
@@ -187,11 +184,7 @@ class Cell(NamedTuple):
     def draw(self, axes: Any, number: int, label: str | None, *, every: int = 1) -> None:
         """Draw the first set with the range of all, and the exact law without marks.
 
-        Args:
-          axes: Where to draw.
-          number: Which series of the panel it is.
-          label: Name of the series.
-          every: Local steps that a round counts on the axis.
+        `number` says which series of the panel it is, and `every` the local steps of a round.
         """
         at = every * np.arange(self.distance.shape[1])
         style = look(number, linestyle="-", linewidth=0.8)
@@ -293,11 +286,10 @@ def deviations(
     """Return how far fitted means and covariances are from exact ones, in standard errors.
 
     Args:
-      law: The fitted laws.
+      law: The laws fitted to R chains.
       expected: The exact laws.
       num_chains: R.
-      squares: E[(x_i x_j)^2] over the product of the variances, `f64[..., P, P]`, as
-        `mixed_moments` returns it; None for normal laws.
+      squares: What `mixed_moments` returns; None for normal laws.
 
     Returns:
       The largest deviation of a mean or of an entry of the covariance, `f64[...]`. Equal values are
@@ -330,13 +322,8 @@ def largest(*numbers: float) -> float:
 def mixed_moments(models: np.ndarray) -> np.ndarray:
     """Return E[(x_i x_j)^2] of centred chains over the product of their variances.
 
-    On the diagonal this is the kurtosis, 3 for normal laws.
-
-    Args:
-      models: `f[..., R, rounds, P]`.
-
-    Returns:
-      `f64[..., rounds, P, P]`.
+    On the diagonal this is the kurtosis, 3 for normal laws. Models are `f[..., R, rounds, P]`, and
+    the result is `f64[..., rounds, P, P]`.
     """
     centred = np.asarray(models, float)
     square = np.square(centred - centred.mean(axis=-3, keepdims=True))
@@ -346,15 +333,7 @@ def mixed_moments(models: np.ndarray) -> np.ndarray:
 
 
 def first_within(distance: np.ndarray, accuracy: float) -> np.ndarray:
-    """Return the first round within an accuracy, or infinity.
-
-    Args:
-      distance: `f64[..., rounds + 1]`.
-      accuracy: The accuracy.
-
-    Returns:
-      `f64[...]`.
-    """
+    """Return the first round within an accuracy, or infinity, of `f64[..., rounds + 1]`."""
     is_close = distance <= accuracy
     return np.where(is_close.any(axis=-1), is_close.argmax(axis=-1), np.inf)
 

@@ -25,9 +25,7 @@ GRID = np.linspace(-20, 140, 160_001)
 def released(setup: PrivacySetup, places: np.ndarray) -> np.ndarray:
     """Compute the density of the drawn clients' average, in units of the noise of a step.
 
-    Args:
-      setup: The run.
-      places: `f64[N]`, the clients' models without their noise.
+    `places` are the clients' models without their noise, `f64[N]`.
     """
     draws = list(itertools.product(range(setup.num_clients), repeat=setup.num_selected))
     if setup.scheme == "without_replacement":

@@ -265,12 +265,9 @@ def measure_order() -> Found:
 
 
 def measure_mean(sizes: Sizes, cells: list[Cell]) -> Found:
-    """Measure means of R2 with unequal weights (claim 11).
+    """Measure means of R2 with unequal weights, drawn with replacement (claim 11).
 
     The mean that averaging a uniform subset would have is computed for comparison.
-
-    Args:
-      cells: The chains with replacement.
     """
     clients = cells[0].clients
     mean = [float(cell.models[:, -1, 0].astype(float).mean()) for cell in cells]
@@ -318,8 +315,7 @@ def judge_mean(found: Found) -> Verdict:
 def measure_inflation(sizes: Sizes, unequal: list[Cell]) -> Found:
     """Compare the closed form with phi with the recursion, and chains of R2 (claim 18).
 
-    Args:
-      unequal: The chains with unequal weights.
+    `unequal` are the chains with unequal weights.
     """
     cases = {
         "with replacement": (gaussian.r2(), Participation("with_replacement", 2)),

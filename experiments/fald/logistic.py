@@ -128,13 +128,9 @@ def nuts(
 
 
 def effective_size(draws: np.ndarray) -> np.ndarray:
-    """Effective sample size for the mean, of all chains together (Vehtari et al. 2021).
+    """Effective sample size for the mean, of all chains together (Vehtari et al. 2021): `f64[P]`.
 
-    Args:
-      draws: `f[chains, draws, P]`.
-
-    Returns:
-      `f64[P]`; nan for a parameter that never changes.
+    It is nan for a parameter that never changes.
     """
     return np.asarray(array_stats.ess(draws, chain_axis=0, draw_axis=1, method="mean"))
 
@@ -186,9 +182,7 @@ def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
 def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
     """Make the normal approximation: quadratic energies with mean slopes and curvatures.
 
-    Args:
-      problem: The regression.
-      draws: Draws of the posterior to average over, `f[M, P]`.
+    These are averages over draws of the posterior, `f[M, P]`.
     """
 
     key = jax.random.key(0)  # Nothing is drawn.

@@ -76,11 +76,7 @@ class Runs(NamedTuple):
 
 
 def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float]) -> Runs:
-    """Run all chains; different rho share their noise, all other runs share none.
-
-    Args:
-      step_sizes: The best step size by number of local steps.
-    """
+    """Run all chains; different rho share their noise, all other runs share none."""
     problems = [gaussian.unequal_problem(alpha) for alpha in RUN_ALPHAS]
     seeds = itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
     common: dict[str, Any] = {
@@ -121,11 +117,7 @@ KINDS = {"unequal": gaussian.unequal_problem, "equal": gaussian.equal_problem}
 
 
 def floors_of(choices: Sequence[tuple[float, float]]) -> dict[str, dict[str, list[float]]]:
-    """Compute exact floors by kind of Hessians and number of local steps.
-
-    Args:
-      choices: Pairs of alpha and rho.
-    """
+    """Compute exact floors by kind of Hessians and K, at pairs of alpha and rho."""
     return {
         kind: {
             f"{k}": [
@@ -167,13 +159,10 @@ def largest_change(values: Sequence[float]) -> float:
 
 
 def parts_by_floors(floors: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, bool]:
-    """Judge the parts of claim 6.
+    """Judge the parts of claim 6 by floors for growing alpha.
 
     W2 comes from a difference of traces, which loses half the digits, so that changes are compared
     with a share of the floor.
-
-    Args:
-      floors: Floors for growing alpha, by kind of Hessians and number of local steps.
     """
     flat = CLAIMS[6].criterion.flat
     changes = [largest_change(each["1"]) for each in floors.values()]

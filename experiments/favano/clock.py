@@ -80,15 +80,10 @@ def gaps_of(version: np.ndarray) -> np.ndarray:
 
 
 def measure_contacts(timeline: Timeline) -> tuple[dict[str, Any], dict[str, Any], Figure]:
-    """Compare the contacts within 5000 units of time with the closed forms.
+    """Compare the contacts within 5000 units of time with the closed forms, and draw them.
 
-    The first `WARM` contacts are left out where stationary windows are needed.
-
-    Args:
-      timeline: FAVANO's schedules, leaves `[shares, L, T, ...]`; the first share is used.
-
-    Returns:
-      The numbers for claims 4 and 5, and a picture of the laws of steps and gaps.
+    The first share of slow clients is used, and the first `WARM` contacts are left out where
+    stationary windows are needed.
     """
     hyper, (_, lanes, ticks) = favano.paper(), timeline.time.shape
     is_fast = harness.are_fast(hyper, lanes)
@@ -199,12 +194,7 @@ def differs(found: Estimate, larger: int, smaller: int, far: float) -> bool | No
 def measure_step_time(
     sizes: Sizes, favano_run: Timeline, fedbuff_runs: Mapping[str, Timeline]
 ) -> tuple[dict[str, Any], Figure]:
-    """Measure the time per server step at four shares of slow clients, for claim 8.
-
-    Args:
-      favano_run: FAVANO's schedules, leaves `[shares, L, T, ...]`.
-      fedbuff_runs: FedBuff's schedules by reading, with the same leaves.
-    """
+    """Measure the time per server step at four shares of slow clients, for claim 8."""
     quafl_run = at_shares(quafl.system, quafl.paper(), 2, 200)
     is_constant = all(
         bool(np.all(np.diff(each.time, prepend=0.0) == PERIOD)) for each in (favano_run, quafl_run)
@@ -289,10 +279,6 @@ def measure_orders(favano_run: Timeline, blocked: Timeline) -> tuple[dict[str, A
     """Measure Table 1's rows at fixed s and constants, and staleness, for claim 17.
 
     Staleness counts in the steps that begin within 5000 units.
-
-    Args:
-      favano_run: FAVANO's schedules, leaves `[shares, L, T, ...]`.
-      blocked: FedBuff's schedules with blocked clients.
     """
     numbers = np.array([50, 100, 200, 400, 800, 1600])
     setup = theory.FavanoSetup(100, 20, 20, 1.0, 1.0, 1.0, 1.0, 1.0, 0.345, 1.35)

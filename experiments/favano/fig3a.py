@@ -59,12 +59,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claim 13 on the final accuracies, and claim 20 on times.
-
-    Args:
-      inputs: What `inputs_of` returns, with the unsteadiness of each method and seed, or None where
-        it was not kept, and the times to the accuracy of claim 20.
-    """
+    """Judge claim 13 on accuracies and unsteadiness, None if not kept, and claim 20 on times."""
     final = {name: Sample.read(each) for name, each in inputs["final"].items()}
     kept = inputs["unsteadiness"]
     wobble = None if kept is None else {name: Sample.read(each) for name, each in kept.items()}
@@ -112,9 +107,8 @@ def judge_times(inputs: Mapping[str, Any], seeds: int) -> Verdict:
 def unsteadiness(data: xr.Dataset) -> Sample:
     """Measure how much accuracy jumps in the second half of a run.
 
-    Returns:
-      The root mean square change between two evaluations, in points, of every seed; NaN for those
-      that diverged.
+    It is the root mean square change between two evaluations, in points, of every seed; NaN for
+    those that diverged.
     """
     late = 100 * data.accuracy.isel(eval=slice(data.sizes["eval"] // 2, None))
     values = np.sqrt((late.diff("eval") ** 2).mean("eval"))

@@ -30,11 +30,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claim 14 on the final accuracies.
-
-    Args:
-      inputs: What `inputs_of` returns.
-    """
+    """Judge claim 14 on the final accuracies."""
     final = {name: Sample.read(each) for name, each in inputs["final"].items()}
     parts = {
         f"above {other}": harness.ahead(final[FAVANO], final[other], CHANCE)

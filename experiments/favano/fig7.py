@@ -61,9 +61,7 @@ def run(arguments: Arguments) -> Outcome:
 def judge(inputs: Mapping[str, Any], numbers: tuple[int, int] = (15, 25)) -> list[Verdict]:
     """Judge claims 15 and 25 on the final accuracies, or two others that say the same.
 
-    Args:
-      inputs: What `inputs_of` returns, with methods named "32 bits, s = 4" and "QNN, s = 4".
-      numbers: The claim on s and that on few bits.
+    Methods are named "32 bits, s = 4" and "QNN, s = 4".
     """
     final = {name: Sample.read(each) for name, each in inputs["final"].items()}
     sizes = sorted({int(name.rpartition(" ")[2]) for name in final})

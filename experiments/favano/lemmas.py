@@ -51,14 +51,6 @@ def identity_error(
 ) -> float:
     """Follow random quadratics with random cohorts, step counts and weights.
 
-    Args:
-      random: Source of random numbers.
-      n: Number of clients.
-      s: Clients contacted per server step.
-      most_steps: Most local steps.
-      size: Number of parameters.
-      ticks: Server steps.
-
     Returns:
       The largest error of the identity over the largest move of the mean model.
     """
@@ -106,11 +98,7 @@ def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> di
     """Measure the reweighted progress for claim 2, with the clock's step counts and alpha.
 
     There are n = 100 clients, s = 20 contacted and K = 20 local steps. Gradients are independent
-    and skewed, with given mean and variance.
-
-    Args:
-      ticks: Server steps per lane.
-      warm: Server steps left out at the beginning.
+    and skewed, with given mean and variance. The first `warm` server steps are left out.
     """
     random, mean, deviation = np.random.default_rng(2), 1.5, 2.0
     law = theory.step_law(
@@ -149,30 +137,17 @@ def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> di
 
 
 def potential(server: np.ndarray, bases: np.ndarray) -> np.ndarray:
-    """Sum the squared distances of all models to their mean.
-
-    Args:
-      server: `[..., P]`.
-      bases: `[..., N, P]`.
-    """
+    """Sum the squared distances of the server's and the clients' models to their mean."""
     everyone = np.concatenate([server[..., None, :], bases], axis=-2)
     return np.sum((everyone - everyone.mean(-2, keepdims=True)) ** 2, axis=(-2, -1))
 
 
 @jax.jit
 def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array) -> Array:
-    """Compute the server's next model for every instance and cohort.
+    """Compute the server's next model for every instance and cohort: `[I, M, P]`.
 
-    One step of rate 1 on ||w - (base - progress)||^2 / 2 makes the progress that is wanted.
-
-    Args:
-      server: `[I, P]`.
-      bases: Base models, `[I, N, P]`.
-      progress: Progress of each client, `[I, N, P]`.
-      cohorts: `i32[M, N]`, padded with `EMPTY`.
-
-    Returns:
-      `[I, M, P]`.
+    One step of rate 1 on ||w - (base - progress)||^2 / 2 makes the progress that is wanted. Bases
+    and progress are `[I, N, P]`, and cohorts `i32[M, N]`, padded with `EMPTY`.
     """
     n = bases.shape[1]
     hyper = favano.paper(num_clients=n, num_selected=n, local_steps=1, lr=1.0, batch_size=1)

@@ -92,12 +92,7 @@ PRINTED = (
 
 
 class Column(NamedTuple):
-    """A column of Table 2.
-
-    Attributes:
-      partition: How the data are split over clients.
-      slow_fraction: The share of slow clients.
-    """
+    """A column of Table 2: how data are split over clients, and the share of slow clients."""
 
     partition: str
     slow_fraction: float
@@ -215,17 +210,7 @@ class Runs(NamedTuple):
 def runs(
     arguments: Arguments, images: Images, columns: Sequence[str], methods: Mapping[str, Method]
 ) -> Runs:
-    """Run methods in columns with all seeds.
-
-    Args:
-      arguments: The command line.
-      images: The experiments of the data set.
-      columns: Names of `COLUMNS`.
-      methods: Methods by name.
-
-    Returns:
-      The curves of every method in every column, or of those cells that are asked for.
-    """
+    """Run methods in columns of Table 2 with all seeds, or those cells that are asked for."""
     sizes = images.study.choose(arguments)
     if arguments.rate is not None:
         words = ", ".join(filter(None, (sizes.words, f"lr {arguments.rate:g}")))
@@ -426,9 +411,7 @@ Times = Mapping[str, float | None]
 def times_to(curves: Mapping[str, xr.Dataset], accuracy: float) -> Times:
     """Return the time of the first evaluation at which each method's mean accuracy is so high.
 
-    Args:
-      curves: Curves by method. Seeds that diverged are left out of the mean.
-      accuracy: The accuracy, between 0 and 1.
+    Seeds that diverged are left out of the mean.
     """
     found: dict[str, float | None] = {}
     for method, data in curves.items():
@@ -483,16 +466,10 @@ def decided(
     chance: float,
     deciding: Callable[[str], bool] = lambda name: True,
 ) -> Verdict:
-    """Give the verdict on a claim on final accuracies, from its parts.
+    """Give the verdict on a claim on final accuracies by method, in percent, from its parts.
 
-    Args:
-      number: The claim's number.
-      inputs: What `inputs_of` returns.
-      measured: What was measured.
-      parts: Whether each part of the claim is true, None if that is undecided.
-      final: Final accuracies by method, in percent.
-      chance: The accuracy of chance, in percent.
-      deciding: Which parts decide; by default all do.
+    `inputs` is what `inputs_of` returns, `chance` the accuracy of chance in percent, and `deciding`
+    says which parts decide; by default all do.
     """
     if inputs["smoke"]:
         return verdict(number, measured, harness.NOT_RUN, SMOKE)

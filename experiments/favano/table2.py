@@ -122,11 +122,7 @@ DECIDING = {9: "FAVANO first", 10: "FAVANO loses", 11: "", 12: "FAVANO far above
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge all claims at the printed rate, with FedBuff's running times drawn afresh.
-
-    Args:
-      inputs: What `inputs_of` and `figures_of` return.
-    """
+    """Judge all claims at the printed rate, with FedBuff's running times drawn afresh."""
     cells = read_cells(inputs)
     numbers = (*DECIDING, 21, 22, 24, 31)
     if inputs["smoke"]:
@@ -196,14 +192,8 @@ def judged(
 ) -> list[Verdict]:
     """Give the verdicts on claims 9 to 12, or on those of the same order, from their parts.
 
-    Args:
-      parts: What `parts_of` returns.
-      measured: What was measured.
-      cells: Final accuracies by method and column.
-      seeds: Number of seeds.
-      words: How the cells were run.
-      fedbuff: The reading of FedBuff that is judged.
-      first_claim: The number of the first claim.
+    `fedbuff` is the reading of FedBuff that is judged, and `first_claim` the number of the first
+    claim.
     """
     return [
         verdict(
@@ -225,12 +215,7 @@ def read_cells(inputs: Mapping[str, Any]) -> dict[str, dict[str, Sample]]:
 
 
 def parts_of(cells: Mapping[str, Mapping[str, Sample]], fedbuff: str) -> dict[int, Parts]:
-    """Judge the parts of claims 9 to 12.
-
-    Args:
-      cells: Final accuracies in percent by method and column.
-      fedbuff: The reading of FedBuff that is judged.
-    """
+    """Judge the parts of claims 9 to 12 with one reading of FedBuff."""
     return {
         9: _order(cells, fedbuff),
         10: _drops(cells, fedbuff),

@@ -146,11 +146,10 @@ def readings(
 
     A reading fixes FedBuff's clock, the inputs, one learning rate for all other methods, and
     FedBuff's. In further readings every rate is that which validation chooses for each method and
-    column.
+    column. A reading with a cell that is NaN is left out.
 
     Args:
-      accuracy: Mean test accuracy in percent, dimensions `method`, `inputs`, `column` and `lr`. A
-        reading with a cell that is NaN is left out.
+      accuracy: Mean test accuracy in percent, dimensions `method`, `inputs`, `column` and `lr`.
       best: The learning rate that validation chooses, dimensions `method`, `inputs` and `column`.
       paper: The paper's means with standard deviations, by method and column.
     """
@@ -227,12 +226,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 26 to 29: 9 to 12 at own rates, on standardised inputs, with fresh times.
-
-    Args:
-      inputs: Final accuracies by method and column ("cells") of each of the "readings", how they
-        were run ("words"), and whether that is a smoke run.
-    """
+    """Judge claims 26 to 29: 9 to 12 at own rates, on standardised inputs, with fresh times."""
     if inputs["smoke"]:
         return [verdict(FIRST_CLAIM + i, None, NOT_RUN, SMOKE) for i in range(len(DECIDING))]
     readings = {name: read_cells(found) for name, found in inputs["readings"].items()}
@@ -281,10 +275,6 @@ def first_stage(
 
     The rates are those of the grid, and further ones as long as the best one is at an end.
 
-    Args:
-      cells: Method, inputs and column of each sweep.
-      seeds: Seeds of the runs.
-
     Returns:
       Accuracy of the final models on "validation" and "test" images, in percent, with dimensions
       `method`, `inputs`, `column`, `lr` and `seed`. A diverged lane has accuracy 0; a cell or a
@@ -331,14 +321,7 @@ def first_stage(
 def second_stage(
     arguments: Arguments, sizes: Sizes, data: Dataset, chosen: Iterable[Cell]
 ) -> dict[str, xr.Dataset]:
-    """Run cells with fresh seeds on all training images.
-
-    Args:
-      chosen: Method, inputs, column and learning rate of each cell.
-
-    Returns:
-      Curves by "METHOD | INPUTS | COLUMN | lr RATE".
-    """
+    """Run cells with fresh seeds on all training images; return curves by `_key`."""
     tasks = _tasks(sizes, data, range(sizes.seeds))
     curves = {}
     for name, inputs, column, rate in dict.fromkeys(chosen):

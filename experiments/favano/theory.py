@@ -82,11 +82,7 @@ def expected_mean(reweighting: str, step_curvature: float) -> float:
 
 @plots.styled()
 def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
-    """Measure the long-run mean through the engine, for claim 6.
-
-    Returns:
-      The numbers and a picture.
-    """
+    """Measure the long-run mean through the engine, for claim 6, and draw it."""
     hyper = favano.paper(**GROUPS)
     # Fast clients have their optimum at -1, whichever clients are fast in a seed's lane.
     centers = np.where(harness.are_fast(hyper, sizes.lanes), -1.0, 1.0).astype("float32")
@@ -163,12 +159,7 @@ TICKS, DIM, START = 2000, 5, 3.0
 
 
 class Watched(NamedTuple):
-    """FAVANO's state, with the base model that every client holds.
-
-    Attributes:
-      versioned: FAVANO's state.
-      base: `f[N, P]`, the models.
-    """
+    """FAVANO's state, with the base model that every client holds: `f[N, P]`."""
 
     versioned: Versioned
     base: Array
@@ -241,15 +232,9 @@ def judge_bound(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
 
 @plots.styled()
 def measure_bound(sizes: Sizes) -> tuple[dict[str, dict[str, float]], Figure]:
-    """Measure the squared gradient and its bound through the engine, for claim 7.
+    """Measure the squared gradient and its bound through the engine, for claim 7, and draw them.
 
     Each case is one problem, run at the largest step size allowed and averaged over seeds.
-
-    Returns:
-      The numbers by run and a picture.
-
-    Raises:
-      AssertionError: If a condition of the theorem does not hold.
     """
     system = favano.system._replace(algorithm=with_gradient_at_mean)
     rows = CASES[: sizes.cases]
