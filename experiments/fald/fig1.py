@@ -13,7 +13,6 @@ with as many exact draws by the energy distance.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +20,12 @@ from matplotlib.figure import Figure
 
 from experiments import harness
 from experiments.fald import gaussian
-from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
+from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.formulas.rounds import rounds_to
-from experiments.fald.gaussian import Repeated, largest
+from experiments.fald.gaussian import Cell
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
-from fedjax_sim.problems import GaussianClients
 from fedjax_sim.results import plots
 from fedjax_sim.results.diagnostics import Gaussian, wasserstein2
 
@@ -77,94 +75,87 @@ STUDY = Study(
 being panel (b)'s; rounds are those of panel (c); `longest` limits a run, in local steps."""
 
 
+def rounds_needed(clients: GaussianTarget, local_steps: int) -> float:
+    """Count the rounds until the exact law is within the accuracy."""
+    how: dict[str, Any] = {"step_size": STEP_SIZE, "local_steps": local_steps}
+    start = oracle.point(np.zeros(2))
+    return float(rounds_to(clients, start, ACCURACY, **how, most_rounds=MOST_STEPS // local_steps))
+
+
 class Panels(NamedTuple):
-    """What was run, and the exact numbers for comparison."""
+    """What was run."""
 
     sizes: Sizes
-    clients: dict[float, GaussianTarget]  # by alpha
-    ran: dict[int, Repeated]  # panels a and b, by K: problems by alpha
-    mixed: dict[float, Repeated]  # panel c, by rho
-    exact: dict[float, dict[int, float]]  # rounds to the accuracy, by alpha and K
-    found: dict[float, dict[int, np.ndarray]]  # those of the chains, f64[sets]
+    ran: dict[int, list[Cell]]  # panels (a) and (b): by K, a cell for each alpha
+    mixed: list[Cell]  # panel (c): a cell for each rho
+
+    def exact(self) -> dict[float, dict[int, float]]:
+        """Rounds of the exact laws to the accuracy, by alpha and K."""
+        return {
+            alpha: {k: rounds_needed(cells[i].clients, k) for k, cells in self.ran.items()}
+            for i, alpha in enumerate(self.sizes.alphas)
+        }
+
+    def found(self) -> dict[float, dict[int, np.ndarray]]:
+        """Rounds of the chains to the accuracy, by alpha and K: `f64[sets]`."""
+        return {
+            alpha: {
+                k: gaussian.first_within(cells[i].distance, ACCURACY)
+                for k, cells in self.ran.items()
+            }
+            for i, alpha in enumerate(self.sizes.alphas)
+        }
 
 
-def run_panels(
-    sizes: Sizes, arguments: Arguments, make: Callable[[float], GaussianClients]
-) -> Panels:
-    """Run the chains of panels (a) and (b) by K, and of panel (c) by rho, all with different seeds.
-
-    Args:
-      make: Makes the problem of an alpha.
-    """
-    problems = [make(alpha) for alpha in sizes.alphas]
-    clients = {
-        alpha: gaussian.clients_of(problem)
-        for alpha, problem in zip(sizes.alphas, problems, strict=True)
-    }
-
-    def needed(target: GaussianTarget, local_steps: int) -> float:
-        start = oracle.point(np.zeros(2))
-        return float(
-            rounds_to(
-                target,
-                start,
-                ACCURACY,
-                step_size=STEP_SIZE,
-                local_steps=local_steps,
-                most_rounds=MOST_STEPS // local_steps,
-            )
-        )
-
+def run_panels(sizes: Sizes, arguments: Arguments) -> Panels:
+    """Run the chains of panels (a) and (b) by K, and of panel (c) by rho, all with other seeds."""
+    problems = [gaussian.equal_problem(alpha) for alpha in sizes.alphas]
     # One round more: the first model within the accuracy may miss it by its sampling error.
-    length = min(1.3 * max(needed(target, 1) for target in clients.values()), sizes.longest)
-    ran, mixed, seeds = {}, {}, itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
-    for local_steps in sizes.local_steps:
-        ran[local_steps] = gaussian.repeated(
+    slowest = max(rounds_needed(gaussian.clients_of(problem), 1) for problem in problems)
+    length = min(1.3 * slowest, sizes.longest)
+    seeds = itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
+    common: dict[str, Any] = {
+        "num_chains": sizes.seeds,
+        "options": arguments.kept,
+        "step_size": STEP_SIZE,
+    }
+    ran = {
+        k: gaussian.cells(
             problems,
-            sets=sizes.sets if local_steps <= LONG else min(3, sizes.sets),
-            num_chains=sizes.seeds,
-            num_rounds=int(np.ceil(length / local_steps)) + 1,
-            options=arguments.kept,
-            name=f"K = {local_steps}",
+            sets=sizes.sets if k <= LONG else min(3, sizes.sets),
+            num_rounds=int(np.ceil(length / k)) + 1,
+            name=f"K = {k}",
             first_seed=next(seeds),
-            step_size=STEP_SIZE,
-            local_steps=local_steps,
+            local_steps=k,
+            **common,
         )
-    for rho in sizes.rhos:
-        mixed[rho] = gaussian.repeated(
+        for k in sizes.local_steps
+    }
+    mixed = [
+        gaussian.cells(
             problems[:1],
             sets=sizes.sets,
-            num_chains=sizes.seeds,
             num_rounds=sizes.rounds,
-            options=arguments.kept,
             name=f"rho = {rho:g}",
             first_seed=next(seeds),
-            rho=rho,
-            step_size=STEP_SIZE,
             local_steps=MIXED_STEPS,
-        )
-    exact = {
-        alpha: {k: needed(target, k) for k in sizes.local_steps}
-        for alpha, target in clients.items()
-    }
-    found = {
-        alpha: {k: gaussian.first_within(sets.distance[:, i], ACCURACY) for k, sets in ran.items()}
-        for i, alpha in enumerate(sizes.alphas)
-    }
-    return Panels(sizes, clients, ran, mixed, exact, found)
+            rho=rho,
+            **common,
+        )[0]
+        for rho in sizes.rhos
+    ]
+    return Panels(sizes, ran, mixed)
 
 
 def measure(panels: Panels) -> Found:
     """Return the rounds of exact laws and chains, and how far chains are off (claim 12).
 
-    Means are taken over the sets that reach the accuracy.
+    Means are taken over the sets that reach the accuracy. Deviations are the largest over all K,
+    alphas and rho at three rounds.
     """
     exact, chains = (
-        {
-            alpha: {f"{k}": value for k, value in by_steps.items()}
-            for alpha, by_steps in found.items()
-        }
-        for found in (panels.exact, panels.found)
+        {alpha: {f"{k}": x for k, x in each.items()} for alpha, each in rounds.items()}
+        for rounds in (panels.exact(), panels.found())
     )
     means = {
         alpha: {k: gaussian.mean_of_finite(values) for k, values in by_steps.items()}
@@ -178,7 +169,9 @@ def measure(panels: Panels) -> Found:
         },
         "rounds": rounds,
         "chains' rounds": chains,
-        "standard errors off": largest_deviation(panels),
+        "standard errors off": gaussian.largest(
+            *(cell.off() for cell in itertools.chain(*panels.ran.values(), panels.mixed))
+        ),
         "chains": panels.sizes.seeds,
         "reduced": panels.sizes.words,
     }
@@ -220,7 +213,7 @@ def judge(found: Found) -> Verdict:
         f"{arrived:.0%} of the sets arrive"
     )
     ruling = rule(parts, found["reduced"], harness.begins(BEST))
-    return of_chains(12, found, ruling if follow else False, why)
+    return verdict(12, found, ruling if follow else False, why)
 
 
 def judge_heterogeneity(found: Found) -> Verdict:
@@ -234,103 +227,61 @@ def judge_heterogeneity(found: Found) -> Verdict:
     shown = ", ".join(f"{rounds:g} at alpha = {float(a):g}" for a, rounds in exact.items())
     why = f"exact rounds at K = 10: {shown}; chains up to {far:.1f} standard errors from exact laws"
     ruling = rule(parts, deciding=harness.begins("slower"))
-    return of_chains(21, found, ruling if follow else False, why)
+    return verdict(21, found, ruling if follow else False, why)
 
 
-def judge_samples(found: Found) -> Verdict:
-    """Judge claim 23 on the samples of panel (e)."""
-    match, p, marks = found["W2 of samples"], found["p of one law"], CLAIMS[23].criterion
-    why = f"{found['samples']} samples: W2 {match:.1e} to the target; p = {p:.3g} for one law"
-    return verdict(
-        23, found, harness.unless_unknown(match <= marks.close and p >= marks.p, found), why
-    )
-
-
-def largest_deviation(panels: Panels) -> float:
-    """Return how far the first sets' means and variances are from the exact ones.
-
-    Returns:
-      The largest deviation in standard errors over all K, alphas and rho at three rounds; infinite
-      if a distance of any set is not a number.
-    """
-    if not gaussian.are_numbers(*panels.ran.values(), *panels.mixed.values()):
-        return float("inf")
-    clients = [panels.clients[alpha] for alpha in panels.sizes.alphas]
-    runs: list[tuple[Repeated, int, dict[str, Any]]] = [
-        (sets, i, {"local_steps": k}) for k, sets in panels.ran.items() for i in range(len(clients))
-    ]
-    runs += [
-        (sets, 0, {"local_steps": MIXED_STEPS, "rho": rho}) for rho, sets in panels.mixed.items()
-    ]
-    return largest(
-        *(
-            gaussian.off_exact(sets.first, (i,), clients[i], step_size=STEP_SIZE, **how)
-            for sets, i, how in runs
-        )
-    )
+JUDGES: Judges = {12: judge, 21: judge_heterogeneity, **CLAIMS.judges(23)}
 
 
 @plots.styled()
-def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcome:
-    """Draw the panels and collect what is written. picture: name of the picture's file."""
-    sizes, clients = panels.sizes, panels.clients
-    squares = {alpha: gaussian.dissimilarity(target) ** 2 for alpha, target in clients.items()}
+def run(arguments: Arguments) -> Outcome:
+    """Run the chains, draw all panels and judge the claims; a smoke run does not get there."""
+    sizes = STUDY.choose(arguments, least_seeds=3)
+    panels = run_panels(sizes, arguments)
+    exact, reached, drawn = panels.exact(), panels.found(), measure_samples(panels)
+    if arguments.smoke:
+        short = "not judged: a smoke run is too short to reach the accuracy"
+        verdicts = [verdict(number, {"exact": exact}, None, short) for number in JUDGES]
+    else:
+        found = measure(panels)
+        verdicts = [judge(found), judge_heterogeneity(by_alpha(found)), CLAIMS.judge(23, drawn)]
+    first_cells = panels.ran[10]
+    squares = {
+        alpha: gaussian.dissimilarity(cell.clients) ** 2
+        for alpha, cell in zip(sizes.alphas, first_cells, strict=True)
+    }
     figure = Figure(figsize=(16, 9))
     (first, second, third), (fourth, fifth, last) = figure.subplots(2, 3)
-    gaussian.explain(
-        last, "lines with marks: chains, with the range of all sets\nlines without: exact laws"
-    )
     steps = list(sizes.local_steps)
     for i, alpha in enumerate(sizes.alphas):
-        label = f"{alpha:g} ({squares[alpha]:.0e})"
-        exactly = plots.look(i, "none", linewidth=1)
-        first.loglog(steps, [panels.exact[alpha][k] for k in steps], **exactly)
-        shown = [panels.found[alpha][k] for k in steps]
+        label, shown = f"{alpha:g} ({squares[alpha]:.0e})", [*reached[alpha].values()]
+        first.loglog(steps, [*exact[alpha].values()], **plots.look(i, "none", linewidth=1))
         means = [gaussian.mean_of_finite(rounds) for rounds in shown]
-        errors = [
-            np.std(rounds[np.isfinite(rounds)]) if np.isfinite(rounds).any() else 0.0
-            for rounds in shown
-        ]
+        errors = [np.std(x[np.isfinite(x)]) if np.isfinite(x).any() else 0.0 for x in shown]
         first.errorbar(steps, means, errors, label=label, **plots.look(i, "only"))
-        distance = panels.ran[10].distance[:, i]
-        exact = gaussian.exact_distances(
-            clients[alpha], distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=10
-        )
-        second.semilogy(exact, **exactly)
-        gaussian.draw_sets(second, distance, i, label=label)
-    for j, (rho, sets) in enumerate(panels.mixed.items()):
-        exact = gaussian.exact_distances(
-            clients[sizes.alphas[0]],
-            sizes.rounds,
-            step_size=STEP_SIZE,
-            local_steps=MIXED_STEPS,
-            rho=rho,
-        )
-        third.semilogy(exact, **plots.look(j, "none", linewidth=1))
-        gaussian.draw_sets(third, sets.distance[:, 0], j, label=f"{rho:g}")
+        first_cells[i].draw(second, i, label)
+    for j, (rho, cell) in enumerate(zip(sizes.rhos, panels.mixed, strict=True)):
+        cell.draw(third, j, f"{rho:g}")
     first.set(
         xlabel="local steps K",
         ylabel=f"rounds to W2 ≤ {ACCURACY:g}",
         title="(a) mean and std",
         xlim=(steps[0] / 1.3, steps[-1] * 1.3),  # of all K, those that were not enough too
     )
-    if not any(np.isfinite(panels.found[a][k]).any() for a in sizes.alphas for k in steps):
+    if not any(np.isfinite(x).any() for each in reached.values() for x in each.values()):
         middle = {"transform": first.transAxes, "ha": "center", "va": "center"}
         first.text(0.5, 0.5, "not reached by any chain", **middle)
     second.set(xlabel="rounds", ylabel="W2", title="(b) K = 10")
-    third.set(
-        xlabel="rounds",
-        ylabel="W2",
-        title=f"(c) K = {MIXED_STEPS}, alpha = {sizes.alphas[0]:g}, by rho",
-    )
-    named = first.get_legend_handles_labels()
-    last.legend(*named, title="(a), (b): alpha (gamma squared)", loc="upper left")
+    by_rho = f"(c) K = {MIXED_STEPS}, alpha = {sizes.alphas[0]:g}, by rho"
+    third.set(xlabel="rounds", ylabel="W2", title=by_rho)
     for axes in (second, third):
         axes.locator_params(axis="x", integer=True)
     third.legend(title="rho")
     second.axhline(ACCURACY, color=plots.GREY, linewidth=0.6)
-    drawn = measure_samples(panels)
-    _densities(fourth, fifth, samples_of(panels), oracle.target_law(clients[sizes.alphas[0]]))
+    _densities(fourth, fifth, samples_of(panels), oracle.target_law(first_cells[0].clients))
+    gaussian.explain(last)
+    named = first.get_legend_handles_labels()
+    last.legend(*named, title="(a), (b): alpha (gamma squared)", loc="upper left")
     config = {
         **sizes.config(),
         "step_size": STEP_SIZE,
@@ -338,27 +289,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         "w2_of_samples": drawn["W2 of samples"],
         "p_value": drawn["p of one law"],
     }
-    return Outcome({}, {picture: figure}, verdicts, config)
-
-
-JUDGES: Judges = {12: judge, 21: judge_heterogeneity, 23: judge_samples}
-
-
-def run(arguments: Arguments) -> Outcome:
-    """Run the chains, draw the figure and judge the claim."""
-    panels = run_panels(STUDY.choose(arguments, least_seeds=3), arguments, gaussian.equal_problem)
-    short = "not judged: a smoke run is too short to reach the accuracy"
-    found = {} if arguments.smoke else measure(panels)
-    verdicts = (
-        [verdict(number, {"exact": panels.exact}, None, short) for number in (12, 21, 23)]
-        if arguments.smoke
-        else [
-            judge(found),
-            judge_heterogeneity(by_alpha(found)),
-            judge_samples(measure_samples(panels)),
-        ]
-    )
-    return outcome(panels, verdicts, "fig1.png")
+    return Outcome({}, {"fig1.png": figure}, verdicts, config)
 
 
 def by_alpha(found: Found) -> Found:
@@ -374,36 +305,28 @@ def by_alpha(found: Found) -> Found:
 
 def samples_of(panels: Panels) -> np.ndarray:
     """Return the samples of panel (e), every 20th model of the second half: `f64[B, 2]`."""
-    models = panels.ran[10].first.models[0].astype(float)
+    models = panels.ran[10][0].models.astype(float)
     return models[:, models.shape[1] // 2 :: 20].reshape(-1, 2)
 
 
 def measure_samples(panels: Panels) -> Found:
     """Compare the samples of panel (e), and the last models, with the target (claim 23)."""
-    samples, goal = samples_of(panels), oracle.target_law(panels.clients[panels.sizes.alphas[0]])
+    samples, goal = samples_of(panels), oracle.target_law(panels.ran[10][0].clients)
     centred = samples - samples.mean(axis=0)
     covariance = centred.T @ centred / (len(samples) - 1)
     return {
         "W2 of samples": float(wasserstein2(samples.mean(axis=0), covariance, *goal)),
-        "p of one law": same_law(panels.ran[10].first.models[0][:, -1].astype(float), goal),
+        "p of one law": same_law(panels.ran[10][0].models[:, -1].astype(float), goal),
         "samples": len(samples),
     }
 
 
 def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: int = 0) -> float:
-    """Test whether independent models have a normal law, by the energy distance.
+    """Test whether independent models have a normal law, by the energy distance; return p.
 
     The energy distance (Szekely, Rizzo 2013) is the mean distance between two samples minus half of
-    the mean distances within each. The models are compared with as many exact draws.
-
-    Args:
-      models: `f64[R, P]`.
-      goal: The normal law.
-      shuffles: Number of permutations.
-      seed: Seed of draws and permutations.
-
-    Returns:
-      The p-value, by permutation.
+    the mean distances within each. The models, `f64[R, P]`, are compared with as many exact draws,
+    by permutation.
     """
     random = np.random.default_rng(seed)
     num = len(models)

@@ -10,20 +10,18 @@ their noise, panels share none. As 300 chains show W2 with an error, everything 
 the first set of 300 is the paper's figure, and all ten give means and standard deviations.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.fald import gaussian
-from experiments.fald.claims import CLAIMS, LEAST_CHAINS, Found, verdict
+from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
-from experiments.fald.gaussian import Repeated, largest
+from experiments.fald.gaussian import Cell
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
-from fedjax_sim.problems import GaussianClients
-from fedjax_sim.results.plots import look, styled
+from fedjax_sim.results.plots import styled
 
 LOCAL_STEPS = 100
 PANELS: dict[str, Participation] = {
@@ -65,72 +63,24 @@ def name_of(participation: Participation) -> str:
     return f"S = {participation.num_selected}, {participation.scheme.replace('_', ' ')}"
 
 
-class Late(NamedTuple):
-    """Mean distances over the last quarter of rounds, by panel and step size."""
+def measure(clients: GaussianTarget, sizes: Sizes, ran: Mapping[str, list[Cell]]) -> Found:
+    """Compute the exact floors of these data, and how far chains are off (claim 13).
 
-    exact: dict[str, list[float]]
-    chains: dict[str, list[list[float]]]
-    """Of the fitted laws: by panel, step size and set."""
+    Distances are averaged over the last quarter of rounds, in which small steps have not reached
+    their floor yet.
 
-
-def largest_deviation(
-    clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated]
-) -> dict[str, float]:
-    """Return how far the first chains of each panel are from their exact means and variances.
-
-    Returns:
-      The largest deviation by panel, in standard errors over all step sizes and three rounds;
-      infinite if a distance of any set is not a number.
-    """
-    at = sorted({max(1, sizes.rounds // 4), max(1, sizes.rounds // 2), sizes.rounds})
-    far = {}
-    for panel, each in ran.items():
-        how: dict[str, Any] = {"local_steps": LOCAL_STEPS, "participation": PANELS[panel]}
-        found = [] if gaussian.are_numbers(each) else [np.inf]
-        found += [
-            gaussian.off_exact(each.first, (0, i), clients, at, step_size=eta, **how)
-            for i, eta in enumerate(sizes.step_sizes)
-        ]
-        far[panel] = largest(*found)
-    return far
-
-
-def late_distances(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated]) -> Late:
-    """Average distances over the last quarter of rounds, exact ones and those of the chains.
-
-    Small steps have not reached their floor by then.
+    Args:
+      ran: By panel, a cell for each step size.
     """
     late = slice(-(sizes.rounds // 4 + 1), None)
-
-    def exact(eta: float, who: Participation) -> float:
-        distances = gaussian.exact_distances(
-            clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who
-        )
-        return float(distances[late].mean())
-
-    return Late(
-        {panel: [exact(eta, PANELS[panel]) for eta in sizes.step_sizes] for panel in ran},
-        {
-            panel: sets.distance[:, 0, :, late].mean(axis=-1).T.tolist()
-            for panel, sets in ran.items()
-        },
-    )
-
-
-def floors(clients: GaussianTarget, sizes: Sizes) -> dict[str, list[float]]:
-    """Return W2 of the exact stationary laws, by panel and step size."""
-    return {
+    at = sorted({max(1, sizes.rounds // 4), max(1, sizes.rounds // 2), sizes.rounds})
+    exact = {
         panel: [
             gaussian.floor(clients, step_size=eta, local_steps=LOCAL_STEPS, participation=who)
             for eta in sizes.step_sizes
         ]
         for panel, who in PANELS.items()
     }
-
-
-def measure(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Found:
-    """Compute the exact floors of these data, and how far chains are off (claim 13)."""
-    exact = floors(clients, sizes)
     typical = {
         panel: [
             exact[panel][sizes.step_sizes.index(eta)] / mean
@@ -141,9 +91,18 @@ def measure(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], lat
     }
     return {
         "exact": exact,
-        "exact, last quarter of rounds": late.exact,
-        "chains, last quarter of rounds": late.chains,
-        "standard errors off": largest_deviation(clients, sizes, ran),
+        "exact, last quarter of rounds": {
+            panel: [float(cell.exact[late].mean()) for cell in cells]
+            for panel, cells in ran.items()
+        },
+        "chains, last quarter of rounds": {
+            panel: [cell.distance[:, late].mean(axis=-1).tolist() for cell in cells]
+            for panel, cells in ran.items()
+        },
+        "standard errors off": {
+            panel: gaussian.largest(*(cell.off(at) for cell in cells))
+            for panel, cells in ran.items()
+        },
         "step sizes": sizes.step_sizes,
         "over typical": typical,
         "chains": sizes.seeds,
@@ -151,117 +110,76 @@ def measure(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], lat
 
 
 def judge(found: Found) -> Verdict:
-    """Judge claim 13 on exact floors, and on chains that have to follow the exact laws."""
+    """Judge claim 13 on exact floors, and on chains that have to follow the exact laws.
+
+    It is undecided if chains are too few, or not of all panels.
+    """
     exact, sizes, marks = found["exact"], found["step sizes"], CLAIMS[13].criterion
-    far = largest(*found["standard errors off"].values())
+    off = found["standard errors off"]
+    far = gaussian.largest(*off.values())
+    # Floors grow from everyone to S = 40 to 30 in both schemes; one that is missing does not.
+    grow = all(
+        bool((np.diff([exact[panel] for panel in scheme], axis=0) > 0).all())
+        for scheme in ("abd", "ace")
+    )
     largest_share = max(max(exact[panel]) / min(exact[panel]) for panel in "bcde")
     vanishing = exact["a"][0] / exact["a"][-1]
+    told = (f"{name_of(PANELS[x])} {exact[x][sizes.index(1e-7)]:.2e}" for x in ORDER)
     why = (
-        f"exact floors at 1e-7: {told(found)}; from step size {sizes[0]:g} to "
-        f"{sizes[-1]:g} partial ones change by a "
-        f"factor of {largest_share:.2f} at most, that of everyone by {vanishing:.0f}; chains up "
-        f"to {far:.1f} standard errors "
-        "off their exact laws"
+        f"exact floors at 1e-7: {', '.join(told)}; from step size {sizes[0]:g} to "
+        f"{sizes[-1]:g} partial ones change by a factor of {largest_share:.2f} at most, that of "
+        f"everyone by {vanishing:.0f}; chains up to {far:.1f} standard errors off their exact laws"
     )
     holds = (
-        grow_with_fewer_clients(exact)
+        grow
         and largest_share < marks.partial
         and vanishing > marks.everyone
         and all(abs(x - 1) < marks.usual for each in found["over typical"].values() for x in each)
         and far < marks.far
     )
-    return of_panels(verdict(13, found, holds, why))
-
-
-def told(found: Found) -> str:
-    """Describe the exact floors at the step size 1e-7, from the largest to the smallest."""
-    at = found["step sizes"].index(1e-7)
-    return ", ".join(f"{name_of(PANELS[panel])} {found['exact'][panel][at]:.2e}" for panel in ORDER)
-
-
-def grow_with_fewer_clients(exact: Mapping[str, Sequence[float]]) -> bool:
-    """Return whether floors grow from everyone to S = 40 to 30 in both schemes, at all step sizes.
-
-    A floor that is missing does not.
-    """
-    return all(
-        bool((np.diff([exact[panel] for panel in scheme], axis=0) > 0).all())
-        for scheme in ("abd", "ace")
-    )
-
-
-def of_panels(judged: Verdict) -> Verdict:
-    """Leave a verdict on chains undecided if they are too few, or not of all panels."""
-    num, ran = judged.measured["chains"], judged.measured["standard errors off"]
-    few = f"not judged: {num} chains of {len(ran)} panels are too few; "
-    return judged if num >= LEAST_CHAINS and set(ran) == set(PANELS) else judged.undecided(few)
-
-
-def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> dict[str, Repeated]:
-    """Run the chains of the panels, all with different seeds."""
-    return {
-        panel: gaussian.repeated(
-            [problem],
-            sets=sizes.sets,
-            num_chains=sizes.seeds,
-            first_seed=place * sizes.sets * sizes.seeds,
-            num_rounds=sizes.rounds,
-            settings={"step_size": sizes.step_sizes},
-            options=arguments.kept,
-            name=f"panel {panel}",
-            local_steps=LOCAL_STEPS,
-            participants=who.scheme,
-            **({} if who.scheme == "full" else {"num_selected": who.num_selected}),
-        )
-        for place, (panel, who) in enumerate(PANELS.items())
-        if panel in sizes.panels
-    }
-
-
-@styled()
-def outcome(
-    clients: GaussianTarget,
-    sizes: Sizes,
-    ran: dict[str, Repeated],
-    judged: Verdict,
-    picture: str,
-) -> Outcome:
-    """Draw the panels and collect what is written. picture: name of the picture's file."""
-    figure = Figure(figsize=(16, 9))
-    places = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
-    gaussian.explain(
-        places[-1],
-        "lines with marks: chains, with the range of all sets\nlines without: exact laws",
-    )
-    for axes, (panel, who) in zip(places, PANELS.items(), strict=False):
-        for i, eta in enumerate(sizes.step_sizes):
-            exact = gaussian.exact_distances(
-                clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who
-            )
-            axes.semilogy(exact, **look(i, "none", linewidth=1))
-            if panel in ran:
-                gaussian.draw_sets(axes, ran[panel].distance[:, 0, i], i, label=f"{eta:g}")
-        axes.set(title=f"({panel}) {name_of(who)}")
-    for axes in places[2:5]:  # those without a panel of data below them
-        axes.set(xlabel="rounds")
-        axes.tick_params(labelbottom=True)
-    for axes in (places[0], places[3]):
-        axes.set_ylabel("W2")
-    drawn = next(axes for axes, panel in zip(places, PANELS, strict=False) if panel in ran)
-    named = drawn.get_legend_handles_labels()
-    places[-1].legend(*named, title="step size", loc="upper left")
-    config = {**sizes.config(), "local_steps": LOCAL_STEPS}
-    return Outcome({}, {picture: figure}, [judged], config)
+    if set(off) != set(PANELS):
+        few = f"not judged: {found['chains']} chains of {len(off)} panels are too few; "
+        return verdict(13, found, holds, why).undecided(few)
+    return verdict(13, found, holds, why)
 
 
 JUDGES: Judges = {13: judge}
 
 
+@styled()
 def run(arguments: Arguments) -> Outcome:
-    """Run the chains, draw the figure and judge the claim."""
+    """Run the chains of the panels, draw the figure and judge the claim."""
     sizes, problem = STUDY.choose(arguments, least_seeds=3), gaussian.equal_problem(0.0)
-    clients = gaussian.clients_of(problem)
-    ran = run_panels(sizes, arguments, problem)
-    late = late_distances(clients, sizes, ran)
-    judged = judge(measure(clients, sizes, ran, late))
-    return outcome(clients, sizes, ran, judged, "fig2.png")
+    ran = {
+        panel: gaussian.cells(
+            [problem],
+            sets=sizes.sets,
+            num_chains=sizes.seeds,
+            first_seed=place * sizes.sets * sizes.seeds,
+            num_rounds=sizes.rounds,
+            vary={"step_size": sizes.step_sizes},
+            options=arguments.kept,
+            name=f"panel {panel}",
+            local_steps=LOCAL_STEPS,
+            participation=who,
+        )
+        for place, (panel, who) in enumerate(PANELS.items())
+        if panel in sizes.panels
+    }
+    figure = Figure(figsize=(16, 9))
+    *places, last = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
+    for axes, (panel, who) in zip(places, PANELS.items(), strict=True):
+        for i, cell in enumerate(ran.get(panel, ())):
+            cell.draw(axes, i, f"{sizes.step_sizes[i]:g}")
+        axes.set(title=f"({panel}) {name_of(who)}")
+    for axes in places[2:]:  # those without a panel of data below them
+        axes.set(xlabel="rounds")
+        axes.tick_params(labelbottom=True)
+    for axes in (places[0], places[3]):
+        axes.set_ylabel("W2")
+    drawn = places["abcde".index(next(iter(ran)))]
+    gaussian.explain(last)
+    last.legend(*drawn.get_legend_handles_labels(), title="step size", loc="upper left")
+    judged = judge(measure(gaussian.clients_of(problem), sizes, ran))
+    config = {**sizes.config(), "local_steps": LOCAL_STEPS}
+    return Outcome({}, {"fig2.png": figure}, [judged], config)

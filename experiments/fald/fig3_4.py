@@ -34,7 +34,7 @@ import fedjax_sim
 from experiments import harness
 from experiments.fald.claims import DOUBT, Found, verdict
 from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict, ledger, rule
-from fedjax_sim import datasets, partition, problems
+from fedjax_sim import datasets, partition, problems, studies
 from fedjax_sim.core.types import Array, Key, Problem
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.models.calls import Model
@@ -162,7 +162,10 @@ def study(arguments: Arguments) -> ImageRuns:
         whole = datasets.load(data, data_dir=arguments.data_dir)
         tuning, final = [
             _problems(part, sizes, num)
-            for part, num in ((_held_out(whole), range(1)), (whole, sizes.seed_range))
+            for part, num in (
+                (studies.hold_out(whole, HELD_OUT), range(1)),
+                (whole, sizes.seed_range),
+            )
         ]
         for local_steps in sizes.local_steps:
             name = name_of(whole.name, local_steps)
@@ -211,19 +214,6 @@ def best(values: xr.DataArray) -> float:
     return float(values.step_size[at])
 
 
-def _held_out(data: datasets.Dataset) -> datasets.Dataset:
-    """Put a tenth of the training images in place of the test images, the same for all seeds."""
-    order = np.random.default_rng(0).permutation(len(data.train_labels))
-    cut = round(HELD_OUT * len(order))
-    test, train = order[:cut], order[cut:]
-    return data._replace(
-        train_images=data.train_images[train],
-        train_labels=data.train_labels[train],
-        test_images=data.train_images[test],
-        test_labels=data.train_labels[test],
-    )
-
-
 def _problems(data: datasets.Dataset, sizes: Sizes, seeds: range) -> list[Any]:
     model = FromZero(LogisticRegression(data.num_classes))
     splits = [
@@ -239,11 +229,7 @@ def _run(
     step_sizes: Sequence[float],
     kept: Mapping[str, Any],
 ) -> xr.Dataset:
-    """Sample, average predictions and score them.
-
-    Returns:
-      Metrics with dimensions (step_size, seed, sample).
-    """
+    """Sample, average predictions and score them: metrics by step size, seed and sample."""
     hyper = langevin.paper(
         num_clients=sizes.num_clients,
         batch_size=sizes.batch_size,
@@ -278,22 +264,6 @@ def _predictive(task: Problem, samples: Any, burn_in: int) -> dict[str, np.ndarr
 
 
 # What was found ----------------------------------------------------------------------------------
-
-
-def scores(ran: ImageRuns, data: str, metric: str) -> np.ndarray:
-    """Return last values at the step sizes chosen for a metric: `f64[K, seeds]`.
-
-    The metric's name includes its prefix.
-    """
-    values = []
-    for local_steps in ran.config["local_steps"]:
-        name = name_of(data, local_steps)
-        if name not in ran.curves:
-            continue
-        values.append(
-            ran.curves[name][metric].sel(step_size=ran.chosen[name][metric]).isel(sample=-1).values
-        )
-    return np.array(values, float)
 
 
 def data_of(ran: ImageRuns) -> list[str]:
@@ -337,20 +307,14 @@ def picture(ran: ImageRuns, prefix: str) -> Figure:
 
 def inputs_of(ran: ImageRuns) -> dict[str, Any]:
     """Return the numbers that `judge` needs: last values by panel and K, and the step sizes."""
-    steps = ran.config["local_steps"]
-    last = {
-        _panel(data, metric, prefix): {
-            f"{k}": Sample.of(each)
-            for k, each in zip(
-                (k for k in steps if name_of(data, k) in ran.curves),
-                scores(ran, data, prefix + metric),
-                strict=True,
-            )
-        }
-        for data in data_of(ran)
-        for prefix in WARM_UPS
-        for metric in METRICS
-    }
+    last: dict[str, dict[str, Sample]] = {}
+    for data, prefix, metric in itertools.product(data_of(ran), WARM_UPS, METRICS):
+        of_panel = last.setdefault(f"{data}, {metric}{', warm-up' if prefix else ''}", {})
+        for k in ran.config["local_steps"]:
+            if (name := name_of(data, k)) in ran.curves:
+                values = ran.curves[name][prefix + metric].isel(sample=-1)
+                chosen = values.sel(step_size=ran.chosen[name][prefix + metric])
+                of_panel[f"{k}"] = Sample.of(chosen.values.astype(float))
     words = {name: ran.config[name] for name in ("rounds", "words")}
     return {"last": last, "step sizes": ran.chosen, **words}
 
@@ -506,28 +470,18 @@ def judge_named(found: Found) -> Verdict:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 14, 15 and 25.
-
-    Args:
-      inputs: What `inputs_of` returns.
-    """
+    """Judge claims 14, 15 and 25 by what `inputs_of` returns."""
     panels = read_panels(inputs)
     size = size_of(panels, inputs)
     best = {**measure_best(panels), **size}
     return [judge_worst({**measure_worst(panels), **size}), judge_best(best), judge_named(best)]
 
 
-def _panel(data: str, metric: str, prefix: str) -> str:
-    return f"{data}, {metric}{', warm-up' if prefix else ''}"
-
-
 def doubt(better: np.ndarray, worse: np.ndarray, least: float = 0.0) -> float:
     """Return the one-sided p-value that one is better than the other, by a paired t test.
 
-    Args:
-      better: `f64[seeds]`.
-      worse: `f64[seeds]`; of different numbers the first seeds are compared.
-      least: The lead from which on it is better. If it is negative: by how much it may be behind.
+    Of different numbers of seeds the first ones are compared. `least` is the lead from which on it
+    is better; if it is negative, by how much it may be behind.
     """
     number = min(len(better), len(worse))
     better, worse = better[:number], worse[:number]

@@ -11,6 +11,7 @@ numbers.
 Dimension letters: `R` chains, `P` parameters.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 import fedjax_sim
 from experiments.fald.formulas import exact_laws as oracle
-from experiments.fald.formulas.exact_laws import GaussianTarget
+from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from fedjax_sim.problems import GaussianClients, make_gaussian_clients
 from fedjax_sim.results.diagnostics import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.results.plots import look
@@ -113,17 +114,18 @@ def dissimilarity(clients: GaussianTarget) -> float:
     return float(np.linalg.norm(np.einsum("cij,cj->ci", clients.hessians, apart), axis=1).max())
 
 
+def _laws(clients: GaussianTarget, num_rounds: int, how: Mapping[str, Any]) -> Gaussian:
+    """Compute the exact laws after 0, ..., R rounds from 0."""
+    taken = oracle.one_round(clients, **{"rho": 0.0, **how})
+    return oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
+
+
 def exact_distances(clients: GaussianTarget, num_rounds: int, **how: Any) -> np.ndarray:
     """Return W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`.
 
-    Args:
-      clients: The clients.
-      num_rounds: R.
-      **how: The other arguments of `one_round`; rho is 0 and everyone is averaged by default.
+    `how` has the other arguments of `one_round`; rho is 0 and everyone is averaged by default.
     """
-    taken = oracle.one_round(clients, **{"rho": 0.0, **how})
-    laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
-    return wasserstein2(*laws, *oracle.target_law(clients))
+    return wasserstein2(*_laws(clients, num_rounds, how), *oracle.target_law(clients))
 
 
 def floor(clients: GaussianTarget, **how: Any) -> float:
@@ -132,136 +134,150 @@ def floor(clients: GaussianTarget, **how: Any) -> float:
     return float(wasserstein2(*oracle.stationary(taken), *oracle.target_law(clients)))
 
 
-class Chains(NamedTuple):
-    """What chains returned: by problem, then swept settings, then round."""
+class Cell(NamedTuple):
+    """Sets of chains of one problem at one choice of settings, next to their exact law.
 
-    models: np.ndarray  # f[problems, settings..., R, rounds + 1, P]
-    law: Gaussian  # fitted over chains: f64[problems, settings..., rounds + 1, P] and [..., P, P]
-    distance: np.ndarray  # f64[problems, settings..., rounds + 1]  W2 of that law to the target
+    Attributes:
+      clients: The problem.
+      how: The settings, as `exact_distances` takes them.
+      models: `f[R, rounds + 1, P]`, the chains of the first set.
+      distance: `f64[sets, rounds + 1]`, W2 to the target of the normal law fitted to each set.
+    """
+
+    clients: GaussianTarget
+    how: Mapping[str, Any]
+    models: np.ndarray
+    distance: np.ndarray
+
+    @property
+    def exact(self) -> np.ndarray:
+        """W2 of the exact law to the target: `f64[rounds + 1]`."""
+        return exact_distances(self.clients, self.distance.shape[-1] - 1, **self.how)
+
+    def off(self, at: Sequence[int] | None = None) -> float:
+        """Return how far the first set's means and covariances are from the exact ones.
+
+        If only some clients are averaged, laws are mixtures, and the error of their covariance
+        comes from the chains' fourth moments.
+
+        Args:
+          at: Rounds at which they are compared; the first, the middle and the last by default.
+
+        Returns:
+          The largest deviation in standard errors; infinite if a distance of any set is not a
+          number.
+        """
+        if not np.isfinite(self.distance).all():
+            return np.inf
+        last = self.distance.shape[-1] - 1
+        chosen = [1, last // 2, last] if at is None else [*at]
+        models, exact = self.models[:, chosen], _laws(self.clients, last, self.how)
+        is_mixed = self.how.get("participation", oracle.FULL) != oracle.FULL
+        far = deviations(
+            fit_gaussian(np.moveaxis(models, 0, 1)),
+            Gaussian(exact.mean[chosen], exact.covariance[chosen]),
+            len(models),
+            mixed_moments(models) if is_mixed else None,
+        )
+        return largest(*far.ravel())
+
+    def draw(self, axes: Any, number: int, label: str | None, *, every: int = 1) -> None:
+        """Draw the first set with the range of all, and the exact law without marks.
+
+        `number` says which series of the panel it is, and `every` the local steps of a round.
+        """
+        at = every * np.arange(self.distance.shape[1])
+        style = look(number, linestyle="-", linewidth=0.8)
+        axes.semilogy(at, self.exact, **look(number, "none", linewidth=1))
+        axes.semilogy(at, self.distance[0], label=label, **style)
+        area = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+        axes.fill_between(at, self.distance.min(axis=0), self.distance.max(axis=0), **area)
 
 
-def chains(
+def explain(axes: Any, first: str = "") -> None:
+    """Use a panel for words on the lines of `Cell.draw` instead of data."""
+    marks = "lines with marks: chains, with the range of all sets\nlines without: exact laws"
+    axes.axis("off")
+    axes.text(0.02, 0.02, first + marks, transform=axes.transAxes, va="bottom", fontsize=11)
+
+
+def cells(
     problems: Sequence[GaussianClients],
     *,
     num_chains: int,
     num_rounds: int,
-    settings: Mapping[str, Sequence[Any]] | None = None,
-    temperature: float = 1.0,
-    options: Mapping[str, Any] | None = None,
+    sets: int = 1,
     first_seed: int = 0,
-    **hyper: Any,
-) -> Chains:
-    """Run chains on each problem for each combination of settings, as one compiled program.
+    options: Callable[[str], Mapping[str, Any]] = lambda name: {},
+    name: str = "",
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    participation: Participation = oracle.FULL,
+    **how: Any,
+) -> list[Cell]:
+    """Run sets of chains on each problem at each combination of settings, as one program.
 
-    Noise differs between chains and between problems, but is the same at all combinations of
-    settings, which share their seeds: curves of one call differ by less than their sampling error.
-    Calls with different seeds share nothing.
+    Noise differs between chains, problems and sets, but is the same at all combinations of
+    settings: curves of one call differ by less than their sampling error. Calls with different
+    seeds share nothing.
 
     Args:
       problems: Problems with one number of clients and one dimension.
-      num_chains: R.
+      num_chains: R, chains of a set.
       num_rounds: Rounds to run.
-      settings: Settings that are swept.
-      temperature: Temperature of the target.
-      first_seed: The first seed; each chain of each problem takes the next one.
-      options: Further options of `sweep`.
-      **hyper: Settings of FA-LD.
-    """
-    each = langevin.paper(
-        num_clients=problems[0].centers.shape[0], gradient="exact", temperature=temperature, **hyper
-    )
-    run = fedjax_sim.sweep(
-        langevin.system,
-        [problem for problem in problems for _ in range(num_chains)],
-        each,
-        seeds=range(first_seed, first_seed + len(problems) * num_chains),
-        settings=settings,
-        budget=fedjax_sim.Ticks(num_rounds),
-        num_evals=num_rounds,
-        keep=fedjax_sim.Keep(models=True),
-        layout=fedjax_sim.Layout(evals_per_chunk=min(num_rounds, 50)),
-        **(options or {}),
-    )
-    shape = [len(values) for values in (settings or {}).values()]
-    models = np.asarray(run.samples).reshape(*shape, len(problems), num_chains, num_rounds + 1, -1)
-    models = np.moveaxis(models, len(shape), 0)
-    law = fit_gaussian(np.moveaxis(models, -3, -2))
-    goals = [problem.posterior(temperature) for problem in problems]
-    distance = np.stack(
-        [
-            wasserstein2(mean, covariance, *goal)
-            for mean, covariance, goal in zip(*law, goals, strict=True)
-        ]
-    )
-    return Chains(models, law, distance)
-
-
-class Repeated(NamedTuple):
-    """Several sets of chains, as the distances of a single one have an error."""
-
-    first: Chains
-    distance: np.ndarray  # f64[sets, problems, settings..., rounds + 1]
-
-
-def repeated(
-    problems: Sequence[GaussianClients],
-    *,
-    sets: int,
-    num_chains: int,
-    first_seed: int,
-    options: Callable[[str], Mapping[str, Any]],
-    name: str,
-    **how: Any,
-) -> Repeated:
-    """Run sets of chains, all with different seeds, by one compiled program.
-
-    Args:
-      problems: As in `chains`.
       sets: Number of sets.
+      first_seed: The first seed; each chain of each problem of each set takes the next one.
       options: Returns the options of `sweep` for a run of some name.
       name: Name of the runs.
-      first_seed: As in `chains`.
-      **how: The other arguments of `chains`.
+      vary: Settings that are swept.
+      participation: Which clients are averaged.
+      **how: Settings of FA-LD.
+
+    Returns:
+      A cell for every problem and combination of settings, problems first.
     """
+    drawn = {} if participation == oracle.FULL else {"num_selected": participation.num_selected}
+    hyper = langevin.paper(
+        num_clients=len(problems[0].centers),
+        gradient="exact",
+        temperature=1.0,
+        participants=participation.scheme,
+        **drawn,
+        **how,
+    )
     size = len(problems) * num_chains
 
-    def ran(i: int) -> Chains:
-        kept_options = options(name if i == 0 else f"{name}, set {i}")
-        return chains(
-            problems,
-            num_chains=num_chains,
-            first_seed=first_seed + i * size,
-            options=kept_options,
-            **how,
+    def ran(i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return a set's models, problems and settings first, and the distances of its laws."""
+        run = fedjax_sim.sweep(
+            langevin.system,
+            [problem for problem in problems for _ in range(num_chains)],
+            hyper,
+            seeds=range(first_seed + i * size, first_seed + (i + 1) * size),
+            settings=vary,
+            budget=fedjax_sim.Ticks(num_rounds),
+            num_evals=num_rounds,
+            keep=fedjax_sim.Keep(models=True),
+            layout=fedjax_sim.Layout(evals_per_chunk=min(num_rounds, 50)),
+            **options(f"{name}, set {i}" if i else name),
         )
+        models = np.asarray(run.samples)
+        models = models.reshape(-1, len(problems), num_chains, num_rounds + 1, models.shape[-1])
+        models = np.moveaxis(models, 1, 0)
+        laws = zip(*fit_gaussian(np.moveaxis(models, -3, -2)), problems, strict=True)
+        far = [wasserstein2(mean, spread, *each.posterior(1.0)) for mean, spread, each in laws]
+        return models, np.stack(far)
 
-    first = ran(0)  # One set's models are enough to keep.
-    return Repeated(first, np.stack([first.distance, *(ran(i).distance for i in range(1, sets))]))
-
-
-def draw_sets(
-    axes: Any, distance: np.ndarray, number: int, *, every: int = 1, label: str | None
-) -> None:
-    """Draw the first set's distances, and the range of all sets, against rounds times `every`.
-
-    Args:
-      axes: Where to draw.
-      distance: `f64[sets, rounds + 1]`.
-      number: Which series of the panel; the exact law's line has `look(number, "none")`.
-      every: What a round counts.
-      label: Name of the series.
-    """
-    at = every * np.arange(distance.shape[1])
-    style = look(number, linestyle="-", linewidth=0.8)
-    axes.semilogy(at, distance[0], label=label, **style)
-    area = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
-    axes.fill_between(at, distance.min(axis=0), distance.max(axis=0), **area)
-
-
-def explain(axes: Any, text: str) -> None:
-    """Use a panel for words instead of data."""
-    axes.axis("off")
-    axes.text(0.02, 0.02, text, transform=axes.transAxes, va="bottom", fontsize=11)
+    models, first = ran(0)  # One set's models are enough to keep.
+    distance = np.stack([first, *(ran(i)[1] for i in range(1, sets))])
+    common = {**how} if participation == oracle.FULL else {**how, "participation": participation}
+    choices = [
+        dict(zip(vary or {}, x, strict=True)) for x in itertools.product(*(vary or {}).values())
+    ]
+    return [
+        Cell(clients_of(problem), {**common, **choice}, models[p, c], distance[:, p, c])
+        for p, problem in enumerate(problems)
+        for c, choice in enumerate(choices)
+    ]
 
 
 def deviations(
@@ -270,11 +286,10 @@ def deviations(
     """Return how far fitted means and covariances are from exact ones, in standard errors.
 
     Args:
-      law: The fitted laws.
+      law: The laws fitted to R chains.
       expected: The exact laws.
       num_chains: R.
-      squares: E[(x_i x_j)^2] over the product of the variances, `f64[..., P, P]`, as
-        `mixed_moments` returns it; None for normal laws.
+      squares: What `mixed_moments` returns; None for normal laws.
 
     Returns:
       The largest deviation of a mean or of an entry of the covariance, `f64[...]`. Equal values are
@@ -291,51 +306,12 @@ def deviations(
     )
 
 
-def off_exact(
-    ran: Chains,
-    place: tuple[int, ...],
-    clients: GaussianTarget,
-    at: Sequence[int] | None = None,
-    **how: Any,
-) -> float:
-    """Return how far chains' means and variances are from the exact ones, in standard errors.
-
-    If only some clients are averaged, laws are mixtures, and the error of their variance comes from
-    the chains' fourth moments.
-
-    Args:
-      ran: The chains.
-      place: The problem and the values of the swept settings, by their places.
-      clients: The problem's clients.
-      at: Rounds at which they are compared; the first, the middle and the last one by default.
-      **how: As in `exact_distances`.
-    """
-    num_rounds = ran.distance.shape[-1] - 1
-    chosen = [1, num_rounds // 2, num_rounds] if at is None else [*at]
-    taken = oracle.one_round(clients, **{"rho": 0.0, **how})
-    exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
-    models = ran.models[place]
-    is_mixed = how.get("participation", oracle.FULL) != oracle.FULL
-    far = deviations(
-        Gaussian(ran.law.mean[place][chosen], ran.law.covariance[place][chosen]),
-        Gaussian(exact.mean[chosen], exact.covariance[chosen]),
-        len(models),
-        mixed_moments(models[:, chosen]) if is_mixed else None,
-    )
-    return largest(*far.ravel())
-
-
 def _far(found: np.ndarray, exact: np.ndarray, error: np.ndarray) -> np.ndarray:
     """Divide distances by errors: 0 over 0 is 0, and what is not a number is infinite."""
     off = np.abs(found - exact)
     with np.errstate(invalid="ignore", divide="ignore"):
         far = np.where(off == 0, 0.0, off / error)
     return np.where(np.isnan(far), np.inf, far)
-
-
-def are_numbers(*sets: Repeated) -> bool:
-    """Return whether all distances of all sets are numbers."""
-    return all(bool(np.isfinite(each.distance).all()) for each in sets)
 
 
 def largest(*numbers: float) -> float:
@@ -346,13 +322,8 @@ def largest(*numbers: float) -> float:
 def mixed_moments(models: np.ndarray) -> np.ndarray:
     """Return E[(x_i x_j)^2] of centred chains over the product of their variances.
 
-    On the diagonal this is the kurtosis, 3 for normal laws.
-
-    Args:
-      models: `f[..., R, rounds, P]`.
-
-    Returns:
-      `f64[..., rounds, P, P]`.
+    On the diagonal this is the kurtosis, 3 for normal laws. Models are `f[..., R, rounds, P]`, and
+    the result is `f64[..., rounds, P, P]`.
     """
     centred = np.asarray(models, float)
     square = np.square(centred - centred.mean(axis=-3, keepdims=True))
@@ -362,15 +333,7 @@ def mixed_moments(models: np.ndarray) -> np.ndarray:
 
 
 def first_within(distance: np.ndarray, accuracy: float) -> np.ndarray:
-    """Return the first round within an accuracy, or infinity.
-
-    Args:
-      distance: `f64[..., rounds + 1]`.
-      accuracy: The accuracy.
-
-    Returns:
-      `f64[...]`.
-    """
+    """Return the first round within an accuracy, or infinity, of `f64[..., rounds + 1]`."""
     is_close = distance <= accuracy
     return np.where(is_close.any(axis=-1), is_close.argmax(axis=-1), np.inf)
 

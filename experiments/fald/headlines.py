@@ -25,9 +25,7 @@ GRID = np.linspace(-20, 140, 160_001)
 def released(setup: PrivacySetup, places: np.ndarray) -> np.ndarray:
     """Compute the density of the drawn clients' average, in units of the noise of a step.
 
-    Args:
-      setup: The run.
-      places: `f64[N]`, the clients' models without their noise.
+    `places` are the clients' models without their noise, `f64[N]`.
     """
     draws = list(itertools.product(range(setup.num_clients), repeat=setup.num_selected))
     if setup.scheme == "without_replacement":
@@ -70,13 +68,6 @@ def measure_privacy() -> Found:
             )
             found[f"{scheme}, {drawn} of {num}, {words}"] = float(exact / stated.delta)
     return found
-
-
-def judge_privacy(found: Found) -> Verdict:
-    """Judge claim 24 from numbers of `measure_privacy`."""
-    told = "; ".join(f"{name} {ratio:.3g}" for name, ratio in found.items())
-    holds = harness.unless_unknown(max(found.values()) <= 1, found)
-    return verdict(24, found, holds, f"exact delta over the theorem's: {told}")
 
 
 KAPPAS = tuple(np.geomspace(10, 1e5, 9))
@@ -169,7 +160,7 @@ def judge_everyone(found: Found) -> Verdict:
     return verdict(27, found, harness.unless_unknown(holds, found), why)
 
 
-JUDGES: Judges = {24: judge_privacy, 26: judge_best, 27: judge_everyone}
+JUDGES: Judges = {**CLAIMS.judges(24), 26: judge_best, 27: judge_everyone}
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -7,20 +7,21 @@ clients with curvatures 1 and 4 and centers -1 and 1; R2 has five with curvature
 """
 
 import itertools
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 import fedjax_sim
 from experiments import harness
 from experiments.fald import gaussian
-from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
+from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import equal_hessians as shared
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
-from experiments.fald.gaussian import Chains, chains, largest, line
+from experiments.fald.gaussian import Cell, largest, line
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.problems import GaussianClients
@@ -36,38 +37,24 @@ STUDY = Study(full=Sizes(seeds=10_000), smoke=Sizes(seeds=1000))
 """Seeds are chains, at least three."""
 
 
-class Agreement(NamedTuple):
-    """How far chains are from exact laws, with the chains."""
-
-    far: float  # standard errors, the largest
-    ran: Chains
-
-
-def compare(
+def run_chains(
     problem: GaussianClients, num_chains: int, *, local_steps: int, who: Participation = EVERYONE
-) -> Agreement:
-    """Run chains for three rho, and compare means and variances with the exact ones.
-
-    They are compared after 1, 2, 4 and 8 rounds.
-    """
-    drawn: dict[str, Any] = {} if who.scheme == "full" else {"num_selected": who.num_selected}
-    ran = chains(
+) -> list[Cell]:
+    """Run chains of a problem, a cell for each rho."""
+    return gaussian.cells(
         [problem],
         num_chains=num_chains,
         num_rounds=ROUNDS,
-        settings={"rho": RHOS},
+        vary={"rho": RHOS},
         step_size=STEP_SIZE,
         local_steps=local_steps,
-        participants=who.scheme,
-        **drawn,
+        participation=who,
     )
-    clients = gaussian.clients_of(problem)
-    how: dict[str, Any] = {"step_size": STEP_SIZE, "local_steps": local_steps, "participation": who}
-    far = (
-        gaussian.off_exact(ran, (0, j), clients, (1, 2, 4, 8), rho=rho, **how)
-        for j, rho in enumerate(RHOS)
-    )
-    return Agreement(largest(*far), ran)
+
+
+def off(cells: Iterable[Cell]) -> float:
+    """Return how far chains are from the exact laws after 1, 2, 4 and 8 rounds."""
+    return largest(*(cell.off((1, 2, 4, 8)) for cell in cells))
 
 
 # With everyone averaged: claims 1, 2, 17, 19, 20 -------------------------------------------------
@@ -75,7 +62,7 @@ def compare(
 
 def measure_sgld(sizes: Sizes) -> Found:
     """Compare laws exactly, with gradient noise and unequal weights, and chains of R1 (claim 1)."""
-    off = 0.0
+    apart = 0.0
     for seed, rho in itertools.product(range(5), RHOS):
         clients = gaussian.random_clients(seed)
         eta = 0.5 * float(formulas.setup_of(clients, np.zeros(2), rho).largest_step_size)
@@ -85,19 +72,9 @@ def measure_sgld(sizes: Sizes) -> Found:
             oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), 100)
             for taken in (several, whole)
         ]
-        off = largest(off, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
-    far = compare(gaussian.r1(), sizes.seeds, local_steps=1).far
-    return {"largest difference": off, "largest deviation": far, "chains": sizes.seeds}
-
-
-def judge_sgld(found: Found) -> Verdict:
-    """Judge claim 1."""
-    off, far, marks = found["largest difference"], found["largest deviation"], CLAIMS[1].criterion
-    why = (
-        f"exact moments differ by {off:.0e} over 100 steps; chains of R1 up to "
-        f"{far:.1f} standard errors off"
-    )
-    return of_chains(1, found, off < marks.exact and far < marks.far, why)
+        apart = largest(apart, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
+    far = off(run_chains(gaussian.r1(), sizes.seeds, local_steps=1))
+    return {"largest difference": apart, "largest deviation": far, "chains": sizes.seeds}
 
 
 def measure_noise(sizes: Sizes) -> Found:
@@ -137,17 +114,6 @@ def measure_noise(sizes: Sizes) -> Found:
     return {"largest deviation": far, "chains": sizes.seeds}
 
 
-def judge_noise(found: Found) -> Verdict:
-    """Judge claim 2."""
-    far = found["largest deviation"]
-    why = (
-        f"variances of the average and of each client's increments at most {far:.1f} standard "
-        "errors off, for rho = 0, 0.5, 1 and weights "
-        f"of 0.1 to 0.3"
-    )
-    return of_chains(2, found, far < CLAIMS[2].criterion.far, why)
-
-
 TOTAL = 600
 """Local steps after which laws are compared for claim 17."""
 
@@ -168,16 +134,6 @@ def measure_invariance() -> Found:
     return {"largest relative difference": off}
 
 
-def judge_invariance(found: Found) -> Verdict:
-    """Judge claim 17."""
-    off = found["largest relative difference"]
-    why = (
-        f"laws after {TOTAL} steps differ by {off:.0e} of their scale, over K = 1, 10, 300, "
-        "three rho and clients' centers apart or in one"
-    )
-    return verdict(17, found, off < CLAIMS[17].criterion.same, why)
-
-
 def measure_modes(sizes: Sizes) -> Found:
     """Compute the stationary mean of R1 with many local steps, and run its chains (claim 19)."""
     law = oracle.stationary(
@@ -185,19 +141,8 @@ def measure_modes(sizes: Sizes) -> Found:
             gaussian.clients_of(gaussian.r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0
         )
     )
-    far = compare(gaussian.r1(), sizes.seeds, local_steps=100).far
+    far = off(run_chains(gaussian.r1(), sizes.seeds, local_steps=100))
     return {"mean": float(law.mean[0]), "largest deviation": far, "chains": sizes.seeds}
-
-
-def judge_modes(found: Found) -> Verdict:
-    """Judge claim 19."""
-    mean, far, marks = found["mean"], found["largest deviation"], CLAIMS[19].criterion
-    why = (
-        f"stationary mean {mean:.6f} at K = 100, where the target's is 0.6; chains up to "
-        f"{far:.1f} standard errors off"
-    )
-    holds = abs(mean - marks.mean) < marks.digits and far < marks.far
-    return of_chains(19, found, holds, why)
 
 
 def measure_alone(sizes: Sizes) -> Found:
@@ -238,16 +183,6 @@ def measure_alone(sizes: Sizes) -> Found:
         "largest excess": wide,
         "chains": sizes.seeds,
     }
-
-
-def judge_alone(found: Found) -> Verdict:
-    """Judge claim 20."""
-    far, wide = found["largest deviation"], found["largest excess"]
-    why = (
-        f"means and variances up to {far:.1f} standard errors off those of exp(-f^c / T_c), "
-        f"wider by {wide:.1%} at most for the step size"
-    )
-    return of_chains(20, found, far < CLAIMS[20].criterion.far, why)
 
 
 # Under partial participation: claims 9 to 11, 18 -------------------------------------------------
@@ -293,13 +228,6 @@ def judge_floor(found: Found) -> Verdict:
     return verdict(9, found, rule(parts, deciding=harness.begins("rho below 1")), why)
 
 
-def judge_acceleration(found: Found) -> Verdict:
-    """Judge claim 22 on what claim 17 compares: laws with one Hessian at different rho."""
-    off = found["largest relative difference"]
-    why = f"laws after 600 steps differ by {off:.0e} of their scale, over K and three rho"
-    return verdict(22, found, harness.unless_unknown(off >= CLAIMS[22].criterion.same, found), why)
-
-
 def measure_order() -> Found:
     """Compute how W2 of exact stationary laws differs by S, rho and scheme (claim 10)."""
     rhos = (0.0, 0.3, 0.6, 0.9, 1.0)
@@ -336,29 +264,13 @@ def measure_order() -> Found:
     }
 
 
-def judge_order(found: Found) -> Verdict:
-    """Judge claim 10."""
-    falls = [value for name, value in found.items() if name.startswith("least")]
-    same, none = found["difference at S = 1"], found["difference at S = N"]
-    why = (
-        "W2 falls in S and rho and is smaller without replacement, S = 1 to 5 of 5, five rho, "
-        "equal and unequal curvatures; at S = 1 the "
-        f"schemes differ by {same:.0e}, at S = N the second from full participation by {none:.0e}"
-    )
-    differ = largest(same, none)
-    return verdict(10, found, np.min(falls) > 0 and differ < CLAIMS[10].criterion.same, why)
-
-
-def measure_mean(sizes: Sizes) -> tuple[Found, Agreement]:
-    """Measure means of R2 with unequal weights (claim 11).
+def measure_mean(sizes: Sizes, cells: list[Cell]) -> Found:
+    """Measure means of R2 with unequal weights, drawn with replacement (claim 11).
 
     The mean that averaging a uniform subset would have is computed for comparison.
     """
-    problem = gaussian.r2(COUNTS)
-    who = Participation("with_replacement", 2)
-    agreement = compare(problem, sizes.seeds, local_steps=4, who=who)
-    clients = gaussian.clients_of(problem)
-    mean = agreement.ran.models[0, :, :, -1, 0].astype(float).mean(axis=1)
+    clients = cells[0].clients
+    mean = [float(cell.models[:, -1, 0].astype(float).mean()) for cell in cells]
     after = oracle.iterate_rounds(
         oracle.one_round(clients, step_size=STEP_SIZE, local_steps=4, rho=0.0),
         oracle.point(np.zeros(1)),
@@ -368,26 +280,20 @@ def measure_mean(sizes: Sizes) -> tuple[Found, Agreement]:
         np.mean(clients.centers[list(each), 0]) for each in itertools.combinations(range(5), 2)
     ]
     try:
-        chains(
-            [problem],
-            num_chains=3,
-            num_rounds=1,
-            participants="without_replacement",
-            num_selected=2,
-            step_size=STEP_SIZE,
-        )
+        who = Participation("without_replacement", 2)
+        run_chains(gaussian.r2(COUNTS), 3, local_steps=1, who=who)
         refused = False
     except ConfigError:
         refused = True
     return {
-        "means": mean.tolist(),
+        "means": mean,
         "expected": float(after.mean[-1, 0]),
         "without replacement": float(np.mean(subsets)),
         "target": float(oracle.target_law(clients).mean[0]),
-        "largest deviation": agreement.far,
+        "largest deviation": off(cells),
         "refuses unequal weights": refused,
         "chains": sizes.seeds,
-    }, agreement
+    }
 
 
 def judge_mean(found: Found) -> Verdict:
@@ -402,14 +308,14 @@ def judge_mean(found: Found) -> Verdict:
         f"{'refuses' if found['refuses unequal weights'] else 'takes'} unequal weights"
     )
     moves = abs(uniform - right) > marks.apart
-    return of_chains(11, found, far < marks.far and found["refuses unequal weights"] and moves, why)
+    holds = far < marks.far and found["refuses unequal weights"] and moves
+    return verdict(11, found, holds, why)
 
 
-def measure_inflation(sizes: Sizes, unequal: Agreement) -> Found:
+def measure_inflation(sizes: Sizes, unequal: list[Cell]) -> Found:
     """Compare the closed form with phi with the recursion, and chains of R2 (claim 18).
 
-    Args:
-      unequal: The chains with unequal weights.
+    `unequal` are the chains with unequal weights.
     """
     cases = {
         "with replacement": (gaussian.r2(), Participation("with_replacement", 2)),
@@ -419,7 +325,7 @@ def measure_inflation(sizes: Sizes, unequal: Agreement) -> Found:
         ),
         "without replacement": (gaussian.r2(), Participation("without_replacement", 2)),
     }
-    off, far = 0.0, {}
+    apart, far = 0.0, {}
     variances: dict[str, list[float]] = {}
     for name, (problem, who) in cases.items():
         clients = gaussian.clients_of(problem)
@@ -431,13 +337,13 @@ def measure_inflation(sizes: Sizes, unequal: Agreement) -> Found:
             closed = shared.shared_hessian_stationary(
                 clients, step_size=STEP_SIZE, local_steps=4, rho=rho, participation=who
             )
-            off = largest(
-                off, np.abs(oracle.stationary(taken).covariance - closed.covariance).max()
-            )
+            rest = oracle.stationary(taken).covariance
+            apart = largest(apart, np.abs(rest - closed.covariance).max())
             variances[name].append(float(closed.covariance[0, 0]))
         is_run = name.endswith("weights")
-        ran = unequal if is_run else compare(problem, sizes.seeds, local_steps=4, who=who)
-        far[name] = ran.far
+        far[name] = off(
+            unequal if is_run else run_chains(problem, sizes.seeds, local_steps=4, who=who)
+        )
     printed = {
         "with replacement": (1.630862, 1.115072, 0.578230),
         "with replacement, unequal weights": (1.624372, 1.108583, 0.571741),
@@ -447,52 +353,33 @@ def measure_inflation(sizes: Sizes, unequal: Agreement) -> Found:
     return {
         "variances": variances,
         "largest deviation": far,
-        "closed form off the recursion": off,
+        "closed form off the recursion": apart,
         "variances off those printed": table,
         "chains": sizes.seeds,
     }
 
 
-def judge_inflation(found: Found) -> Verdict:
-    """Judge claim 18."""
-    off, table = found["closed form off the recursion"], found["variances off those printed"]
-    worst, marks = largest(*found["largest deviation"].values()), CLAIMS[18].criterion
-    why = (
-        f"closed form and recursion differ by {off:.0e}; variances of R2, S = 2, K = 4 within "
-        f"{table:.0e} of the printed ones; chains "
-        f"up to {worst:.1f} standard errors off"
-    )
-    holds = off < marks.exact and table < marks.printed and worst < marks.far
-    return of_chains(18, found, holds, why)
-
-
 JUDGES: Judges = {
-    1: judge_sgld,
-    2: judge_noise,
+    **CLAIMS.judges(1, 2, 10, 17, 18, 19, 20, 22),
     9: judge_floor,
-    10: judge_order,
     11: judge_mean,
-    17: judge_invariance,
-    18: judge_inflation,
-    19: judge_modes,
-    20: judge_alone,
-    22: judge_acceleration,
 }
 
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=3)
-    mean, agreement = measure_mean(sizes)
+    who = Participation("with_replacement", 2)
+    cells = run_chains(gaussian.r2(COUNTS), sizes.seeds, local_steps=4, who=who)
     invariance = measure_invariance()
     measured = {
         1: measure_sgld(sizes),
         2: measure_noise(sizes),
         9: measure_floor(),
         10: measure_order(),
-        11: mean,
+        11: measure_mean(sizes, cells),
         17: invariance,
-        18: measure_inflation(sizes, agreement),
+        18: measure_inflation(sizes, cells),
         19: measure_modes(sizes),
         20: measure_alone(sizes),
         22: invariance,

@@ -15,7 +15,6 @@ of means and of standard deviations.
 Dimension letters: `P` coefficients, `M` draws.
 """
 
-import itertools
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from sklearn.linear_model import LogisticRegression
 
 import fedjax_sim
 from experiments import harness
-from experiments.fald.claims import CLAIMS, Found, of_chains
+from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.harness import Arguments, Estimate, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import datasets
@@ -129,13 +128,9 @@ def nuts(
 
 
 def effective_size(draws: np.ndarray) -> np.ndarray:
-    """Effective sample size for the mean, of all chains together (Vehtari et al. 2021).
+    """Effective sample size for the mean, of all chains together (Vehtari et al. 2021): `f64[P]`.
 
-    Args:
-      draws: `f[chains, draws, P]`.
-
-    Returns:
-      `f64[P]`; nan for a parameter that never changes.
+    It is nan for a parameter that never changes.
     """
     return np.asarray(array_stats.ess(draws, chain_axis=0, draw_axis=1, method="mean"))
 
@@ -143,11 +138,8 @@ def effective_size(draws: np.ndarray) -> np.ndarray:
 def moments(draws: np.ndarray, *, excess: float = 0.0) -> Moments:
     """Estimate means and standard deviations, with errors from effective numbers of samples.
 
-    For standard deviations these are the effective numbers of the squares.
-
-    Args:
-      draws: `f[chains, draws, P]`.
-      excess: Known error of all variances, which is subtracted.
+    For standard deviations these are the effective numbers of the squares. `draws` are
+    `f[chains, draws, P]`, and `excess` is a known error of all variances, which is subtracted.
     """
     values = np.asarray(draws, float)
     mean = values.mean(axis=(0, 1))
@@ -163,14 +155,10 @@ def moments(draws: np.ndarray, *, excess: float = 0.0) -> Moments:
 def bias(found: Moments, reference: Moments) -> Bias:
     """Compare independent draws."""
     scale = np.exp(reference.log_deviation.mean)
-    mean, deviation = (
-        Estimate((first.mean - other.mean) / unit, np.hypot(first.error, other.error) / unit)
-        for first, other, unit in (
-            (found.mean, reference.mean, scale),
-            (found.log_deviation, reference.log_deviation, 1.0),
-        )
-    )
-    return Bias(mean, deviation)
+    (mean, error), (other, its_error) = found.mean, reference.mean
+    of_mean = Estimate((mean - other) / scale, np.hypot(error, its_error) / scale)
+    (mean, error), (other, its_error) = found.log_deviation, reference.log_deviation
+    return Bias(of_mean, Estimate(mean - other, np.hypot(error, its_error)))
 
 
 def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
@@ -183,25 +171,18 @@ def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
     variances = [np.square(each).mean(axis=(0, 1)) for each in centred]
     scale = np.sqrt(variances[1])
     mean = harness.estimate((pair[0].mean(axis=1) - pair[1].mean(axis=1)) / scale)
-    of_chains = [
+    squares = [
         np.square(each).mean(axis=1) / variance / 2
         for each, variance in zip(centred, variances, strict=True)
     ]
-    return Bias(
-        mean,
-        Estimate(
-            np.log(variances[0] / variances[1]) / 2,
-            harness.estimate(of_chains[0] - of_chains[1]).error,
-        ),
-    )
+    ratio = np.log(variances[0] / variances[1]) / 2
+    return Bias(mean, Estimate(ratio, harness.estimate(squares[0] - squares[1]).error))
 
 
 def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
     """Make the normal approximation: quadratic energies with mean slopes and curvatures.
 
-    Args:
-      problem: The regression.
-      draws: Draws of the posterior to average over, `f[M, P]`.
+    These are averages over draws of the posterior, `f[M, P]`.
     """
 
     key = jax.random.key(0)  # Nothing is drawn.
@@ -230,19 +211,12 @@ def thin(draws: np.ndarray, num: int = 400) -> np.ndarray:
 def normal_bias(
     clients: oracle.GaussianTarget, *, step_size: float, local_steps: int, rho: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bias of the exact laws of quadratic clients.
-
-    Returns:
-      Of means and of standard deviations, `f64[P]` each, as in `Bias`.
-    """
-    goal = oracle.target_law(clients)
-    law = oracle.stationary(
-        oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho)
-    )
+    """Return the bias of the exact laws of quadratic clients, as in `Bias`: `f64[P]` each."""
+    how: dict[str, Any] = {"step_size": step_size, "local_steps": local_steps, "rho": rho}
+    law, goal = oracle.stationary(oracle.one_round(clients, **how)), oracle.target_law(clients)
     variance = np.diagonal(goal.covariance)
-    return (law.mean - goal.mean) / np.sqrt(variance), np.log(
-        np.diagonal(law.covariance) / variance
-    ) / 2
+    wider = np.log(np.diagonal(law.covariance) / variance) / 2
+    return (law.mean - goal.mean) / np.sqrt(variance), wider
 
 
 def chains(
@@ -292,30 +266,15 @@ def compare(
     compared: list[Compared] = []
     curves: dict[str, xr.Dataset] = {}
     single: list[np.ndarray] = []  # with K = 1, the first
-    dims = ("rho", "coefficient")
     for local_steps in sizes.local_steps:
         name = f"K = {local_steps}"
-        models, ended = chains(problem, sizes, local_steps, arguments.kept(name))
+        models, curves[name] = chains(problem, sizes, local_steps, arguments.kept(name))
         single = single or [*models]
-        of_steps = []
         for rho, draws, one in zip(RHOS, models, single, strict=True):
             found = moments(draws)
+            both = bias(found, reference), paired_bias(draws, one)
             normal = normal_bias(clients, step_size=STEP_SIZE, local_steps=local_steps, rho=rho)
-            of_steps.append(
-                Compared(
-                    rho, local_steps, found, bias(found, reference), paired_bias(draws, one), normal
-                )
-            )
-        compared += of_steps
-        leaves = {
-            f"{leaf}_{kind}{suffix}": (
-                dims,
-                np.stack([getattr(getattr(getattr(each, kind), leaf), field) for each in of_steps]),
-            )
-            for leaf, kind in itertools.product(Bias._fields, ("bias", "paired"))
-            for field, suffix in (("mean", ""), ("error", "_error"))
-        }
-        curves[name] = ended.assign(leaves)
+            compared.append(Compared(rho, local_steps, found, *both, normal))
     return compared, curves
 
 
@@ -347,7 +306,7 @@ def judge(found: Found) -> Verdict:
         shown.append(f"{name} {biases} ({', '.join(f'{x:+.1f}' for x in far)} standard errors)")
     steps = ", ".join(map(str, found["local steps"]))
     why = f"largest biases at rho = 0 and 1 for K = {steps}: {'; '.join(shown)}"
-    return of_chains(8, found, rule(parts), why)
+    return verdict(8, found, rule(parts), why)
 
 
 @plots.styled()
@@ -360,9 +319,8 @@ def figure_of(compared: list[Compared]) -> Figure:
         for c, rho in enumerate(RHOS):
             of_rho = [each for each in compared if each.rho == rho]
             steps = np.array([each.local_steps for each in of_rho])
-            for j, (kind, label) in enumerate(
-                (("bias", "against NUTS"), ("paired", "against K = 1, same noise"))
-            ):
+            kinds = {"bias": "against NUTS", "paired": "against K = 1, same noise"}
+            for j, (kind, label) in enumerate(kinds.items()):
                 found = [
                     largest(getattr(each, kind)[p])
                     for each in of_rho
@@ -375,13 +333,8 @@ def figure_of(compared: list[Compared]) -> Figure:
             is_any = expected > NOTHING
             normal = f"normal approximation, rho = {rho:g}"
             axes.plot(steps[is_any], expected[is_any], label=normal, **plots.look(2 * c, "none"))
-        axes.set(
-            xlabel="local steps K",
-            ylabel="largest bias (bars: standard error)",
-            xscale="log",
-            yscale="log",
-            title=title,
-        )
+        axes.set(xlabel="local steps K", xscale="log", yscale="log", title=title)
+        axes.set_ylabel("largest bias (bars: standard error)")
     plots.name_beside(figure, panels[0])
     return figure
 
@@ -398,16 +351,10 @@ def rows(compared: list[Compared]) -> list[list[str]]:
     for each in sorted(compared, key=lambda each: (each.rho, each.local_steps)):
         line = [f"{each.rho:g}", f"{each.local_steps}"]
         for found, paired, normal in zip(each.bias, each.paired, each.normal, strict=True):
-            changed = (
-                f"{largest(paired)[0]:.3f}, {np.sqrt(np.mean(np.square(paired.mean))):.3f}"
-                if each.local_steps > 1
-                else ""
-            )
-            line += [
-                f"{largest(found)[0]:.3f} ({found.deviation(0.0):.1f})",
-                changed,
-                f"{np.abs(normal).max():.3f}",
-            ]
+            root = np.sqrt(np.mean(np.square(paired.mean)))
+            changed = f"{largest(paired)[0]:.3f}, {root:.3f}" if each.local_steps > 1 else ""
+            against = f"{largest(found)[0]:.3f} ({found.deviation(0.0):.1f})"
+            line += [against, changed, f"{np.abs(normal).max():.3f}"]
         lines.append(line)
     return lines
 
@@ -422,11 +369,7 @@ def run(arguments: Arguments) -> Outcome:
     exact = nuts(problem, sizes.draws, adaptation=sizes.adaptation)
     compared, curves = compare(problem, sizes, exact, arguments)
     columns = ("against NUTS", "against K = 1", "normal")
-    header = [
-        "rho",
-        "K",
-        *(f"{words} {column}" for words in ("mean", "log sd") for column in columns),
-    ]
+    header = ["rho", "K", *(f"{of} {each}" for of in ("mean", "log sd") for each in columns)]
     errors = max(float(found.error.max()) for each in compared for found in each.paired)
     words = [
         "Largest of all coefficients; in brackets the largest in standard errors; against K = 1 "

@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 
 from experiments import harness
 from experiments.fald import gaussian
-from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
+from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.formulas.rounds import rounds_to, sufficient_steps, tuned_rounds
-from experiments.fald.gaussian import Repeated, largest
+from experiments.fald.gaussian import Cell
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule, statistics
 from fedjax_sim.results.plots import OPEN, look, styled
 
@@ -64,18 +64,19 @@ RUN_ALPHAS, RUN_RHOS = (0.0, 1.0), (0.0, 1.0)
 
 
 class Runs(NamedTuple):
-    """Sets of chains by number of local steps."""
+    """Cells of chains by number of local steps."""
 
-    fixed: dict[int, Repeated]  # with alpha and rho within
-    tuned: dict[int, Repeated]
+    fixed: dict[int, list[Cell]]  # for each alpha, and each rho within
+    tuned: dict[int, Cell]
+
+    def off(self) -> float:
+        """Return the largest deviation of chains from exact laws, in standard errors."""
+        every = itertools.chain(*self.fixed.values(), self.tuned.values())
+        return gaussian.largest(*(cell.off() for cell in every))
 
 
 def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float]) -> Runs:
-    """Run all chains; different rho share their noise, all other runs share none.
-
-    Args:
-      step_sizes: The best step size by number of local steps.
-    """
+    """Run all chains; different rho share their noise, all other runs share none."""
     problems = [gaussian.unequal_problem(alpha) for alpha in RUN_ALPHAS]
     seeds = itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
     common: dict[str, Any] = {
@@ -83,67 +84,52 @@ def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float])
         "num_chains": sizes.seeds,
         "options": arguments.kept,
     }
-    fixed, tuned = {}, {}
-    for k, num_rounds in sizes.runs.items():
-        how: dict[str, Any] = {
-            "num_rounds": num_rounds,
-            "settings": {"rho": RUN_RHOS},
-            "step_size": STEP_SIZE,
-            "local_steps": k,
-        }
-        fixed[k] = gaussian.repeated(
-            problems, first_seed=next(seeds), name=f"K = {k}", **how, **common
+    fixed = {
+        k: gaussian.cells(
+            problems,
+            num_rounds=num_rounds,
+            first_seed=next(seeds),
+            name=f"K = {k}",
+            vary={"rho": RUN_RHOS},
+            step_size=STEP_SIZE,
+            local_steps=k,
+            **common,
         )
-    for k in sizes.runs:
-        how = {"num_rounds": sizes.tuned, "step_size": step_sizes[k], "local_steps": k}
-        tuned[k] = gaussian.repeated(
-            problems[:1], first_seed=next(seeds), name=f"K = {k}, tuned", **how, **common
-        )
+        for k, num_rounds in sizes.runs.items()
+    }
+    tuned = {
+        k: gaussian.cells(
+            problems[:1],
+            num_rounds=sizes.tuned,
+            first_seed=next(seeds),
+            name=f"K = {k}, tuned",
+            step_size=step_sizes[k],
+            local_steps=k,
+            **common,
+        )[0]
+        for k in sizes.runs
+    }
     return Runs(fixed, tuned)
 
 
-def largest_deviation(ran: Runs, step_sizes: dict[int, float]) -> float:
-    """Return how far the first sets' means and variances are from the exact ones.
-
-    Returns:
-      The largest deviation in standard errors at three rounds; infinite if a distance of any set is
-      not a number.
-    """
-    if not gaussian.are_numbers(*ran.fixed.values(), *ran.tuned.values()):
-        return float("inf")
-    clients = [gaussian.clients_of(gaussian.unequal_problem(alpha)) for alpha in RUN_ALPHAS]
-    fixed = (
-        gaussian.off_exact(
-            sets.first, (i, j), each, step_size=STEP_SIZE, local_steps=k, rho=RUN_RHOS[j]
-        )
-        for k, sets in ran.fixed.items()
-        for (i, each), j in itertools.product(enumerate(clients), range(len(RUN_RHOS)))
-    )
-    tuned = (
-        gaussian.off_exact(sets.first, (0,), clients[0], step_size=step_sizes[k], local_steps=k)
-        for k, sets in ran.tuned.items()
-    )
-    return largest(*fixed, *tuned)
+KINDS = {"unequal": gaussian.unequal_problem, "equal": gaussian.equal_problem}
+"""Makers of problems by the clients' Hessians."""
 
 
-def floors_by_alpha() -> Found:
-    """Compute exact floors for growing alpha, and gamma, of both kinds of Hessians (claim 6)."""
-    kinds = {"unequal": gaussian.unequal_problem, "equal": gaussian.equal_problem}
-    floors = {
+def floors_of(choices: Sequence[tuple[float, float]]) -> dict[str, dict[str, list[float]]]:
+    """Compute exact floors by kind of Hessians and K, at pairs of alpha and rho."""
+    return {
         kind: {
             f"{k}": [
-                gaussian.floor(gaussian.clients_of(make(alpha)), step_size=STEP_SIZE, local_steps=k)
-                for alpha in ALPHAS
+                gaussian.floor(
+                    gaussian.clients_of(make(alpha)), step_size=STEP_SIZE, local_steps=k, rho=rho
+                )
+                for alpha, rho in choices
             ]
             for k in (1, 10, 100)
         }
-        for kind, make in kinds.items()
+        for kind, make in KINDS.items()
     }
-    gammas = {
-        kind: [gaussian.dissimilarity(gaussian.clients_of(make(alpha))) for alpha in ALPHAS]
-        for kind, make in kinds.items()
-    }
-    return {"floors": floors, "alphas": ALPHAS, "gamma": gammas}
 
 
 def judge_heterogeneity(found: Found) -> Verdict:
@@ -159,7 +145,7 @@ def judge_heterogeneity(found: Found) -> Verdict:
         f"exact laws"
     )
     ruling = rule(parts_by_floors(floors)) if far < marks.far else False
-    return of_chains(6, found, ruling, why)
+    return verdict(6, found, ruling, why)
 
 
 def unbiased(floors: Found) -> list[Sequence[float]]:
@@ -173,13 +159,10 @@ def largest_change(values: Sequence[float]) -> float:
 
 
 def parts_by_floors(floors: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, bool]:
-    """Judge the parts of claim 6.
+    """Judge the parts of claim 6 by floors for growing alpha.
 
     W2 comes from a difference of traces, which loses half the digits, so that changes are compared
     with a share of the floor.
-
-    Args:
-      floors: Floors for growing alpha, by kind of Hessians and number of local steps.
     """
     flat = CLAIMS[6].criterion.flat
     changes = [largest_change(each["1"]) for each in floors.values()]
@@ -260,24 +243,6 @@ def judge_rounds(found: Found) -> Verdict:
     return verdict(7, found, rule(parts, deciding=harness.begins(*DECIDING)), why)
 
 
-def floors_by_rho() -> Found:
-    """Compute exact floors for growing rho, of both kinds of Hessians (claim 8)."""
-    kinds = {
-        "unequal": gaussian.clients_of(gaussian.unequal_problem(0.0)),
-        "equal": gaussian.clients_of(gaussian.equal_problem(0.0)),
-    }
-    floors = {
-        kind: {
-            f"{k}": [
-                gaussian.floor(target, step_size=STEP_SIZE, local_steps=k, rho=rho) for rho in RHOS
-            ]
-            for k in (1, 10, 100)
-        }
-        for kind, target in kinds.items()
-    }
-    return {"floors": floors, "rhos": RHOS}
-
-
 def judge_rho(found: Found) -> Verdict:
     """Judge claim 8."""
     floors, far = found["floors"], found["largest deviation of chains"]
@@ -298,7 +263,7 @@ def judge_rho(found: Found) -> Verdict:
         f"Hessian or K = 1 (by {flat:.0e} of it); chains up to {far:.1f} standard errors from "
         "exact laws"
     )
-    return of_chains(8, found, rule(parts) if far < marks.far else False, why)
+    return verdict(8, found, rule(parts) if far < marks.far else False, why)
 
 
 JUDGES: Judges = {6: judge_heterogeneity, 7: judge_rounds, 8: judge_rho}
@@ -310,49 +275,41 @@ def run(arguments: Arguments) -> Outcome:
     sizes = STUDY.choose(arguments, least_seeds=3)
     counted = count_rounds(sizes)
     ran = run_chains(sizes, arguments, counted.step_sizes)
-    far = largest_deviation(ran, counted.step_sizes)
-    by_chains = {"largest deviation of chains": far, "chains": sizes.seeds}
-    by_alpha, by_rho = ({**each, **by_chains} for each in (floors_by_alpha(), floors_by_rho()))
-    floors, widths = by_alpha["floors"], by_rho["floors"]
+    by_chains = {"largest deviation of chains": ran.off(), "chains": sizes.seeds}
+    gammas = {
+        kind: [gaussian.dissimilarity(gaussian.clients_of(make(alpha))) for alpha in ALPHAS]
+        for kind, make in KINDS.items()
+    }
+    floors, widths = (
+        floors_of(list(choices))
+        for choices in (itertools.product(ALPHAS, (0.0,)), itertools.product((0.0,), RHOS))
+    )
+    by_alpha = {"floors": floors, "alphas": ALPHAS, "gamma": gammas, **by_chains}
+    by_rho = {"floors": widths, "rhos": RHOS, **by_chains}
     by_steps = {
         "rounds": counted.rounds,
         "best step sizes": counted.step_sizes,
         "chains, fixed": {
-            k: gaussian.first_within(sets.distance[:, 0, 0], ACCURACY)
-            for k, sets in ran.fixed.items()
+            k: gaussian.first_within(cells[0].distance, ACCURACY) for k, cells in ran.fixed.items()
         },
         "accuracy": ACCURACY,
     }
     verdicts = [judge_heterogeneity(by_alpha), judge_rounds(by_steps), judge_rho(by_rho)]
     figure = Figure(figsize=(20, 9))
     panels = figure.subplots(2, 4).ravel()
-    gaussian.explain(
-        panels[-1],
-        "panels of W2 against steps and rounds:\nlines with marks: chains, with the range of all "
-        "sets\nlines without: exact laws",
-    )
-    for axes, i, alpha in zip(panels, range(2), RUN_ALPHAS, strict=False):
-        clients = gaussian.clients_of(gaussian.unequal_problem(alpha))
-        for c, (k, sets) in enumerate(ran.fixed.items()):
+    gaussian.explain(panels[-1], "panels of W2 against steps and rounds:\n")
+    for i, (axes, alpha) in enumerate(zip(panels, RUN_ALPHAS, strict=False)):
+        for c, (k, cells) in enumerate(ran.fixed.items()):
             for j, rho in enumerate(RUN_RHOS):
-                exact = gaussian.exact_distances(
-                    clients,
-                    sets.distance.shape[-1] - 1,
-                    step_size=STEP_SIZE,
-                    local_steps=k,
-                    rho=rho,
-                )
-                style = look(2 * c + j, "none", linewidth=1)
-                axes.semilogy(k * np.arange(len(exact)), exact, **style)
-                label = f"K = {k}, rho = {rho:g}"
-                gaussian.draw_sets(axes, sets.distance[:, i, j], 2 * c + j, every=k, label=label)
+                cell = cells[i * len(RUN_RHOS) + j]
+                cell.draw(axes, 2 * c + j, f"K = {k}, rho = {rho:g}", every=k)
         axes.set_xscale("symlog", linthresh=10)
         axes.set(xlabel="local steps", ylabel="W2", title=f"alpha = {alpha:g}")
         axes.legend()
-    gammas = [max(alpha, 0.02) for alpha in ALPHAS]
+    shown = [max(alpha, 0.02) for alpha in ALPHAS]
     for c, steps in enumerate(("1", *SEVERAL)):
-        panels[2].loglog(gammas, floors["unequal"][steps], label=f"K = {steps}", **look(c, "all"))
-        panels[2].loglog(gammas, floors["equal"][steps], **look(c, "all", **OPEN))
+        panels[2].loglog(shown, floors["unequal"][steps], label=f"K = {steps}", **look(c, "all"))
+        panels[2].loglog(shown, floors["equal"][steps], **look(c, "all", **OPEN))
         relative = np.array(widths["unequal"][steps]) / widths["unequal"][steps][0]
         panels[3].plot(RHOS, relative, label=f"K = {steps}", **look(c, "all"))
     panels[2].set(
@@ -378,16 +335,8 @@ def run(arguments: Arguments) -> Outcome:
     )
     panels[4].legend()
     _participation(panels[5])
-    for c, (k, sets) in enumerate(ran.tuned.items()):
-        eta = counted.step_sizes[k]
-        exact = gaussian.exact_distances(
-            gaussian.clients_of(gaussian.unequal_problem(RUN_ALPHAS[0])),
-            sizes.tuned,
-            step_size=eta,
-            local_steps=k,
-        )
-        panels[6].semilogy(exact, **look(c, "none", linewidth=1))
-        gaussian.draw_sets(panels[6], sets.distance[:, 0], c, label=f"K = {k}, {eta:.1e}")
+    for c, (k, cell) in enumerate(ran.tuned.items()):
+        cell.draw(panels[6], c, f"K = {k}, {counted.step_sizes[k]:.1e}")
     panels[6].set(
         xlabel="rounds", ylabel="W2", title=f"best step sizes for W2 ≤ {ACCURACY:g}, alpha = 0"
     )

@@ -7,12 +7,8 @@ named after.
 
 EXPERIMENTS = (
     "clock",
-    "fig1",
-    "fig2",
     "fig3a",
     "fig3b",
-    "fig5",
-    "fig6",
     "fig7",
     "fig7_own_rates",
     "headlines",

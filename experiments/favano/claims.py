@@ -4,6 +4,5 @@ from experiments.harness import Claims
 
 CLAIMS = Claims.read("favano")
 SMOKE = "not judged: a smoke run on digits is too small"
-JUDGED_BY_TABLE2 = "means only; favano/table2 judges the runs"
 
 verdict = CLAIMS.verdict

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import harness
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.formulas.orders import favano_orders, favano_orders_printed, quafl_orders
 from experiments.favano.setup import BLOCKED, PUBLIC
 from experiments.harness import (
-    FAR,
     Arguments,
     Estimate,
     Interval,
@@ -25,16 +25,6 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
-    all_of,
-    are_fast,
-    begins,
-    by_speed,
-    draw,
-    estimate,
-    interval_of_error,
-    judge_all,
-    rule,
-    unless_unknown,
 )
 from fedjax_sim.core.types import System, Timeline
 from fedjax_sim.results.plots import look, name_beside, styled
@@ -76,7 +66,9 @@ def at_shares(
     system: System, hyper: Any, lanes: int, ticks: int, shares: Sequence[float] = SHARES
 ) -> Timeline:
     """Draw schedules at several shares of slow clients: leaves `[shares, lanes, T, ...]`."""
-    return draw(system, [hyper.replace(slow_fraction=share) for share in shares], lanes, ticks)
+    return harness.draw(
+        system, [hyper.replace(slow_fraction=share) for share in shares], lanes, ticks
+    )
 
 
 def gaps_of(version: np.ndarray) -> np.ndarray:
@@ -87,51 +79,14 @@ def gaps_of(version: np.ndarray) -> np.ndarray:
 # Claims 4 and 5 ----------------------------------------------------------------------------------
 
 
-def judge_steps(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 4 from numbers of `measure_contacts`."""
-    marks, far = CLAIMS[4].criterion, measured["largest_deviation"]
-    holds = far < marks.far and measured["closed_forms_off"] < marks.digits
-    means = ", ".join(
-        f"{x:.4f} +- {error:.4f}"
-        for x, error in zip(
-            [*measured["mean_steps"], *measured["prob_any"]],
-            np.ravel(measured["standard_error"]),
-            strict=True,
-        )
-    )
-    why = (
-        f"E[X], then P(E > 0), of fast and slow: {means}; at most {far:.1f} standard errors off; "
-        f"{measured['contacts']} contacts"
-    )
-    return verdict(4, measured, unless_unknown(holds, measured), why)
-
-
-def judge_gaps(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 5 from numbers of `measure_contacts`."""
-    far, expected = measured["largest_deviation"], measured["expected_contacts"]
-    gaps, contacts = (measured[name] for name in ("mean_gap", "contacts_per_client"))
-    why = (
-        f"fast, slow: mean gap {_pair(gaps, 3)} (5), contacts a client {_pair(contacts, 2)} "
-        f"({expected:g}); "
-        f"with the gaps' tails at most {far:.1f} standard errors off; {measured['lanes']} lanes of "
-        f"{measured['server_steps']} server steps"
-    )
-    return verdict(5, measured, unless_unknown(far < CLAIMS[5].criterion.far, measured), why)
-
-
 def measure_contacts(timeline: Timeline) -> tuple[dict[str, Any], dict[str, Any], Figure]:
-    """Compare the contacts within 5000 units of time with the closed forms.
+    """Compare the contacts within 5000 units of time with the closed forms, and draw them.
 
-    The first `WARM` contacts are left out where stationary windows are needed.
-
-    Args:
-      timeline: FAVANO's schedules, leaves `[shares, L, T, ...]`; the first share is used.
-
-    Returns:
-      The numbers for claims 4 and 5, and a picture of the laws of steps and gaps.
+    The first share of slow clients is used, and the first `WARM` contacts are left out where
+    stationary windows are needed.
     """
     hyper, (_, lanes, ticks) = favano.paper(), timeline.time.shape
-    is_fast = are_fast(hyper, lanes)
+    is_fast = harness.are_fast(hyper, lanes)
     everyone = timeline.clients[0]
     clients, steps, gap = (
         x[0, :, WARM:] for x in (timeline.clients, timeline.steps, gaps_of(timeline.version))
@@ -141,7 +96,9 @@ def measure_contacts(timeline: Timeline) -> tuple[dict[str, Any], dict[str, Any]
     )
     moments = theory.step_moments(law)
     expected = np.array([moments.mean, moments.prob_any])
-    found = estimate(np.stack([by_speed(x, clients, is_fast) for x in (steps, steps > 0)], axis=1))
+    found = harness.estimate(
+        np.stack([harness.by_speed(x, clients, is_fast) for x in (steps, steps > 0)], axis=1)
+    )
     of_steps = {
         "mean_steps": found.mean[0],
         "prob_any": found.mean[1],
@@ -151,10 +108,10 @@ def measure_contacts(timeline: Timeline) -> tuple[dict[str, Any], dict[str, Any]
         "contacts": steps.size,
     }
     beyond = np.array([1, 2, 5, 10, 20])
-    tails = estimate(by_speed(gap[..., None] > beyond, clients, is_fast))
-    mean_gap = estimate(by_speed(gap, clients, is_fast))
+    tails = harness.estimate(harness.by_speed(gap[..., None] > beyond, clients, is_fast))
+    mean_gap = harness.estimate(harness.by_speed(gap, clients, is_fast))
     visits = np.stack([np.bincount(lane.ravel(), minlength=hyper.num_clients) for lane in everyone])
-    contacts = estimate(
+    contacts = harness.estimate(
         np.stack([(visits * mask).sum(1) / mask.sum(1) for mask in (is_fast, ~is_fast)], axis=1)
     )
     of_gaps = {
@@ -172,10 +129,6 @@ def measure_contacts(timeline: Timeline) -> tuple[dict[str, Any], dict[str, Any]
     return of_steps, of_gaps, _laws_figure(draws, law)
 
 
-def _pair(means: Sequence[float], digits: int) -> str:
-    return " and ".join(f"{x:.{digits}f}" for x in means)
-
-
 @styled()
 def _laws_figure(draws: list[tuple[np.ndarray, np.ndarray]], law: np.ndarray) -> Figure:
     figure = Figure(figsize=(10, 4))
@@ -185,21 +138,12 @@ def _laws_figure(draws: list[tuple[np.ndarray, np.ndarray]], law: np.ndarray) ->
         left.plot(law[i], label=f"{name}, closed form", **look(i, "none"))
         drawn = np.bincount(steps, minlength=21) / steps.size
         left.plot(drawn, label=f"{name}, drawn", **look(i, "only"))
-        right.semilogy(
-            rounds,
-            np.bincount(gap, minlength=31)[1:31] / gap.size,
-            label=f"{name}, drawn",
-            **look(i, "only"),
-        )
-    right.semilogy(
-        rounds, 0.2 * 0.8 ** (rounds - 1), label="geometric(s/n)", **look(4, "none", linewidth=1)
-    )
-    left.set(
-        xlabel="local steps between contacts X",
-        ylabel="probability",
-        title="Step counts",
-        xticks=range(0, 21, 5),
-    )
+        shares = np.bincount(gap, minlength=31)[1:31] / gap.size
+        right.semilogy(rounds, shares, label=f"{name}, drawn", **look(i, "only"))
+    exact = look(4, "none", linewidth=1, label="geometric(s/n)")
+    right.semilogy(rounds, 0.2 * 0.8 ** (rounds - 1), **exact)
+    left.set(xlabel="local steps between contacts X", ylabel="probability", title="Step counts")
+    left.set_xticks(range(0, 21, 5))
     right.set(xlabel="server steps between contacts", ylabel="probability", title="Contact gaps")
     for axes in (left, right):
         axes.legend()
@@ -222,9 +166,11 @@ def judge_step_time(measured: Mapping[str, Any]) -> Verdict:
         for name, row in STATED_STEPS.items()
         for at, stated in row.items()
     ]
-    holds = all_of(
+    holds = harness.all_of(
         [
-            unless_unknown(measured["constant"] and far < marks.far and all(begun), measured),
+            harness.unless_unknown(
+                measured["constant"] and far < marks.far and all(begun), measured
+            ),
             *(differs(x, MOST, THIRD, marks.far) for x in found.values()),
         ]
     )
@@ -248,12 +194,7 @@ def differs(found: Estimate, larger: int, smaller: int, far: float) -> bool | No
 def measure_step_time(
     sizes: Sizes, favano_run: Timeline, fedbuff_runs: Mapping[str, Timeline]
 ) -> tuple[dict[str, Any], Figure]:
-    """Measure the time per server step at four shares of slow clients, for claim 8.
-
-    Args:
-      favano_run: FAVANO's schedules, leaves `[shares, L, T, ...]`.
-      fedbuff_runs: FedBuff's schedules by reading, with the same leaves.
-    """
+    """Measure the time per server step at four shares of slow clients, for claim 8."""
     quafl_run = at_shares(quafl.system, quafl.paper(), 2, 200)
     is_constant = all(
         bool(np.all(np.diff(each.time, prepend=0.0) == PERIOD)) for each in (favano_run, quafl_run)
@@ -261,10 +202,10 @@ def measure_step_time(
     rounds = np.diff(
         at_shares(fedavg.system, fedavg.paper(), sizes.seeds, FEDAVG_TICKS).time, prepend=0.0
     )
-    found = {"FedAvg": estimate(rounds.mean(-1).T)}
+    found = {"FedAvg": harness.estimate(rounds.mean(-1).T)}
     for reading, timeline in fedbuff_runs.items():
         span = timeline.time[..., -1] - timeline.time[..., FEDBUFF_WARM - 1]
-        found[f"FedBuff, {reading}"] = estimate((span / (FEDBUFF_TICKS - FEDBUFF_WARM)).T)
+        found[f"FedBuff, {reading}"] = harness.estimate((span / (FEDBUFF_TICKS - FEDBUFF_WARM)).T)
     measured = {
         "slow_share": SHARES,
         "constant": is_constant,
@@ -298,9 +239,9 @@ def _times_figure(found: dict[str, Estimate]) -> Figure:
     axes.axhline(PERIOD, label="FAVANO and QuAFL", **look(2, "none"))
     for number, (name, times) in zip((0, 1, 3), found.items(), strict=True):
         style = look(number, "only", label=f"{name}, drawn")
-        axes.errorbar(SHARES, times.mean, FAR * times.error, **style)
+        axes.errorbar(SHARES, times.mean, harness.FAR * times.error, **style)
     axes.set(xlabel="share of slow clients", ylabel="virtual time per server step (units)")
-    axes.set_title(f"bars: {FAR:g} standard errors")
+    axes.set_title(f"bars: {harness.FAR:g} standard errors")
     name_beside(figure, axes)
     return figure
 
@@ -318,9 +259,9 @@ def judge_orders(measured: Mapping[str, Any]) -> Verdict:
         np.asarray(measured[name]) for name in ("fedbuff_largest_staleness", "standard_error")
     )
     is_same = measured["favano_same_at_all_shares"]
-    holds = all_of(
+    holds = harness.all_of(
         [
-            unless_unknown(powers_fit and is_same, measured),
+            harness.unless_unknown(powers_fit and is_same, measured),
             differs(Estimate(worst, error), THIRD, MOST, CLAIMS[17].criterion.far),
         ]
     )
@@ -338,10 +279,6 @@ def measure_orders(favano_run: Timeline, blocked: Timeline) -> tuple[dict[str, A
     """Measure Table 1's rows at fixed s and constants, and staleness, for claim 17.
 
     Staleness counts in the steps that begin within 5000 units.
-
-    Args:
-      favano_run: FAVANO's schedules, leaves `[shares, L, T, ...]`.
-      blocked: FedBuff's schedules with blocked clients.
     """
     numbers = np.array([50, 100, 200, 400, 800, 1600])
     setup = theory.FavanoSetup(100, 20, 20, 1.0, 1.0, 1.0, 1.0, 1.0, 0.345, 1.35)
@@ -354,7 +291,9 @@ def measure_orders(favano_run: Timeline, blocked: Timeline) -> tuple[dict[str, A
         name: np.polyfit(np.log(numbers), np.log(values), 1)[0] for name, values in orders.items()
     }
     staleness = np.arange(FEDBUFF_TICKS)[:, None] - blocked.version
-    worst = estimate(np.where(_begins_within(blocked)[..., None], staleness, 0).max(axis=(2, 3)).T)
+    worst = harness.estimate(
+        np.where(_begins_within(blocked)[..., None], staleness, 0).max(axis=(2, 3)).T
+    )
     contacts = gaps_of(favano_run.version)
     measured = {
         "powers_of_n": powers,
@@ -365,37 +304,18 @@ def measure_orders(favano_run: Timeline, blocked: Timeline) -> tuple[dict[str, A
     }
     figure = Figure(figsize=(6.4, 4.2))
     axes = figure.subplots()
-    for number, (i, name) in enumerate(((THIRD, "FedBuff, 66 fast"), (MOST, "FedBuff, 11 fast"))):
-        late = np.sort(staleness[i, :, FEDBUFF_WARM:].ravel())
-        share = 1 - np.arange(late.size) / late.size
-        axes.semilogy(late, share, label=name, **look(number))
-    late = np.sort(contacts[0, :, WARM:].ravel() - 1)
-    share = 1 - np.arange(late.size) / late.size
-    axes.semilogy(late, share, label="FAVANO, any speeds", **look(2))
-    axes.set(
-        xlabel="staleness (server steps)",
-        ylabel="share of updates at least as stale",
-        ylim=(1e-5, 1),
-    )
+    late = {
+        "FedBuff, 66 fast": staleness[THIRD, :, FEDBUFF_WARM:],
+        "FedBuff, 11 fast": staleness[MOST, :, FEDBUFF_WARM:],
+        "FAVANO, any speeds": contacts[0, :, WARM:] - 1,
+    }
+    for number, (name, values) in enumerate(late.items()):
+        share = 1 - np.arange(values.size) / values.size
+        axes.semilogy(np.sort(values, axis=None), share, label=name, **look(number))
+    axes.set(xlabel="staleness (server steps)", ylim=(1e-5, 1))
+    axes.set_ylabel("share of updates at least as stale")
     axes.legend()
     return measured, figure
-
-
-def judge_two_workers(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 18 from numbers of `measure_two_workers`."""
-    exact, mean, error, far = (
-        measured[name] for name in ("exact", "mean", "standard_error", "largest_deviation")
-    )
-    limit = CLAIMS[18].criterion.far
-    off = abs(mean - UNITS) / error if error else np.nan
-    holds = all(late == UNITS for late in exact) and off < limit and far < limit
-    why = (
-        f"staleness of the slow one's {len(exact)} updates {min(exact)} to {max(exact)} at "
-        f"exact times, at geometric ones ({measured['drawn']}) "
-        f"{mean:.0f} +- {error:.0f} on average; FAVANO's gaps at most {far:.1f} "
-        "standard errors from geometric(1/2) for either"
-    )
-    return verdict(18, measured, unless_unknown(holds, [off, measured]), why)
 
 
 def measure_two_workers(sizes: Sizes) -> dict[str, Any]:
@@ -403,34 +323,31 @@ def measure_two_workers(sizes: Sizes) -> dict[str, Any]:
 
     The times are exact (a recorded trace), and geometric with these means.
     """
-    pair = {
-        "num_clients": 2,
-        "local_steps": 1,
-        "slow_fraction": 0.5,
-        "rate_fast": 1.0,
-        "rate_slow": 1 / UNITS,
-    }
+    pair = {"num_clients": 2, "local_steps": 1, "slow_fraction": 0.5}
+    pair |= {"rate_fast": 1.0, "rate_slow": 1 / UNITS}
     fast, slow = np.arange(10 * UNITS), np.arange(10) * UNITS
     trace = Trace([0] * fast.size + [1] * slow.size, [*fast, *slow], [*(fast + 1), *(slow + UNITS)])
     immediate: Any = fedbuff.paper(**pair, buffer_size=1)
     exact = _slow_staleness(
-        draw(fedbuff.system, [immediate.replace(trace=trace)], 1, fast.size),
+        harness.draw(fedbuff.system, [immediate.replace(trace=trace)], 1, fast.size),
         np.array([[True, False]]),
         slow.size - 1,
     )
     free = immediate.replace(restart="free")
     ticks = 2500 * sizes.slow_arrivals
     drawn = _slow_staleness(
-        draw(fedbuff.system, [free], PAIR_LANES, ticks),
-        are_fast(free, PAIR_LANES),
+        harness.draw(fedbuff.system, [free], PAIR_LANES, ticks),
+        harness.are_fast(free, PAIR_LANES),
         sizes.slow_arrivals,
     )
-    mean = estimate(drawn.mean(1))
+    mean = harness.estimate(drawn.mean(1))
     contacts = favano.paper(**pair, num_selected=1)
-    timeline = draw(favano.system, [contacts], PAIR_LANES, PAIR_TICKS)
+    timeline = harness.draw(favano.system, [contacts], PAIR_LANES, PAIR_TICKS)
     clients, gap = timeline.clients[0, :, WARM:], gaps_of(timeline.version)[0, :, WARM:]
     beyond = np.array([1, 2, 5])
-    tails = estimate(by_speed(gap[..., None] > beyond, clients, are_fast(contacts, PAIR_LANES)))
+    tails = harness.estimate(
+        harness.by_speed(gap[..., None] > beyond, clients, harness.are_fast(contacts, PAIR_LANES))
+    )
     return {
         "exact": exact[0],
         "drawn": drawn.size,
@@ -464,10 +381,10 @@ def judge_shares(measured: Mapping[str, Any]) -> Verdict:
         for name, means in settled.items()
     }
     most = {
-        name: interval_of_error(means[MOST], errors[name][MOST], measured["lanes"])
+        name: harness.interval_of_error(means[MOST], errors[name][MOST], measured["lanes"])
         for name, means in settled.items()
     }
-    parts = {f"{BIASED} ({name})": all_of(each) for name, each in leads.items()} | {
+    parts = {f"{BIASED} ({name})": harness.all_of(each) for name, each in leads.items()} | {
         f"most updates with 11 fast ({name})": each.above(marks.mainly)
         for name, each in most.items()
     }
@@ -477,7 +394,7 @@ def judge_shares(measured: Mapping[str, Any]) -> Verdict:
         for name, means in settled.items()
     )
     why = f"fast clients' updates once settled: {numbers}; derived of the clock: 94 and 44 to 51 %"
-    ruling = rule(parts, deciding=begins(BIASED))
+    ruling = harness.rule(parts, deciding=harness.begins(BIASED))
     return verdict(19, {**measured, "parts": parts}, ruling, why)
 
 
@@ -504,14 +421,6 @@ def measure_units() -> dict[str, float]:
     }
 
 
-def judge_units(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 23: the ratio of a time in two systems of units is 1."""
-    off = max(abs(ratio - 1) for ratio in measured.values())
-    told = ", ".join(f"{ratio:.3g} ({name})" for name, ratio in measured.items())
-    why = f"terms in other units over those before, which should be 1: {told}"
-    return verdict(23, measured, unless_unknown(off < CLAIMS[23].criterion.same, measured), why)
-
-
 def measure_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> dict[str, Any]:
     """Measure whose updates FedBuff takes, for claim 19.
 
@@ -519,19 +428,15 @@ def measure_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> dict[s
     """
     within, settled = {}, {}
     for reading, timeline in fedbuff_runs.items():
-        fast = np.stack(
-            [
-                are_fast(READINGS[reading].replace(slow_fraction=share), sizes.seeds)
-                for share in SHARES
-            ]
+        hypers = [READINGS[reading].replace(slow_fraction=share) for share in SHARES]
+        fast = np.stack([harness.are_fast(hyper, sizes.seeds) for hyper in hypers])
+        clients = timeline.clients
+        is_fast = np.take_along_axis(fast, clients.reshape(*fast.shape[:2], -1), axis=2)
+        taken = is_fast.reshape(clients.shape).mean(-1)
+        within[reading] = harness.estimate(
+            np.average(taken, axis=-1, weights=_begins_within(timeline)).T
         )
-        taken = (
-            np.take_along_axis(fast, timeline.clients.reshape(*fast.shape[:2], -1), axis=2)
-            .reshape(timeline.clients.shape)
-            .mean(-1)
-        )
-        within[reading] = estimate(np.average(taken, axis=-1, weights=_begins_within(timeline)).T)
-        settled[reading] = estimate(taken[..., FEDBUFF_WARM:].mean(-1).T)
+        settled[reading] = harness.estimate(taken[..., FEDBUFF_WARM:].mean(-1).T)
     return {
         "slow_share": SHARES,
         "within_5000": {name: x.mean for name, x in within.items()},
@@ -546,20 +451,15 @@ def measure_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> dict[s
 
 def _begins_within(timeline: Timeline) -> np.ndarray:
     """Return which server steps begin within the budget: `bool[..., T]`."""
-    begins = np.concatenate(
-        [np.zeros_like(timeline.time[..., :1]), timeline.time[..., :-1]], axis=-1
-    )
-    return begins < BUDGET
+    time = timeline.time
+    return np.concatenate([np.zeros_like(time[..., :1]), time[..., :-1]], axis=-1) < BUDGET
 
 
 JUDGES: Judges = {
-    4: judge_steps,
-    5: judge_gaps,
+    **CLAIMS.judges(4, 5, 18, 23),
     8: judge_step_time,
     17: judge_orders,
-    18: judge_two_workers,
     19: judge_shares,
-    23: judge_units,
 }
 
 
@@ -581,4 +481,4 @@ def run(arguments: Arguments) -> Outcome:
     measured[19] = measure_shares(sizes, fedbuff_runs)
     measured[23] = measure_units()
     figures = {"contacts.png": laws, "step_time.png": times, "staleness.png": staleness}
-    return Outcome({}, figures, judge_all(JUDGES, measured), sizes.config())
+    return Outcome({}, figures, harness.judge_all(JUDGES, measured), sizes.config())

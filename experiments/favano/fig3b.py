@@ -11,6 +11,7 @@ from experiments import harness
 from experiments.favano import setup
 from experiments.favano.fig3a import FAVANO, FEDBUFF, SHOWN
 from experiments.harness import Arguments, Outcome, Sample, Verdict
+from fedjax_sim.results import plots
 
 COLUMN = "IID"
 CHANCE = 0.5
@@ -18,20 +19,18 @@ CHANCE = 0.5
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read the methods, draw the figure, and judge claim 14."""
+    """Run the methods, draw the figure, and judge claim 14."""
     ran = setup.runs(arguments, setup.TINY_IMAGENET, [COLUMN], SHOWN)
     inputs = setup.inputs_of(ran, COLUMN)
     text = harness.spread_table(inputs["final"], CHANCE)
-    figures = {"fig3b.png": setup.picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
+    figures = {
+        "fig3b.png": plots.curves_figure(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))
+    }
     return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claim 14 on the final accuracies.
-
-    Args:
-      inputs: What `inputs_of` returns.
-    """
+    """Judge claim 14 on the final accuracies."""
     final = {name: Sample.read(each) for name, each in inputs["final"].items()}
     parts = {
         f"above {other}": harness.ahead(final[FAVANO], final[other], CHANCE)

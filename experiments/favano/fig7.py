@@ -15,6 +15,7 @@ from experiments import harness
 from experiments.favano import claims, setup
 from experiments.favano.setup import Method
 from experiments.harness import Arguments, Outcome, Sample, Verdict, lead
+from fedjax_sim.results import plots
 from fedjax_sim.systems import favano
 
 ON_MNIST = setup.MNIST._replace(
@@ -36,7 +37,7 @@ CHANCE = 10.0
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read all pairs, draw the figure, and judge claims 15 and 25."""
+    """Run all pairs, draw the figure, and judge claims 15 and 25."""
     images = ON_MNIST if arguments.reduced else setup.CIFAR10
     num_clients = images.study.choose(arguments).shared.get("num_clients", 100)
     sizes = [max(1, round(share * num_clients)) for share in SHARES]
@@ -53,16 +54,14 @@ def run(arguments: Arguments) -> Outcome:
         f"{ran.config['dataset']}, {COLUMN}, {ran.config['model']}, lr {rate:g}, "
         f"T = {ran.config['time_budget']:g}"
     )
-    figures = {"fig7.png": setup.picture(ran.of(COLUMN), "accuracy", title=title)}
+    figures = {"fig7.png": plots.curves_figure(ran.of(COLUMN), "accuracy", title=title)}
     return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
 
 def judge(inputs: Mapping[str, Any], numbers: tuple[int, int] = (15, 25)) -> list[Verdict]:
     """Judge claims 15 and 25 on the final accuracies, or two others that say the same.
 
-    Args:
-      inputs: What `inputs_of` returns, with methods named "32 bits, s = 4" and "QNN, s = 4".
-      numbers: The claim on s and that on few bits.
+    Methods are named "32 bits, s = 4" and "QNN, s = 4".
     """
     final = {name: Sample.read(each) for name, each in inputs["final"].items()}
     sizes = sorted({int(name.rpartition(" ")[2]) for name in final})

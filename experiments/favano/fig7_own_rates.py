@@ -17,6 +17,7 @@ from experiments.favano import fig7, setup
 from experiments.favano.table2_grid import FIRST_TUNING_SEED, HELD_OUT
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
 from fedjax_sim import datasets, models, studies
+from fedjax_sim.results import plots
 from fedjax_sim.systems import favano
 
 STUDY = Study(
@@ -84,7 +85,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     own = ", ".join(f"{name} at {rate:g}" for name, rate in rates.items())
     title = f"{data.name}, {fig7.COLUMN}, T = {sizes.time_budget:g}, own rates"
-    figure = setup.picture(curves, "accuracy", title=title)
+    figure = plots.curves_figure(curves, "accuracy", title=title)
     facts = sizes.config() | {"rates": rates, "held_out": HELD_OUT, "scores": scores}
     verdicts = judge(inputs)
     text = f"rates: {own}"

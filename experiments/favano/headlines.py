@@ -151,16 +151,7 @@ def measure_corollary() -> dict[str, float]:
     return worst
 
 
-def judge_corollary(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 34 as printed."""
-    why = (
-        f"largest bound over eps: {measured['printed']:.3g} as printed, "
-        f"{measured['corrected']:.3g} with the corrected middle term"
-    )
-    return verdict(34, measured, harness.unless_unknown(measured["printed"] <= 1, measured), why)
-
-
-JUDGES: Judges = {32: judge_start, 33: judge_floor, 34: judge_corollary}
+JUDGES: Judges = {32: judge_start, 33: judge_floor, **CLAIMS.judges(34)}
 
 
 def run(arguments: Arguments) -> Outcome:

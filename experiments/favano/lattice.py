@@ -13,6 +13,7 @@ from experiments import harness
 from experiments.favano import setup
 from experiments.favano.claims import CLAIMS, SMOKE, verdict
 from experiments.harness import Arguments, Judges, Outcome, Sample, Study, Verdict
+from fedjax_sim.results import plots
 from fedjax_sim.server.compression import Lattice
 
 FAVANO, WHOLE, LATTICE = "FAVANO, stochastic", "QuAFL", "QuAFL, lattice"
@@ -87,7 +88,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     verdicts = harness.judge_all(JUDGES, {39: found}, SMOKE if arguments.smoke else "")
     figures = {
-        f"{'slow' if column == COLUMNS[1] else 'fast'}.png": setup.picture(
+        f"{'slow' if column == COLUMNS[1] else 'fast'}.png": plots.curves_figure(
             ran.of(column), "accuracy", title=ran.title(column)
         )
         for column in columns

@@ -7,21 +7,19 @@ Dimension letters: `I` instances, `M` cohorts, `N` clients, `P` parameters.
 """
 
 import itertools
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from matplotlib.figure import Figure
 
 from experiments import harness
-from experiments.favano.claims import CLAIMS, verdict
+from experiments.favano.claims import CLAIMS
 from experiments.favano.formulas import bounds as formulas
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, draw
-from fedjax_sim.core.types import EMPTY, Array, Event, Key, Plan
+from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, draw
+from fedjax_sim.core.types import EMPTY, Array, Event, Plan
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results.plots import look, styled
 from fedjax_sim.server.reports import Versioned
@@ -39,27 +37,6 @@ STUDY = Study(
 `instances` are those of claim 3 per number of clients."""
 
 
-@struct.dataclass
-class Logistic:
-    """Clients with f_i(w) = mean_m log(1 + exp(-y_m x_m . w)), so that gradients change."""
-
-    inputs: Array  # f[N, M, P]
-    signs: Array  # f[N, M]
-
-    @property
-    def counts(self) -> Array:
-        return jnp.ones(self.inputs.shape[0], "int32")
-
-    def init(self, key: Key) -> Array:
-        return jax.random.normal(key, self.inputs.shape[2:], self.inputs.dtype)
-
-    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
-        return jnp.mean(jax.nn.softplus(-self.signs[client] * (self.inputs[client] @ params)))
-
-    def evaluate(self, params: Array) -> Mapping[str, Array]:
-        return {"norm": jnp.sqrt(jnp.sum(jnp.square(params)))}
-
-
 # Claim 1 -----------------------------------------------------------------------------------------
 
 
@@ -72,57 +49,32 @@ def server_step(plan: Plan, problem: Any, hyper: Any, state: Versioned, event: E
 def identity_error(
     random: np.random.Generator, n: int, s: int, most_steps: int, size: int, ticks: int = 25
 ) -> float:
-    """Follow a random problem with random cohorts, step counts and weights.
-
-    Args:
-      random: Source of random numbers.
-      n: Number of clients.
-      s: Clients contacted per server step.
-      most_steps: Most local steps.
-      size: Number of parameters.
-      ticks: Server steps.
+    """Follow random quadratics with random cohorts, step counts and weights.
 
     Returns:
       The largest error of the identity over the largest move of the mean model.
     """
-    inputs, signs = random.normal(size=(n, 8, size)), random.choice([-1.0, 1.0], (n, 8))
+    centers, curvature = random.normal(size=(n, size)), np.exp(random.normal(size=n))
     lr = float(random.uniform(0.05, 1))
     hyper = favano.paper(num_clients=n, num_selected=s, local_steps=most_steps, lr=lr, batch_size=1)
+    problem = Quadratic.of(centers, curvature=curvature)
     server, held = random.normal(size=size), np.zeros(n, np.int32)
     state = Versioned(jnp.asarray(server), jnp.zeros((ticks + 1, size)).at[0].set(server))
     errors, moves = [], []
     for t in range(ticks):
         clients = random.permutation(n)[:s].astype(np.int32)
-        steps, weight = (
-            random.integers(0, most_steps + 1, s, dtype=np.int32),
-            np.exp(random.normal(size=s)),
-        )
-        nowhere = np.zeros(s, np.int32)
-        event = Event(
-            np.int32(t),
-            clients,
-            steps,
-            held[clients],
-            weight,
-            nowhere,
-            held[clients],
-            np.int32(t + 1),
-        )
+        steps = random.integers(0, most_steps + 1, s, dtype=np.int32)
+        weight = np.exp(random.normal(size=s))
+        row, nowhere = held[clients], np.zeros(s, np.int32)
+        event = Event(np.int32(t), clients, steps, row, weight, nowhere, row, np.int32(t + 1))
         before = (np.asarray(state.server) + np.asarray(state.versions)[held].sum(0)) / (n + 1)
         progress = np.zeros(size)
         for client, num, scale in zip(clients, steps, weight, strict=True):
             local = np.asarray(state.versions)[held[client]].copy()
             for _ in range(num):
-                slope = -signs[client] / (1 + np.exp(signs[client] * (inputs[client] @ local)))
-                gradient = slope @ inputs[client] / len(slope)
+                gradient = curvature[client] * (local - centers[client])
                 progress, local = progress + scale * gradient, local - lr * gradient
-        state = server_step(
-            Plan(rows=ticks + 1),
-            Logistic(jnp.asarray(inputs), jnp.asarray(signs)),
-            hyper,
-            state,
-            event,
-        )
+        state = server_step(Plan(rows=ticks + 1), problem, hyper, state, event)
         held[clients] = t + 1
         after = (np.asarray(state.server) + np.asarray(state.versions)[held].sum(0)) / (n + 1)
         moves.append(np.linalg.norm(after - before))
@@ -130,20 +82,8 @@ def identity_error(
     return float(np.max(errors) / np.max(moves))
 
 
-def judge_identity(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 1 from numbers of `measure_identity`."""
-    error = measured["relative_error"]
-    why = (
-        f"largest relative error {error:.1e} over {measured['problems']} logistic problems of 25 "
-        "server steps, arbitrary weights, float64"
-    )
-    return verdict(
-        1, measured, harness.unless_unknown(error < CLAIMS[1].criterion.error, measured), why
-    )
-
-
 def measure_identity(sizes: Sizes) -> dict[str, Any]:
-    """Measure the identity's error on random logistic problems, for claim 1."""
+    """Measure the identity's error on random quadratics, for claim 1."""
     shapes = [(5, 2, 3, 4), (8, 8, 5, 3), (30, 10, 20, 10)]
     random = np.random.default_rng(1)
     with jax.enable_x64(True):
@@ -154,27 +94,11 @@ def measure_identity(sizes: Sizes) -> dict[str, Any]:
 # Claim 2 -----------------------------------------------------------------------------------------
 
 
-def judge_reweighting(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 2 from numbers of `measure_reweighting`."""
-    far = measured["largest_deviation"]
-    why = (
-        f"means and variances of fast and slow at most {far:.1f} standard errors from the "
-        f"stated ones, {measured['contacts']} contacts each"
-    )
-    return verdict(
-        2, measured, harness.unless_unknown(far < CLAIMS[2].criterion.far, measured), why
-    )
-
-
 def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> dict[str, Any]:
     """Measure the reweighted progress for claim 2, with the clock's step counts and alpha.
 
     There are n = 100 clients, s = 20 contacted and K = 20 local steps. Gradients are independent
-    and skewed, with given mean and variance.
-
-    Args:
-      ticks: Server steps per lane.
-      warm: Server steps left out at the beginning.
+    and skewed, with given mean and variance. The first `warm` server steps are left out.
     """
     random, mean, deviation = np.random.default_rng(2), 1.5, 2.0
     law = theory.step_law(
@@ -213,65 +137,31 @@ def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> di
 
 
 def potential(server: np.ndarray, bases: np.ndarray) -> np.ndarray:
-    """Sum the squared distances of all models to their mean.
-
-    Args:
-      server: `[..., P]`.
-      bases: `[..., N, P]`.
-    """
+    """Sum the squared distances of the server's and the clients' models to their mean."""
     everyone = np.concatenate([server[..., None, :], bases], axis=-2)
     return np.sum((everyone - everyone.mean(-2, keepdims=True)) ** 2, axis=(-2, -1))
 
 
 @jax.jit
 def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array) -> Array:
-    """Compute the server's next model for every instance and cohort.
+    """Compute the server's next model for every instance and cohort: `[I, M, P]`.
 
-    One step of rate 1 on ||w - (base - progress)||^2 / 2 makes the progress that is wanted.
-
-    Args:
-      server: `[I, P]`.
-      bases: Base models, `[I, N, P]`.
-      progress: Progress of each client, `[I, N, P]`.
-      cohorts: `i32[M, N]`, padded with `EMPTY`.
-
-    Returns:
-      `[I, M, P]`.
+    One step of rate 1 on ||w - (base - progress)||^2 / 2 makes the progress that is wanted. Bases
+    and progress are `[I, N, P]`, and cohorts `i32[M, N]`, padded with `EMPTY`.
     """
     n = bases.shape[1]
     hyper = favano.paper(num_clients=n, num_selected=n, local_steps=1, lr=1.0, batch_size=1)
 
     def one(server: Array, bases: Array, progress: Array, cohort: Array) -> Array:
         row = jnp.maximum(cohort, 0)
-        present = cohort != EMPTY
-        event = Event(
-            jnp.int32(0),
-            cohort,
-            present.astype("int32"),
-            row,
-            jnp.ones(n),
-            jnp.zeros_like(row),
-            row,
-            jnp.int32(n),
-        )
+        steps, nowhere = (cohort != EMPTY).astype("int32"), jnp.zeros_like(row)
+        event = Event(jnp.int32(0), cohort, steps, row, jnp.ones(n), nowhere, row, jnp.int32(n))
         state = Versioned(server, jnp.concatenate([bases, server[None]]))
-        return server_step(
-            Plan(rows=n + 1), Quadratic.of(bases - progress), hyper, state, event
-        ).server
+        problem = Quadratic.of(bases - progress)
+        return server_step(Plan(rows=n + 1), problem, hyper, state, event).server
 
     over_cohorts = jax.vmap(one, (None, None, None, 0))
     return jax.vmap(over_cohorts, (0, 0, 0, None))(server, bases, progress, cohorts)
-
-
-def judge_contraction(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 3 from numbers of `measure_contraction`."""
-    error, share = measured["error_of_formula"], measured["largest_share_of_bound"]
-    why = (
-        f"formula off by {error:.0e} of Phi, E[Phi] up to {share:.3f} of its bounds; "
-        f"{measured['instances']} instances, all cohorts, n = 2 to 6"
-    )
-    holds = error < CLAIMS[3].criterion.error and share <= 1
-    return verdict(3, measured, harness.unless_unknown(holds, measured), why)
 
 
 @styled()
@@ -283,15 +173,12 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
         shrunk: list[np.ndarray] = []
         masks = np.array([mask for mask in itertools.product([False, True], repeat=n) if any(mask)])
         cohorts = np.where(masks, np.arange(n), EMPTY).astype(np.int32)
-        server, bases = (
-            random.normal(size=(sizes.instances, 2)),
-            random.normal(size=(sizes.instances, n, 2)),
-        )
+        server = random.normal(size=(sizes.instances, 2))
+        bases = random.normal(size=(sizes.instances, n, 2))
         scale = 10 ** random.uniform(-2, 2, (sizes.instances, 1, 1))
         # Progress away from the mean does the most harm.
-        outwards = (np.arange(sizes.instances) % 2)[:, None, None] * (
-            bases.mean(1, keepdims=True) - bases
-        )
+        is_outwards = (np.arange(sizes.instances) % 2)[:, None, None]
+        outwards = is_outwards * (bases.mean(1, keepdims=True) - bases)
         progress = scale * (outwards + 0.3 * random.normal(size=bases.shape))
         before = potential(server, bases)
         for moved in (np.zeros_like(bases), progress):
@@ -341,7 +228,7 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
     return measured, figure
 
 
-JUDGES: Judges = {1: judge_identity, 2: judge_reweighting, 3: judge_contraction}
+JUDGES: Judges = CLAIMS.judges(1, 2, 3)
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -26,7 +26,7 @@ from experiments.favano.claims import SMOKE, verdict
 from experiments.harness import Arguments, Sample, Sizes, Study, Verdict, rule, statistics
 from experiments.harness.images import load
 from fedjax_sim import models, partition, problems
-from fedjax_sim.core.settings import ConfigError, fields, names_of, value_of
+from fedjax_sim.core.settings import fields, names_of, value_of
 from fedjax_sim.core.types import System
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models.quantized import LowBit
@@ -34,7 +34,6 @@ from fedjax_sim.problems import Classification
 from fedjax_sim.problems.classification import Augmentation
 from fedjax_sim.results import plots
 from fedjax_sim.results.plots import label_of_axis
-from fedjax_sim.results.reports import load as load_results
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 
 
@@ -93,12 +92,7 @@ PRINTED = (
 
 
 class Column(NamedTuple):
-    """A column of Table 2.
-
-    Attributes:
-      partition: How the data are split over clients.
-      slow_fraction: The share of slow clients.
-    """
+    """A column of Table 2: how data are split over clients, and the share of slow clients."""
 
     partition: str
     slow_fraction: float
@@ -189,7 +183,7 @@ On MNIST one falls about every 200 units of virtual time.
 
 
 class Runs(NamedTuple):
-    """The curves of several methods, run now or read from an earlier results folder.
+    """The curves of several methods.
 
     Attributes:
       curves: Curves by "METHOD | COLUMN".
@@ -216,24 +210,7 @@ class Runs(NamedTuple):
 def runs(
     arguments: Arguments, images: Images, columns: Sequence[str], methods: Mapping[str, Method]
 ) -> Runs:
-    """Run methods in columns with all seeds, or read them from an earlier results folder.
-
-    Args:
-      arguments: The command line; `results` names the earlier folder.
-      images: The experiments of the data set.
-      columns: Names of `COLUMNS`.
-      methods: Methods by name.
-
-    Returns:
-      The curves of every method in every column, or of those cells that are asked for.
-
-    Raises:
-      ConfigError: If the earlier folder lacks one of the runs, or was run with other arguments.
-    """
-    if arguments.results is not None:
-        return _earlier(
-            arguments, [f"{method} | {column}" for column in columns for method in methods]
-        )
+    """Run methods in columns of Table 2 with all seeds, or those cells that are asked for."""
     sizes = images.study.choose(arguments)
     if arguments.rate is not None:
         words = ", ".join(filter(None, (sizes.words, f"lr {arguments.rate:g}")))
@@ -291,29 +268,6 @@ def runs(
     return Runs(curves, facts | {"settings": resolved})
 
 
-def _earlier(arguments: Arguments, wanted: Sequence[str]) -> Runs:
-    found = load_results(str(arguments.results))
-    missing = [name for name in wanted if _group(name) not in found.curves]
-    if missing:
-        raise ConfigError(
-            "results",
-            arguments.results,
-            f"the folder of a run with {missing[0]!r}, such as one of favano/table2",
-        )
-    for name in ("smoke", "seeds"):
-        if getattr(arguments, name) and getattr(arguments, name) != found.config[name]:
-            raise ConfigError(
-                name,
-                getattr(arguments, name),
-                f"left out, or {found.config[name]!r} as in {arguments.results}",
-            )
-    facts = {
-        name: found.config[name]
-        for name in ("dataset", "seeds", "time_budget", "model", "smoke", "reduced", "settings")
-    }
-    return Runs({name: found.curves[_group(name)] for name in wanted}, facts)
-
-
 def by_split(
     network: Any,
     data: Dataset,
@@ -342,14 +296,7 @@ def in_low_bits(network: Any, low_bit: tuple[int, int, int] | None) -> Any:
 
 def as_groups(curves: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     """Return the same curves under names that a results file can hold."""
-    return {_group(name): data for name, data in curves.items()}
-
-
-def picture(
-    curves: Mapping[str, xr.Dataset], metric: str, *, title: str, against: str = "time"
-) -> Figure:
-    """Draw a metric of several methods."""
-    return plots.curves_figure(curves, metric, against=against, title=title)
+    return {name.replace("/", " of ").replace("|", "-"): data for name, data in curves.items()}
 
 
 REST = "FAVANO, stochastic"
@@ -442,44 +389,56 @@ def by_reading(ran: Runs, column: str) -> Figure:
     )
 
 
-def against_all(ran: Runs, column: str) -> Figure:
-    """Draw loss and accuracy against time, local and server steps."""
-    curves = ran.of(column)
-    return side_by_side(
-        {
-            f"{metric} against {axis.replace('ticks', 'server_steps').replace('_', ' ')}": (
-                curves,
-                metric,
-                axis,
-            )
-            for metric, axis in itertools.product(
-                ("loss", "accuracy"), ("time", "local_steps", "ticks")
-            )
-        },
-        title=titled(ran, column),
-        end=ran.config["time_budget"],
-        columns=3,
-    )
+def against_all(curves: Mapping[str, xr.Dataset], *, title: str, end: float) -> Figure:
+    """Draw loss and accuracy against time, local and server steps; see `side_by_side`."""
+    panels = {
+        f"{metric} against {axis.replace('ticks', 'server_steps').replace('_', ' ')}": (
+            curves,
+            metric,
+            axis,
+        )
+        for metric, axis in itertools.product(
+            ("loss", "accuracy"), ("time", "local_steps", "ticks")
+        )
+    }
+    return side_by_side(panels, title=title, end=end, columns=3)
 
 
-def times_to(curves: Mapping[str, xr.Dataset], accuracy: float) -> dict[str, float | None]:
-    """Return the virtual time at which each method's mean accuracy first reaches a value.
+Times = Mapping[str, float | None]
+"""Virtual times by method, None for those that never get there."""
 
-    Args:
-      curves: Curves by method. Seeds that diverged are left out of the mean.
-      accuracy: The value, between 0 and 1.
 
-    Returns:
-      The time of the first evaluation that reaches it, by method; None if none does.
+def times_to(curves: Mapping[str, xr.Dataset], accuracy: float) -> Times:
+    """Return the time of the first evaluation at which each method's mean accuracy is so high.
+
+    Seeds that diverged are left out of the mean.
     """
     found: dict[str, float | None] = {}
     for method, data in curves.items():
         good = data.isel(seed=~data.failed.values)
         above = good.accuracy.mean("seed").values >= accuracy
-        found[method] = (
-            float(good.time.mean("seed").values[np.argmax(above)]) if above.any() else None
-        )
+        time = good.time.mean("seed").values[np.argmax(above)]
+        found[method] = float(time) if above.any() else None
     return found
+
+
+def before_fedavg(times: Times) -> dict[str, bool | None]:
+    """Return whether each method is faster than FedAvg, None if neither of both gets there."""
+    last = times["FedAvg"]
+    return {
+        f"{name} before FedAvg": (None if last is None else False)
+        if time is None
+        else harness.unless_unknown(last is None or time < last, [time])
+        for name, time in times.items()
+        if name != "FedAvg"
+    }
+
+
+def told(times: Times) -> str:
+    """Write times by method."""
+    return ", ".join(
+        f"{name} {'never' if time is None else f'{time:.0f}'}" for name, time in times.items()
+    )
 
 
 def final_sample(data: xr.Dataset) -> Sample:
@@ -507,16 +466,10 @@ def decided(
     chance: float,
     deciding: Callable[[str], bool] = lambda name: True,
 ) -> Verdict:
-    """Give the verdict on a claim on final accuracies, from its parts.
+    """Give the verdict on a claim on final accuracies by method, in percent, from its parts.
 
-    Args:
-      number: The claim's number.
-      inputs: What `inputs_of` returns.
-      measured: What was measured.
-      parts: Whether each part of the claim is true, None if that is undecided.
-      final: Final accuracies by method, in percent.
-      chance: The accuracy of chance, in percent.
-      deciding: Which parts decide; by default all do.
+    `inputs` is what `inputs_of` returns, `chance` the accuracy of chance in percent, and `deciding`
+    says which parts decide; by default all do.
     """
     if inputs["smoke"]:
         return verdict(number, measured, harness.NOT_RUN, SMOKE)
@@ -536,14 +489,6 @@ def decided(
     )
 
 
-def final_percent(ran: Runs, column: str) -> dict[str, float]:
-    """Return each method's mean final test accuracy in percent, over seeds that did not diverge."""
-    return {
-        method: float(np.mean(100 * data.accuracy.isel(eval=-1).values[~data.failed.values]))
-        for method, data in ran.of(column).items()
-    }
-
-
 def hyper_of(system: System, settings: Mapping[str, Any]) -> Any:
     """Return a system's settings of the paper with those of others that it knows."""
     known = names_of(system.Hyper)
@@ -551,7 +496,3 @@ def hyper_of(system: System, settings: Mapping[str, Any]) -> Any:
     if settings.get("lr_scale") == "Z/n":
         hyper = hyper.replace(lr=hyper.lr * hyper.buffer_size / hyper.num_clients)
     return hyper
-
-
-def _group(name: str) -> str:
-    return name.replace("/", " of ").replace("|", "-")

@@ -4,10 +4,19 @@ In addition to the paper's rows it has both readings of FedBuff's local learning
 readings of its clock (blocked; own finish; running times drawn afresh at each server step), both
 reweightings of FAVANO, and FAVANO with alpha = 1: an ablation in which QuAFL's clients adopt the
 server's model, without reweighting. Ten seeds by default.
+
+Figs. 1, 2 and 5 are drawn from the same runs, Fig. 1 with 2/3 fast clients, the others with 1/9.
+Fig. 1 shows the asynchronous methods far above FedAvg, and QuAFL poor; Fig. 2 FedBuff levelling off
+below FAVANO, and the client variance sum_i ||w_i - w||^2 over the base models that clients hold;
+Fig. 5 speed-ups in time. It does not say which of its panels is which: loss and accuracy are drawn
+against time, local steps delivered to the server, and server steps.
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+import xarray as xr
 
 from experiments import harness
 from experiments.favano import setup
@@ -45,10 +54,17 @@ PAPER: dict[str, dict[str, tuple[float, float]]] = {
 """
 
 
+JUDGED = ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")
+"""The methods whose variances and times claims 21 and 22 compare."""
+BANDS = "10 and 90 % quantiles over seeds"
+TARGET = CLAIMS[22].criterion.target
+TIMES = f"virtual time to {TARGET:.0%}"
+
+
 def run(arguments: Arguments) -> Outcome:
-    """Run all cells, and judge claims 9 to 12, 24 and 31."""
+    """Run all cells, draw the figures, and judge claims 9 to 12, 21, 22, 24 and 31."""
     ran = setup.runs(arguments, setup.MNIST, list(COLUMNS), METHODS)
-    curves, inputs = ran.curves, inputs_of(ran)
+    curves, inputs = setup.as_groups(ran.curves), inputs_of(ran)
     spread = {
         f"{method}, {column}": sample
         for method, row in inputs["cells"].items()
@@ -56,14 +72,35 @@ def run(arguments: Arguments) -> Outcome:
     }
     spreads = harness.spread_table(spread, CHANCE)
     if arguments.adds:
-        return Outcome(setup.as_groups(curves), {}, [], ran.config, spreads, inputs)
-    # The other columns are Figs. 1 and 2.
-    figures = {"accuracy.png": setup.by_reading(ran, IID)}
-    return Outcome(setup.as_groups(curves), figures, judge(inputs), ran.config, spreads, inputs)
+        return Outcome(curves, {}, [], ran.config, spreads, inputs)
+    slow = {name: data for name, data in ran.of(SLOW).items() if name in JUDGED}
+    inputs |= figures_of(slow)
+    variance = {"squared distances of clients' models, summed": (slow, "client_variance", "time")}
+    how: dict[str, Any] = {"title": setup.titled(ran, SLOW), "end": ran.config["time_budget"]}
+    figures = {
+        "accuracy.png": setup.by_reading(ran, IID),
+        "favano_fig1.png": setup.by_reading(ran, FAST),
+        "favano_fig2_left.png": setup.by_reading(ran, SLOW),
+        "favano_fig2_right.png": setup.side_by_side(variance, columns=1, **how),
+        "favano_fig5.png": setup.against_all(slow, **how),
+    }
+    return Outcome(curves, figures, judge(inputs), ran.config, spreads, inputs)
+
+
+def figures_of(slow: Mapping[str, xr.Dataset]) -> dict[str, Any]:
+    """Return the numbers behind Figs. 2 right and 5: variances at the end, and times."""
+    last = {name: data.client_variance.isel(eval=-1).values for name, data in slow.items()}
+    return {
+        "client variance": {
+            "variance": {name: float(values.mean()) for name, values in last.items()},
+            BANDS: {name: np.quantile(x, (0.1, 0.9)).tolist() for name, x in last.items()},
+        },
+        "times": {TIMES: setup.times_to(slow, TARGET)},
+    }
 
 
 def inputs_of(ran: Runs) -> dict[str, Any]:
-    """Return the numbers that `judge` needs: the final accuracies of every cell, per seed."""
+    """Return the final accuracies of every cell, per seed, and how they were run."""
     cells: dict[str, dict[str, Sample]] = {}
     for name, data in ran.curves.items():
         method, column = name.split(" | ")
@@ -85,13 +122,9 @@ DECIDING = {9: "FAVANO first", 10: "FAVANO loses", 11: "", 12: "FAVANO far above
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 9 to 12 and 24 at the printed rate, with FedBuff's running times drawn afresh.
-
-    Args:
-      inputs: What `inputs_of` returns.
-    """
+    """Judge all claims at the printed rate, with FedBuff's running times drawn afresh."""
     cells = read_cells(inputs)
-    numbers = (*DECIDING, 24, 31)
+    numbers = (*DECIDING, 21, 22, 24, 31)
     if inputs["smoke"]:
         return [verdict(number, means(cells), harness.NOT_RUN, SMOKE) for number in numbers]
     seeds, *more = sorted({sample.seeds for row in cells.values() for sample in row.values()})
@@ -124,7 +157,28 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             rule(below, harness.reduction(seeds)),
             f"FAVANO {favano.mean:.1f} %, FedBuff {fedbuff.mean:.1f} %; {behind} points",
         ),
+        judge_variance(inputs["client variance"]),
+        judge_times(inputs["times"]),
     ]
+
+
+def judge_variance(found: Mapping[str, Any]) -> Verdict:
+    """Judge claim 21 by the quantiles over seeds of the variances at the end."""
+    bands = found[BANDS]
+    parts = {
+        f"below {name}": harness.unless_unknown(bands[FAVANO][1] < band[0], [bands[FAVANO], band])
+        for name, band in bands.items()
+        if name != FAVANO
+    }
+    shown = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in bands.items())
+    ruling = rule(parts, deciding=harness.begins(f"below {FRESH}"))
+    return verdict(21, found, ruling, f"client variance at the end, {BANDS}: {shown}")
+
+
+def judge_times(found: Mapping[str, setup.Times]) -> Verdict:
+    """Judge claim 22: who reaches the accuracy before FedAvg does."""
+    ruling = rule(setup.before_fedavg(found[TIMES]), deciding=harness.begins("FAVANO"))
+    return verdict(22, found, ruling, f"{TIMES}, of T = 5000: {setup.told(found[TIMES])}")
 
 
 def judged(
@@ -138,14 +192,8 @@ def judged(
 ) -> list[Verdict]:
     """Give the verdicts on claims 9 to 12, or on those of the same order, from their parts.
 
-    Args:
-      parts: What `parts_of` returns.
-      measured: What was measured.
-      cells: Final accuracies by method and column.
-      seeds: Number of seeds.
-      words: How the cells were run.
-      fedbuff: The reading of FedBuff that is judged.
-      first_claim: The number of the first claim.
+    `fedbuff` is the reading of FedBuff that is judged, and `first_claim` the number of the first
+    claim.
     """
     return [
         verdict(
@@ -167,12 +215,7 @@ def read_cells(inputs: Mapping[str, Any]) -> dict[str, dict[str, Sample]]:
 
 
 def parts_of(cells: Mapping[str, Mapping[str, Sample]], fedbuff: str) -> dict[int, Parts]:
-    """Judge the parts of claims 9 to 12.
-
-    Args:
-      cells: Final accuracies in percent by method and column.
-      fedbuff: The reading of FedBuff that is judged.
-    """
+    """Judge the parts of claims 9 to 12 with one reading of FedBuff."""
     return {
         9: _order(cells, fedbuff),
         10: _drops(cells, fedbuff),

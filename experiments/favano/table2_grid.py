@@ -146,11 +146,10 @@ def readings(
 
     A reading fixes FedBuff's clock, the inputs, one learning rate for all other methods, and
     FedBuff's. In further readings every rate is that which validation chooses for each method and
-    column.
+    column. A reading with a cell that is NaN is left out.
 
     Args:
-      accuracy: Mean test accuracy in percent, dimensions `method`, `inputs`, `column` and `lr`. A
-        reading with a cell that is NaN is left out.
+      accuracy: Mean test accuracy in percent, dimensions `method`, `inputs`, `column` and `lr`.
       best: The learning rate that validation chooses, dimensions `method`, `inputs` and `column`.
       paper: The paper's means with standard deviations, by method and column.
     """
@@ -203,10 +202,10 @@ def run(arguments: Arguments) -> Outcome:
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
     cells = list(itertools.product(sizes.methods, sizes.inputs, sizes.columns))
-    validated, tested = first_stage(arguments, sizes, data, cells, seeds)
-    best = best_rates(validated)
-    near = readings(tested.mean("seed"), best)
-    first = xr.Dataset({"validation": validated, "test": tested, "best": best})
+    first = first_stage(arguments, sizes, data, cells, seeds)
+    best = best_rates(first.validation)
+    near = readings(first.test.mean("seed"), best)
+    first = first.assign(best=best)
     facts = sizes.config() | {
         "reduced": sizes.words,
         "held_out": HELD_OUT,
@@ -221,18 +220,13 @@ def run(arguments: Arguments) -> Outcome:
     }
     verdicts = judge(inputs)
     text = spread_table({key: final_sample(each) for key, each in curves.items()}, CHANCE)
-    figures = {"test.png": _figure(tested, best, f"{data.name}, seeds: {sizes.tuning_seeds}")}
+    figures = {"test.png": _figure(first.test, best, f"{data.name}, seeds: {sizes.tuning_seeds}")}
     facts["first_stage"] = {name: first[name].to_dict() for name in first}
     return Outcome(curves, figures, verdicts, facts, text, inputs)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 26 to 29: 9 to 12 at own rates, on standardised inputs, with fresh times.
-
-    Args:
-      inputs: Final accuracies by method and column ("cells") of each of the "readings", how they
-        were run ("words"), and whether that is a smoke run.
-    """
+    """Judge claims 26 to 29: 9 to 12 at own rates, on standardised inputs, with fresh times."""
     if inputs["smoke"]:
         return [verdict(FIRST_CLAIM + i, None, NOT_RUN, SMOKE) for i in range(len(DECIDING))]
     readings = {name: read_cells(found) for name, found in inputs["readings"].items()}
@@ -276,35 +270,20 @@ def first_stage(
     data: Dataset,
     cells: Sequence[tuple[str, str, str]],
     seeds: Sequence[int],
-) -> tuple[xr.DataArray, xr.DataArray]:
+) -> xr.Dataset:
     """Run all cells at all learning rates, trained without the images held out.
 
     The rates are those of the grid, and further ones as long as the best one is at an end.
 
-    Args:
-      cells: Method, inputs and column of each sweep.
-      seeds: Seeds of the runs.
-
     Returns:
-      Accuracy of the final models on validation and on test images, in percent, with dimensions
+      Accuracy of the final models on "validation" and "test" images, in percent, with dimensions
       `method`, `inputs`, `column`, `lr` and `seed`. A diverged lane has accuracy 0; a cell or a
       rate that is not run has NaN.
     """
-    held = studies.hold_out(data, HELD_OUT)
-    tasks = _tasks(sizes, held, seeds)
-    coords = {
-        "method": list(METHODS),
-        "inputs": list(sizes.inputs),
-        "column": list(COLUMNS),
-        "lr": sorted((*sizes.rates, *sizes.lower, *sizes.higher)),
-        "seed": list(seeds),
-    }
-    shape = [len(each) for each in coords.values()]
-    validated = xr.DataArray(np.full(shape, np.nan), coords, list(coords))
-    tested = validated.copy()
+    tasks = _tasks(sizes, studies.hold_out(data, HELD_OUT), seeds)
     test_data = (jnp.asarray(data.test_images), jnp.asarray(data.test_labels, "int32"))
 
-    def fill(name: str, inputs: str, column: str, rates: Sequence[float], key: str) -> None:
+    def tried(name: str, inputs: str, column: str, rates: Sequence[float], key: str) -> xr.Dataset:
         of_seeds = tasks[inputs, COLUMNS[column].partition]
         ran = fedjax_sim.sweep(
             METHODS[name].system,
@@ -317,43 +296,32 @@ def first_stage(
             watch=fedjax_sim.Watch(progress=True),
             **arguments.kept(key),
         )
-        place = {"method": name, "inputs": inputs, "column": column, "lr": list(rates)}
-        curves = ran.curves
-        final = curves.accuracy.isel(eval=-1)
-        validated.loc[place] = 100 * final.where(~curves.failed, 0.0).values
+        final = ran.curves.accuracy.isel(eval=-1, drop=True)
         task = dataclasses.replace(of_seeds[0], test_data=test_data)
-        of_lanes = np.asarray(
-            jax.jit(lambda x: jax.lax.map(task.evaluate, x))(ran.models)["accuracy"]
-        )
-        on_test = xr.zeros_like(final) + of_lanes.reshape(final.shape)
-        tested.loc[place] = 100 * on_test.where(~curves.failed, 0.0).values
+        of_lanes = jax.jit(lambda x: jax.lax.map(task.evaluate, x))(ran.models)["accuracy"]
+        on_test = final.copy(data=np.asarray(of_lanes).reshape(final.shape))
+        both = xr.Dataset({"validation": final, "test": on_test}).reset_coords(drop=True)
+        return 100 * both.where(~ran.curves.failed, 0.0)
 
+    found = []
     for name, inputs, column in cells:
         key = f"{name}, {inputs}, {column}"
-        place = {"method": name, "inputs": inputs, "column": column}
-        fill(name, inputs, column, sizes.rates, key)
-        for further, end in ((sizes.lower, min), (sizes.higher, max)):
-            tried = list(sizes.rates)
+        scores = tried(name, inputs, column, sizes.rates, key)
+        for further, end in ((sizes.lower, 0), (sizes.higher, -1)):
             for rate in further:
-                best = best_rates(validated).sel(place)
-                if float(best) != end(tried):
+                if best_rates(scores.validation) != scores.lr[end]:
                     break
-                fill(name, inputs, column, [rate], f"{key}, lr {rate:g}")
-                tried.append(rate)
-    return validated, tested
+                more = tried(name, inputs, column, [rate], f"{key}, lr {rate:g}")
+                scores = xr.concat([scores, more], "lr").sortby("lr")
+        found.append(scores.expand_dims(method=[name], inputs=[inputs], column=[column]))
+    places = {"method": list(METHODS), "inputs": list(sizes.inputs), "column": list(COLUMNS)}
+    return xr.merge(found, join="outer", compat="no_conflicts").reindex(places)
 
 
 def second_stage(
     arguments: Arguments, sizes: Sizes, data: Dataset, chosen: Iterable[Cell]
 ) -> dict[str, xr.Dataset]:
-    """Run cells with fresh seeds on all training images.
-
-    Args:
-      chosen: Method, inputs, column and learning rate of each cell.
-
-    Returns:
-      Curves by "METHOD | INPUTS | COLUMN | lr RATE".
-    """
+    """Run cells with fresh seeds on all training images; return curves by `_key`."""
     tasks = _tasks(sizes, data, range(sizes.seeds))
     curves = {}
     for name, inputs, column, rate in dict.fromkeys(chosen):

@@ -189,6 +189,7 @@ def _run(given: argparse.Namespace) -> None:
     for option, word, lacks in (
         ("only", "ONLY", "has no panels to choose from"),
         ("rate", "RATES", "has one learning rate"),
+        ("results", "COMPARISON", "draws from no earlier run"),
     ):
         value = getattr(given, option)
         if value is not None and not registry.declares(given.name, word):

@@ -53,7 +53,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Sizes:
 
 def judged(few: Sizes) -> Verdict:
     shares = fald_bounds.measure_bounds(few, fald_bounds.long_runs(few.steps))
-    return fald_bounds.judge_bounds(shares, few)
+    return fald_bounds.JUDGES[3](shares)
 
 
 def test_every_share_is_below_one(few: Sizes) -> None:
@@ -83,8 +83,9 @@ def test_a_share_that_is_not_a_number_stays() -> None:
     assert fald_bounds.share(np.zeros(0), np.zeros(0)) == 0
     for found in ([{"a": np.nan}, {"a": 0.5}], [{"a": 0.5}, {"a": np.nan}, {"b": 0.5}]):
         worst = fald_bounds.largest(found)
-        assert np.isnan(worst["a"]) and not fald_bounds.are_met(worst)
-    assert fald_bounds.are_met({"a": 1.0, "b": 0.2}) and not fald_bounds.are_met({"a": 1.1})
+        assert np.isnan(worst["a"]) and fald_bounds.JUDGES[3](worst).verdict == UNDECIDED
+    assert fald_bounds.JUDGES[3]({"a": 1.0, "b": 0.2}).holds
+    assert fald_bounds.JUDGES[3]({"a": 1.1}).verdict == FAILS
 
 
 def test_a_rate_that_is_not_a_number_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_verdicts_on_the_clock_fail_on_wrong_schedules() -> None:
 
     def found(timeline: clock.Timeline) -> list[bool | None]:
         steps, gaps, _ = clock.measure_contacts(timeline)
-        return [clock.judge_steps(steps).holds, clock.judge_gaps(gaps).holds]
+        return [clock.JUDGES[4](steps).holds, clock.JUDGES[5](gaps).holds]
 
     assert found(drawn) == [True, True]
     assert found(drawn._replace(steps=drawn.steps + (drawn.steps > 0))) == [False, True]

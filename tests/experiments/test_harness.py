@@ -116,23 +116,23 @@ def test_panels_are_refused_by_experiments_that_have_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    words = ["run", "favano/fig2", "--smoke", "--only", "fig7", "--out", str(out)]
+    words = ["run", "favano/lattice", "--smoke", "--only", "fig7", "--out", str(out)]
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert "only is 'fig7', but must be left out with favano/fig2" in said
+    assert "only is 'fig7', but must be left out with favano/lattice" in said
     assert said.count("\n") == 1 and not out.exists()
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["favano/fig2", "--seeds", "5-9"], "seeds is '5-9', but must be a number of seeds"),
-        (["favano/fig2", "--cells", "IID"], "cells is ['IID'], but must be left out"),
+        (["favano/lattice", "--seeds", "5-9"], "seeds is '5-9', but must be a number of seeds"),
+        (["favano/lattice", "--cells", "IID"], "cells is ['IID'], but must be left out"),
         (["fald/privacy", "--seeds", "9-5"], "seeds is '9-5', but must be at least 1"),
         (["fald/privacy", "--seeds", "0"], "seeds is '0', but must be at least 1"),
         (["fald/privacy", "--seeds", "five"], "seeds is 'five', but must be a number, or two"),
         (["favano/table2", "--smoke", "--cells", "SGD"], "cells is 'SGD', but must be a part of"),
-        (["favano/fig6", "--rate", "0.1"], "rate is 0.1, but must be left out with favano/fig6"),
+        (["favano/fig3b", "--rate", "0.1"], "rate is 0.1, but must be left out with favano/fig3b"),
         (["favano/fig3a", "--rate", "0"], "rate is 0.0, but must be a number above 0"),
     ],
 )

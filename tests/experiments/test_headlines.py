@@ -68,8 +68,8 @@ def best_of(named: float) -> dict[str, Any]:
 GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
     "favano-32": (favano.judge_start, {"blocked": slow_share(0.01, 0.2)}),
     "favano-33": (favano.judge_floor, {"2 bits": {"square": 1.0, "error": 0.1, "floor": 2.0}}),
-    "favano-34": (favano.judge_corollary, {"printed": 0.5, "corrected": 0.5}),
-    "fald-24": (fald.judge_privacy, {"alike": 0.5, "apart": 0.9}),
+    "favano-34": (favano.JUDGES[34], {"printed": 0.5, "corrected": 0.5}),
+    "fald-24": (fald.JUDGES[24], {"alike": 0.5, "apart": 0.9}),
     "fald-25": (fig3_4.judge_named, best_of(0.99)),
     "fald-26": (
         fald.judge_best,

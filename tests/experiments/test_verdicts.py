@@ -12,7 +12,7 @@ import xarray as xr
 
 from experiments.clocks import coverage, routing, verdicts
 from experiments.clocks.claims import CLAIMS as CLOCKS
-from experiments.favano import fig3a, fig3b, fig6, fig7, fig7_own_rates, table2, table2_grid
+from experiments.favano import fig3a, fig3b, fig7, fig7_own_rates, table2, table2_grid
 from experiments.favano.fig3a import FAVANO, FEDBUFF
 from experiments.fedstaleweight import fig2
 from experiments.harness import Interval, Sample, Verdict, ledger
@@ -59,7 +59,11 @@ def table2_inputs(outcome: str, fedbuff: str = table2.FRESH) -> Inputs:
         "FAVANO, alpha = 1": (62.0, 61.0, 62.0),
     }
     means = bad if outcome == "fails" else good
+    ours = {"holds": [1.0, 2.0], "fails": [9.0, 20.0], "undecided": [1.0, np.nan]}[outcome]
+    bands = {"FedAvg": [3.0, 4.0], table2.FRESH: [8.0, 9.0], table2.FAVANO: ours}
     return {
+        "client variance": {table2.BANDS: bands},
+        "times": {table2.TIMES: times(outcome)},
         "cells": {
             name: {
                 column: runs(value, noisy=outcome == "undecided", wave=3 * i + j + 1)
@@ -85,9 +89,26 @@ REVERSED = dict(zip(ORDER, reversed(ORDER.values()), strict=True))
 MADE_UP: dict[str, Any] = {"dataset": "made up", "reduced": "", "smoke": False}
 
 
+def times(outcome: str) -> dict[str, float | None]:
+    """Make times to an accuracy."""
+    others = dict.fromkeys(("QuAFL", FEDBUFF, FAVANO), 500.0)
+    made: dict[str, dict[str, float | None]] = {
+        "holds": {"FedAvg": 900.0, **others},
+        "fails": {"FedAvg": 400.0, **others},
+        "undecided": dict.fromkeys(("FedAvg", *others)),
+    }
+    return made[outcome]
+
+
 def fig3a_inputs(outcome: str) -> Inputs:
     wobble = methods(outcome, {FEDBUFF: 2.0, FAVANO: 1.0}, {FEDBUFF: 2.0, FAVANO: 3.0})
-    return {**MADE_UP, "final": methods(outcome, ORDER, REVERSED), "unsteadiness": wobble}
+    return {
+        **MADE_UP,
+        "final": methods(outcome, ORDER, REVERSED),
+        "unsteadiness": wobble,
+        "times": times(outcome),
+        "time_budget": 1000.0,
+    }
 
 
 def fig3b_inputs(outcome: str) -> Inputs:
@@ -238,19 +259,6 @@ def own_rates_inputs(outcome: str) -> Inputs:
 CASES["hierarchical/own_rates"] = own_rates.judge, own_rates_inputs
 
 
-def fig6_inputs(outcome: str) -> Inputs:
-    others = dict.fromkeys(("QuAFL", FEDBUFF, FAVANO), 500.0)
-    times = {
-        "holds": {"FedAvg": 900.0, **others},
-        "fails": {"FedAvg": 400.0, **others},
-        "undecided": dict.fromkeys(("FedAvg", *others)),
-    }[outcome]
-    return {**MADE_UP, "times": times, "time_budget": 1000.0, "seeds": 10}
-
-
-CASES["favano/fig6"] = fig6.judge, fig6_inputs
-
-
 def attacks_inputs(outcome: str) -> Inputs:
     """Make accuracies of five rules under five attacks.
 
@@ -348,7 +356,7 @@ def test_nothing_is_judged_at_chance(name: str) -> None:
             method: Sample.of(chance * (1 + np.asarray(sample.values) / 100))
             for method, sample in inputs["final"].items()
         }
-        found = judge({**inputs, "final": small})
+        found = [x for x in judge({**inputs, "final": small}) if x.id != "favano-20"]
         assert {each.verdict for each in found} == {"undecided"}
         assert "below twice chance" in found[0].why
 
@@ -388,7 +396,7 @@ def test_one_collapsed_method_decides_nothing_about_itself(
     inputs = table2_inputs("holds")
     row = {**inputs["cells"][name], **dict.fromkeys(columns, runs(10.0))}
     found = {
-        each.id: each.measured["parts"]
+        each.id: each.measured.get("parts", {})
         for each in table2.judge({**inputs, "cells": {**inputs["cells"], name: row}})
     }
     for column in (table2.FAST, table2.SLOW):
@@ -407,7 +415,7 @@ def test_one_collapsed_method_decides_nothing_about_itself(
 def test_only_compared_methods_leave_claim_13_open(other: str) -> None:
     """A method at chance decides nothing about itself, and leaves the other comparisons."""
     inputs = fig3a_inputs("holds")
-    (found,) = fig3a.judge({**inputs, "final": {**inputs["final"], other: runs(10.0)}})
+    found, _ = fig3a.judge({**inputs, "final": {**inputs["final"], other: runs(10.0)}})
     is_open = {name for name, each in found.measured["parts"].items() if each is None}
     compared = {f"{FAVANO} above QuAFL", f"{FEDBUFF} above QuAFL"}
     assert is_open == (compared if other == "QuAFL" else set())
@@ -421,9 +429,9 @@ def test_steadiness_is_judged_by_an_interval_over_seeds() -> None:
     noisy = runs(2.0, noisy=True)
     for changed in (broken, noisy):
         wobble = {**inputs["unsteadiness"], FEDBUFF: changed}
-        (found,) = fig3a.judge({**inputs, "unsteadiness": wobble})
+        found, _ = fig3a.judge({**inputs, "unsteadiness": wobble})
         assert found.measured["parts"]["FedBuff less steady"] is None
-    (found,) = fig3a.judge({**inputs, "unsteadiness": None})
+    found, _ = fig3a.judge({**inputs, "unsteadiness": None})
     assert found.scope.endswith("open: FedBuff less steady")
     accuracy = xr.DataArray([[0.0, 0.5, 0.6, 0.5], [0.0, 0.5, 0.5, 0.5]], dims=("seed", "eval"))
     data = xr.Dataset({"accuracy": accuracy, "failed": ("seed", [False, True])})

@@ -9,32 +9,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.favano import clock, fig2, fig5, lemmas, theory
+from experiments.favano import clock, lemmas, table2, theory
 from experiments.harness import Verdict
 from tests.experiments.verdict_rows import Path, assert_verdict, changed, committed, numbers
 
 ENTRIES = {
     id: entry
-    for name in ("clock", "fig2", "fig5", "lemmas", "theory")
+    for name in ("clock", "lemmas", "table2", "theory")
     for id, entry in committed(f"favano/{name}").items()
 }
 JUDGES: dict[int, Callable[[Any], Verdict]] = {
-    1: lemmas.judge_identity,
-    2: lemmas.judge_reweighting,
-    3: lemmas.judge_contraction,
-    4: clock.judge_steps,
-    5: clock.judge_gaps,
-    6: theory.judge_long_run_mean,
+    1: lemmas.JUDGES[1],
+    2: lemmas.JUDGES[2],
+    3: lemmas.JUDGES[3],
+    4: clock.JUDGES[4],
+    5: clock.JUDGES[5],
+    6: theory.JUDGES[6],
     7: theory.judge_bound,
     8: clock.judge_step_time,
     16: theory.judge_rounding,
     17: clock.judge_orders,
-    18: clock.judge_two_workers,
+    18: clock.JUDGES[18],
     19: clock.judge_shares,
-    21: fig2.judge,
-    22: fig5.judge,
-    23: clock.judge_units,
-    30: theory.judge_equal_shares,
+    21: table2.judge_variance,
+    22: table2.judge_times,
+    23: clock.JUDGES[23],
+    30: theory.JUDGES[30],
 }
 NOT_KEPT: dict[int, dict[str, Any]] = {
     4: {"standard_error": [[0.0087, 0.0048], [0.0001, 0.0009]], "closed_forms_off": 2e-5},
@@ -83,11 +83,11 @@ ROWS: list[tuple[int, Path, Any, str]] = [
     (19, (*BLOCKED, 0), 0.87, "fails, false: more than their share (blocked)"),
     (19, (*BLOCKED, 0), 0.8801, "undecided, open: more than their share (blocked)"),
     (19, (*ERRORS, clock.MOST), 0.01, "holds in part, open: most updates with 11 fast (own"),
-    (21, (fig2.BANDS, "FAVANO, stochastic", 1), 9000.0, "fails"),
-    (21, (fig2.BANDS, "FAVANO, stochastic", 1), 400.0, "holds in part, false: below FedAvg"),
-    (22, (fig5.TIMES, "FAVANO, stochastic"), None, "undecided"),
-    (22, (fig5.TIMES, "FedAvg"), 1000.0, "fails"),
-    (22, (fig5.TIMES, "QuAFL"), 1000.0, "holds in part, open: FedBuff, lr"),
+    (21, (table2.BANDS, "FAVANO, stochastic", 1), 9000.0, "fails"),
+    (21, (table2.BANDS, "FAVANO, stochastic", 1), 400.0, "holds in part, false: below FedAvg"),
+    (22, (table2.TIMES, "FAVANO, stochastic"), None, "undecided"),
+    (22, (table2.TIMES, "FedAvg"), 1000.0, "fails"),
+    (22, (table2.TIMES, "QuAFL"), 1000.0, "holds in part, open: FedBuff, lr"),
     (23, ("eps^-3/2",), 1.0, "holds"),
     (30, ("mean",), {"deterministic": 1e-3, "stochastic": -1e-3}, "holds"),
     (30, ("mean",), {"deterministic": 1e-3, "stochastic": 0.1}, "fails"),

@@ -106,12 +106,9 @@ def setup_of(target: GaussianTarget, start: npt.ArrayLike, rho: Real) -> Langevi
     """Compute the constants of Gaussian clients, which meet the assumptions with equality.
 
     Args:
-        target: The clients and the temperature.
+        target: The clients and the temperature, of any batch shape.
         start: `f64[..., P]`, the first model of all clients.
         rho: Mixing weight of the shared noise, in [0, 1], a number or `f64[...]`.
-
-    Returns:
-        The constants, of the batch shape of the clients.
     """
     curvatures = np.linalg.eigvalsh(target.hessians)
     mode = exact_laws.target_law(target).mean
@@ -145,10 +142,8 @@ def contraction_bound(
 
     One model follows the global gradient. The other follows the average of the clients' gradients,
     each taken at the client's model, where the average of these models is the second model.
-
-    Args:
-        squared_distance: Squared distance of the two models before the step.
-        divergence: Weighted mean of the clients' squared distances to their average.
+    `squared_distance` is that of the two models before the step, and `divergence` the weighted
+    mean of the clients' squared distances to their average.
     """
     _check_lemma(setup, step_size)
     return (
@@ -160,8 +155,7 @@ def contraction_bound(
 def discretisation_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
     """Bound the mean squared distance that the stationary diffusion moves in a step (Lemma B.2).
 
-    Args:
-        step_size: eta, positive and less than 2 / m.
+    The step size is positive and less than 2 / m.
     """
     _check_step_size(step_size, 2 / np.asarray(setup.strong_convexity), "2 / m", is_strict=True)
     d, tau = setup.dim, setup.temperature
@@ -195,12 +189,8 @@ def divergence_bound(
 ) -> Real:
     """Bound the weighted mean squared distance of clients to their average (Lemma B.3 / 5.5).
 
-    The bound holds at all steps.
-
-    Args:
-        is_constant: Whether the step size is constant. Then the proof gives a quarter of the first
-            and half of the second printed term; as printed, they allow the step size to halve
-            within a round.
+    The bound holds at all steps. If the step size is constant, the proof gives a quarter of the
+    first and half of the second printed term; as printed, they allow it to halve within a round.
     """
     _check_lemma(setup, step_size)
     return _divergence(setup, step_size, local_steps - 1, is_constant)
@@ -208,11 +198,7 @@ def divergence_bound(
 
 @checked
 def gradient_noise_bound(setup: LangevinSetup) -> Real:
-    """Bound the mean squared error of the averaged gradient (Lemma B.4).
-
-    Returns:
-        The bound, d sigma^2.
-    """
+    """Bound the mean squared error of the averaged gradient by d sigma^2 (Lemma B.4)."""
     return setup.dim * np.asarray(setup.gradient_variance)
 
 
@@ -227,8 +213,7 @@ def selection_bound(
 ) -> Real:
     """Bound the mean squared distance of the selected clients' average to that of all (Lemma C.2).
 
-    Args:
-        is_constant: Whether the step size is constant, see `divergence_bound`.
+    See `divergence_bound` for `is_constant`.
     """
     _check_lemma(setup, step_size)
     return _excess(setup, participation) * _divergence(setup, step_size, local_steps, is_constant)
@@ -255,12 +240,9 @@ def one_step_bound(
     local_steps: Count,
     participation: Participation = exact_laws.FULL,
 ) -> Real:
-    """Bound the squared W2 after a step from that before it (Lemma B.5 / 5.6).
+    """Bound the squared W2 to the target after a step from that before it (Lemma B.5 / 5.6).
 
     For a step that ends with partial participation it is (38).
-
-    Args:
-        squared_distance: Squared W2 to the target law before the step.
     """
     _check_theorem(setup, step_size)
     shrunk = (1 - step_size * setup.strong_convexity / 2) * squared_distance
@@ -306,10 +288,8 @@ def bound(
 def bias_bound(setup: LangevinSetup, *, step_size: Real, local_steps: Count) -> Real:
     """Bound W2 in the limit of many steps, the second term of Theorem B.6.
 
-    It is 30 kappa sqrt(eta m d H ((K - 1)^2 + kappa)), with H of `LangevinSetup.spread`.
-
-    Args:
-        step_size: eta, positive and at most 1 / (2 L); the limit is not checked.
+    It is 30 kappa sqrt(eta m d H ((K - 1)^2 + kappa)), with H of `LangevinSetup.spread`. The limit
+    of the step size is not checked.
     """
     rate = step_size * setup.strong_convexity * setup.dim
     return 30 * setup.condition_number * np.sqrt(rate * setup.spread * _drift(setup, local_steps))
@@ -322,13 +302,8 @@ def participation_floor(
     """Bound what partial participation adds to W2, the last term of Theorem C.3.
 
     It stays positive as the step size goes to 0, even at rho = 1, where the true distance does
-    vanish: the proof bounds a variance by a second moment, which includes the shared noise.
-
-    Args:
-        step_size: eta, positive and at most 1 / (2 L); the limit is not checked.
-
-    Raises:
-        ValueError: If the participation is not possible, or weights are unequal under scheme II.
+    vanish: the proof bounds a variance by a second moment, which includes the shared noise. The
+    limit of the step size is not checked.
     """
     whole = step_size * setup.strong_convexity * local_steps
     factor = whole / -np.expm1(-whole / 2)  # C_K, from 2 to 2 + eta m K
@@ -345,11 +320,7 @@ def squared_bound(
     step_size: Real,
     local_steps: Count,
 ) -> Real:
-    """Bound the squared W2 after k steps from that at the start, under full participation (29).
-
-    Args:
-        squared_distance: Squared W2 to the target law at the start.
-    """
+    """Bound the squared W2 after k steps from that at the start, under full participation (29)."""
     _check_theorem(setup, step_size)
     rate = step_size * setup.strong_convexity
     floor = (
@@ -367,11 +338,7 @@ def squared_bound(
 def decreasing_step_size(setup: LangevinSetup, step: npt.ArrayLike) -> Real:
     """Compute the step size eta_k = 1 / (2 L + m k / 12) of Theorem 5.8.
 
-    Args:
-        step: k, counting all local steps from 0, across rounds.
-
-    Returns:
-        eta_k.
+    `step` is k, counting all local steps from 0, across rounds.
     """
     return 1 / (2 * setup.smoothness + setup.strong_convexity * np.asarray(step) / 12)
 

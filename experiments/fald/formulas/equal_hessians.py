@@ -9,7 +9,9 @@ and the clients' centers do not matter, except for the weighted mean of the cent
 participation widens the law, by the noise of fewer clients and by the spread of the centers. Other
 cases are covered by the recursions of `experiments.fald.formulas.exact_laws`.
 
-Everything is in float64. Symbols and dimension letters are those of `exact_laws`.
+Everything is in float64. Symbols, dimension letters and arguments are those of `exact_laws`. Step
+sizes are positive and less than 2 over the largest curvature, and unequal Hessians raise a
+ValueError.
 """
 
 import numpy as np
@@ -27,18 +29,7 @@ def inflation(
 ) -> Real:
     """Compute phi, by which partial participation multiplies the temperature of averaged noise.
 
-    It is the same for equal and unequal weights.
-
-    Args:
-        num_clients: N, at least 1.
-        rho: Mixing weight of the shared noise, in [0, 1], a number or `f64[...]`.
-        participation: Which clients are averaged.
-
-    Returns:
-        phi, at least 1; 1 under full participation or for rho = 1.
-
-    Raises:
-        ValueError: If rho is not in [0, 1] or the participation is not possible.
+    It is the same for equal and unequal weights, and 1 under full participation or for rho = 1.
     """
     exact_laws.check_rho(rho)
     excess = participation.excess(np.full(num_clients, 1 / num_clients))
@@ -51,19 +42,8 @@ def shared_hessian(
 ) -> Gaussian:
     """Compute the law after k steps of full participation, which is SGLD's for any K and rho.
 
-    The covariance is tau H^-1 (I - eta H / 2)^-1 (I - A^2k), where A = I - eta H.
-
-    Args:
-        target: The clients, all with one Hessian, and the temperature. Gradient noise is ignored.
-        start: `f64[P]`, the first model.
-        step_size: eta, positive and less than 2 over the largest curvature.
-        num_steps: k, at least 0.
-
-    Returns:
-        The law, `f64[P]` and `f64[P, P]`.
-
-    Raises:
-        ValueError: If the Hessians differ.
+    The covariance is tau H^-1 (I - eta H / 2)^-1 (I - A^2k), where A = I - eta H. `start` is the
+    first model, `f64[P]`.
     """
     values, vectors = _spectrum(target)
     factor = 1 - step_size * values
@@ -92,19 +72,8 @@ def shared_hessian_stationary(
     V = A^K V A^K + (I - A^K) V_b (I - A^K) + phi 2 eta tau sum_{j < K} A^2j,
     where A = I - eta H and V_b is C_S / S times the weighted covariance of the centers b_c.
 
-    Args:
-        target: The clients, all with one Hessian, and the temperature. Gradient noise is ignored.
-        step_size: eta, positive and less than 2 over the largest curvature.
-        local_steps: K, at least 1.
-        rho: Mixing weight of the shared noise, in [0, 1].
-        participation: Which clients are averaged.
-
-    Returns:
-        The law, `f64[P]` and `f64[P, P]`.
-
     Raises:
-        ValueError: If the Hessians differ, the step size is outside its range, so that there is no
-            stationary law, rho is not in [0, 1] or the participation is not possible.
+        ValueError: If the step size is outside its range, so that there is no such law.
     """
     values, vectors = _spectrum(target)
     if not 0 < step_size < 2 / values.max():

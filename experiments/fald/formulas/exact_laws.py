@@ -14,8 +14,9 @@ Symbols: tau `temperature`, eta `step_size`, K `local_steps`, rho `rho`, S `num_
 Unless a function says otherwise, `target` has the clients and the temperature, `local_steps` is at
 least 1, `rho` is the mixing weight of the shared noise, in [0, 1], a number or `f64[...]`,
 `participation` says which clients are averaged, `taken` is a round, and `stacked` is the joint law
-of the clients' models, `f64[..., Q]` and `f64[..., Q, Q]`. A rho outside [0, 1] and a participation
-that is not possible (see `Participation.excess`) raise a ValueError.
+of the clients' models, `f64[..., Q]` and `f64[..., Q, Q]`. Other laws are those of one model,
+`f64[..., P]` and `f64[..., P, P]`. A rho outside [0, 1] and a participation that is not possible
+(see `Participation.excess`) raise a ValueError.
 
 `SCHEMES` are the ways to choose who is averaged: "full" is everyone; "with_replacement" is scheme
 I, S draws with probabilities p_c; "without_replacement" is scheme II, S distinct clients, which
@@ -78,13 +79,7 @@ class Participation(NamedTuple):
         """Compute C_S / S, which measures how much the averaging weights vary between draws.
 
         In both schemes the averaging weights w have the mean p and the covariance
-        C_S / S (diag(p) - p p^T).
-
-        Args:
-            weights: `f64[..., N]`, p_c.
-
-        Returns:
-            C_S / S, at least 0; 0 if everyone is averaged.
+        C_S / S (diag(p) - p p^T). It is 0 if everyone is averaged. `weights` are p_c.
 
         Raises:
             ValueError: If the scheme is unknown, if S is not possible, or if the weights are
@@ -159,11 +154,7 @@ class Step(NamedTuple):
 
 @checked
 def target_law(target: GaussianTarget) -> Gaussian:
-    """Compute the law to be sampled, N(theta_*, tau H^-1) with H the weighted mean Hessian.
-
-    Returns:
-        The law, with mean `f64[..., P]` and covariance `f64[..., P, P]`.
-    """
+    """Compute the law to be sampled, N(theta_*, tau H^-1) with H the weighted mean Hessian."""
     weights, hessians = target.weights, target.hessians
     precision = np.einsum("...c,...cij->...ij", weights, hessians)
     pull = np.einsum("...c,...cij,...cj->...i", weights, hessians, target.centers)
@@ -175,11 +166,7 @@ def target_law(target: GaussianTarget) -> Gaussian:
 
 @checked
 def local_temperature(target: GaussianTarget, rho: Real) -> Numbers:
-    """Compute T_{c,rho} = tau (rho^2 + (1 - rho^2) / p_c), at which client c diffuses (Def. A.4).
-
-    Returns:
-        `f64[..., N]`.
-    """
+    """Compute the clients' T_{c,rho} = tau (rho^2 + (1 - rho^2) / p_c), Def. A.4: `f64[..., N]`."""
     check_rho(rho)
     rho = _column(rho, 1)
     return _column(target.temperature, 1) * (rho**2 + (1 - rho**2) / target.weights)
@@ -190,10 +177,7 @@ def local_target(target: GaussianTarget, rho: Real) -> Gaussian:
     """Compute the law exp(-f^c / T_{c,rho}) that each client's chain samples without averaging.
 
     It is what a chain that is never synchronised samples, up to the error of its step size. At
-    rho = 0 it is the client's posterior exp(-p_c f^c / tau).
-
-    Returns:
-        The laws, with means `f64[..., N, P]` and covariances `f64[..., N, P, P]`.
+    rho = 0 it is the client's posterior exp(-p_c f^c / tau). Means are `f64[..., N, P]`.
     """
     covariance = local_temperature(target, rho)[..., None, None] * np.linalg.inv(target.hessians)
     return Gaussian(np.broadcast_to(target.centers, covariance.shape[:-1]), covariance)
@@ -201,14 +185,7 @@ def local_target(target: GaussianTarget, rho: Real) -> Gaussian:
 
 @checked
 def check_rho(rho: Real) -> None:
-    """Check that rho is in [0, 1]; outside, the private noise would have a negative variance.
-
-    Args:
-        rho: Mixing weight of the shared noise, a number or an array.
-
-    Raises:
-        ValueError: If any rho is not in [0, 1].
-    """
+    """Refuse a rho outside [0, 1], for which the private noise would have a negative variance."""
     values = np.atleast_1d(rho)
     is_beyond = ~((values >= 0) & (values <= 1))
     if is_beyond.any():
@@ -219,10 +196,7 @@ def check_rho(rho: Real) -> None:
 def centralised(target: GaussianTarget) -> GaussianTarget:
     """Combine all clients into one with the global energy and the averaged gradient noise.
 
-    FA-LD with this one client is SGLD.
-
-    Returns:
-        The same target law with N = 1.
+    FA-LD with this one client is SGLD, and has the same target law.
     """
     noise = np.broadcast_to(target.gradient_noise, target.hessians.shape)
     gathered = np.einsum("...c,...cij->...ij", target.weights**2, noise)
@@ -240,14 +214,7 @@ def centralised(target: GaussianTarget) -> GaussianTarget:
 
 @checked
 def point(position: npt.ArrayLike) -> Gaussian:
-    """Build the law of a known model, which has covariance 0.
-
-    Args:
-        position: `f64[..., P]`, the model.
-
-    Returns:
-        The point mass at that model.
-    """
+    """Build the law of a known model, `f64[..., P]`, which has covariance 0."""
     position = np.asarray(position, float)
     return Gaussian(position, np.zeros((*position.shape, position.shape[-1])))
 
@@ -268,7 +235,7 @@ def steps(
     """Follow the joint law of all clients' models, with a synchronisation after every K steps.
 
     Args:
-        start: Law of the one model that all clients begin from, `f64[..., P]` and `f64[..., P, P]`.
+        start: Law of the one model that all clients begin from.
         step_sizes: eta of each step, each a number or `f64[...]`.
 
     Yields:
@@ -287,12 +254,7 @@ def steps(
 def average(target: GaussianTarget, stacked: Gaussian, excess: float = 0.0) -> Gaussian:
     """Compute the law of the (randomly weighted) average of all clients' models.
 
-    Args:
-        target: The clients; only their weights are used.
-        excess: C_S / S; 0 for the plain weighted mean.
-
-    Returns:
-        The law of the average, `f64[..., P]` and `f64[..., P, P]`.
+    Only the weights of `target` are used; excess is C_S / S, 0 for the plain weighted mean.
     """
     (n, dim), weights = target.shape, target.weights
     means = stacked.mean.reshape(*stacked.mean.shape[:-1], n, dim)
@@ -366,13 +328,7 @@ def one_round(
 ) -> Round:
     """Compute what K local steps and a synchronisation do to the law of the model.
 
-    It takes O(log K) matrix products.
-
-    Args:
-        step_size: eta, positive, a number or `f64[...]`.
-
-    Returns:
-        The round, to be used with `advance`, `iterate_rounds` or `stationary`.
+    It takes O(log K) matrix products. step_size is eta, positive, a number or `f64[...]`.
     """
     powers, noise = _power_and_noise(
         _factors(target, step_size), _step_noise(target, step_size, rho), local_steps
@@ -385,14 +341,7 @@ def one_round(
 
 @checked
 def advance(law: Gaussian, taken: Round) -> Gaussian:
-    """Compute the law of the model after a round from the law before it.
-
-    Args:
-        law: Law of the model, `f64[..., P]` and `f64[..., P, P]`.
-
-    Returns:
-        The law after the round, of the same shapes.
-    """
+    """Compute the law of the model after a round from the law before it."""
     means = np.einsum("...cij,...j->...ci", taken.powers, law.mean) + taken.shifts
     mean = np.einsum("...c,...ci->...i", taken.weights, means)
     transition, excess = taken.transition, taken.excess
@@ -410,15 +359,7 @@ def advance(law: Gaussian, taken: Round) -> Gaussian:
 
 @checked
 def iterate_rounds(taken: Round, start: Gaussian, num_rounds: Whole) -> Gaussian:
-    """Compute the laws of the model after 0, 1, ..., R rounds.
-
-    Args:
-        start: Law of the model before the first round, `f64[..., P]` and `f64[..., P, P]`.
-        num_rounds: R, at least 0.
-
-    Returns:
-        The laws on a new first axis: `f64[R + 1, ..., P]` and `f64[R + 1, ..., P, P]`.
-    """
+    """Compute the laws of the model after 0, 1, ..., R rounds, on a new first axis."""
     batch = np.broadcast_shapes(start.mean.shape, taken.offset.shape)
     law = Gaussian(
         np.broadcast_to(start.mean, batch), np.broadcast_to(start.covariance, (*batch, batch[-1]))
@@ -435,9 +376,6 @@ def iterate_rounds(taken: Round, start: Gaussian, num_rounds: Whole) -> Gaussian
 @checked
 def stationary(taken: Round) -> Gaussian:
     """Compute the stationary law of the model, which a round does not change.
-
-    Returns:
-        The law, `f64[..., P]` and `f64[..., P, P]`.
 
     Raises:
         ValueError: If second moments grow from round to round, so that there is no such law.

@@ -41,10 +41,7 @@ CHUNK = 64
 def sufficient_step_size(setup: LangevinSetup, accuracy: Above0, *, local_steps: Count) -> float:
     """Compute the step size at which the bias of Theorem B.6 is half of the accuracy. Derived.
 
-    It is limited to the largest step size for which the theorem holds.
-
-    Returns:
-        eta, positive and at most 1 / (2 L).
+    It is limited to the largest step size for which the theorem holds, 1 / (2 L).
     """
     kappa, drift = setup.condition_number, (local_steps - 1) ** 2 + setup.condition_number
     scale = 3600 * kappa**2 * setup.strong_convexity * setup.dim * drift * setup.spread
@@ -55,8 +52,7 @@ def sufficient_step_size(setup: LangevinSetup, accuracy: Above0, *, local_steps:
 def sufficient_steps(setup: LangevinSetup, accuracy: Above0, *, local_steps: Count) -> int:
     """Compute after how many steps Theorem B.6 guarantees the accuracy. Derived.
 
-    Returns:
-        Steps of `sufficient_step_size`, at least 0. The number of rounds is this over K.
+    Steps are of `sufficient_step_size`. The number of rounds is this over K.
     """
     rate = sufficient_step_size(setup, accuracy, local_steps=local_steps) * setup.strong_convexity
     return max(0, int(np.ceil(4 / rate * np.log(2 * start_bound(setup) / accuracy))))
@@ -79,11 +75,8 @@ def rounds_to(
 ) -> Numbers:
     """Count the rounds until the model's law is first within the accuracy of the target law.
 
-    Args:
-        step_size: eta, a number or `f64[E]`.
-
-    Returns:
-        `f64[]` or `f64[E]`, infinite where `most_rounds` are not enough.
+    step_size is eta, a number or `f64[E]`, and so is the result, infinite where `most_rounds` are
+    not enough.
     """
     first = np.full(np.shape(step_size), np.inf)
     for begun, distance in _distances(
@@ -113,11 +106,7 @@ def tuned_rounds(
     """Find the fewest rounds to the accuracy over all step sizes, and a step size that takes them.
 
     It tries 60 step sizes in equal ratios, and then `refinements` times 60 between the neighbours
-    of the best.
-
-    Args:
-        between: Smallest and largest step size to try, both positive.
-        refinements: How often to search again around the best step size.
+    of the best. `between` has the smallest and the largest step size to try, both positive.
 
     Returns:
         The rounds and the step size; infinity and NaN if no step size reaches the accuracy.

@@ -12,6 +12,9 @@ step; eta is the step size of local steps; mu_t is the mean of the server's mode
 base models (the models that clients started from) at server step t; Phi_t, the potential, is the
 sum of squared distances of these n + 1 models to mu_t. The law of X, its moments and the conditions
 on the step size are in `fedjax_sim.theory.favano`.
+
+Arguments: `num_clients` is n, `num_contacted` s, `step_size` eta, `num_ticks` T; `setup` has the
+constants of the problem and of the run.
 """
 
 from typing import NamedTuple
@@ -48,19 +51,16 @@ class ErrorTerms(NamedTuple):
 def reweighted_variance(
     moments: StepMoments, *, mean: float, variance: AtLeast0, reweighting: str
 ) -> Numbers:
-    """Compute the variance of the reweighted sum of X independent gradients.
+    """Compute the variance of the reweighted sum of X independent scalar gradients: `f64[N]`.
 
     The lemma on Var(M_1) and Var(M_2), just before the tuning lemma of App. B.1. The expectation of
     the reweighted sum is `mean`.
 
     Args:
         moments: Moments of X.
-        mean: Expectation of one scalar gradient.
-        variance: Variance of one scalar gradient.
+        mean: Expectation of one gradient.
+        variance: Variance of one gradient.
         reweighting: "stochastic" (M_1) or "deterministic" (M_2).
-
-    Returns:
-        `f64[N]`, the variance for each client.
     """
     if reweighting == "stochastic":
         no_step = mean**2 * moments.prob_any * (1 - moments.prob_any)
@@ -72,13 +72,8 @@ def reweighted_variance(
 def kappa(num_clients: Count, num_contacted: Count) -> float:
     """Compute the rate at which the potential contracts, eq. (6).
 
-    Args:
-        num_clients: n.
-        num_contacted: s.
-
-    Returns:
-        kappa: without progress, the expected potential falls at least by this share per step. It
-        is 0 if all clients are contacted.
+    Without progress, the expected potential falls at least by this share per step. It is 0 if all
+    clients are contacted.
     """
     n, s = num_clients, num_contacted
     return s * (n - s) / (2 * n * (n + 1) * (s + 1))
@@ -88,12 +83,7 @@ def kappa(num_clients: Count, num_contacted: Count) -> float:
 def kappa_star(num_clients: Count, num_contacted: Count) -> float:
     """Compute the best possible rate without progress. Derived.
 
-    Args:
-        num_clients: n.
-        num_contacted: s.
-
-    Returns:
-        The rate. It is attained when the server's model is the mean of all models.
+    It is attained when the server's model is the mean of all models.
     """
     n, s = num_clients, num_contacted
     return s * (s * n - 1) / (n * max(n - 1, 1) * (s + 1))
@@ -103,16 +93,11 @@ def kappa_star(num_clients: Count, num_contacted: Count) -> float:
 def expected_potential(server: Numbers, bases: Numbers, *, num_contacted: Count) -> float:
     """Compute exactly the expected potential after one server step without progress. Derived.
 
-    The potential is the sum of squared distances of the server's model and the clients' base models
-    to the mean mu of all of them.
+    The expectation is over the draw of clients.
 
     Args:
         server: `f64[P]`, the server's model before the step.
         bases: `f64[N, P]`, the models that clients started from.
-        num_contacted: s, the number of clients contacted.
-
-    Returns:
-        The expectation over the draw of clients.
     """
     n, s = len(bases), num_contacted
     if n == 1:
@@ -128,21 +113,11 @@ def expected_potential(server: Numbers, bases: Numbers, *, num_contacted: Count)
 def expected_pull(law: Numbers, *, step_curvature: float, reweighting: str) -> Numbers:
     """Compute how far reweighted progress takes a client towards its optimum on a quadratic.
 
-    Derived. With curvature a, step size eta and optimum c_i, the expected reweighted progress from
-    w is omega_i a (w - c_i), and the result is eta a omega_i, the mean share of the way to c_i that
-    is covered. Gradients shrink along a trajectory, so omega_i falls as X grows: reweighting
-    over-corrects in favour of clients that do few steps.
-
-    Args:
-        law: `f64[N, K + 1]`, probabilities of X = 0, ..., K.
-        step_curvature: eta a.
-        reweighting: "stochastic", "deterministic" or "none".
-
-    Returns:
-        `f64[N]`, the share eta a omega_i for each client.
-
-    Raises:
-        KeyError: If `reweighting` is none of these.
+    Derived. With curvature a and optimum c_i, the expected reweighted progress from w is
+    omega_i a (w - c_i), and the result is eta a omega_i, the mean share of the way to c_i that is
+    covered: `f64[N]`. Gradients shrink along a trajectory, so omega_i falls as X grows: reweighting
+    over-corrects in favour of clients that do few steps. `step_curvature` is eta a, and the
+    reweighting is "stochastic", "deterministic" or "none".
     """
     steps = np.arange(law.shape[-1])
     covered = 1 - (1 - step_curvature) ** steps
@@ -169,11 +144,9 @@ def long_run_means(
     Args:
         optima: `f64[N]` or `f64[N, P]`, the clients' optima c_i.
         pull: `f64[N]`, from `expected_pull`.
-        num_contacted: s, the number of clients contacted per server step.
 
     Returns:
-        The mean m of the server's model, `f64[]` or `f64[P]`, and the means m_i of the base models,
-        `f64[N]` or `f64[N, P]`.
+        The mean m of the server's model, and the means m_i of the base models.
     """
     n, s = len(optima), num_contacted
     # Probability that another given client is contacted too when client i is.
@@ -191,14 +164,6 @@ def bound(setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count) -> float
 
     In the form of (225)-(227). The bound holds if all conditions on the step size do. It is about
     mu_t, the mean of all models, not about the server's model.
-
-    Args:
-        setup: Constants of the problem and of the run.
-        step_size: eta.
-        num_ticks: T, the number of server steps.
-
-    Returns:
-        The bound, in units of a squared gradient.
     """
     terms = error_terms(setup)
     return (
@@ -210,14 +175,7 @@ def bound(setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count) -> float
 
 @checked
 def error_terms(setup: FavanoSetup) -> ErrorTerms:
-    """Collect the bound of Theorem 1 by powers of the step size.
-
-    Args:
-        setup: Constants of the problem and of the run.
-
-    Returns:
-        The coefficients, and the inverse of the largest step size that the proof allows.
-    """
+    """Collect the bound of Theorem 1 by powers of the step size."""
     n, s, L, K = setup.num_clients, setup.num_contacted, setup.smoothness, setup.max_steps
     # Deviation: (224) has 5600 for the last constant, where its own factors give 2 * 2880 = 5760.
     noise = (8 * K**2 + 720 * s**2 * setup.noise_constant) * setup.gradient_variance

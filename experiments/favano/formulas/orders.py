@@ -32,12 +32,6 @@ def favano_orders(setup: FavanoSetup) -> Orders:
     """Collect FAVANO's row of Table 1, which is also the corollary (11)-(12).
 
     The middle term is that of the bound which is proved, not the printed one.
-
-    Args:
-        setup: Constants of the problem and of the run.
-
-    Returns:
-        The coefficients of the row.
     """
     n, s, K, squared = (setup.num_clients, setup.num_contacted, setup.max_steps, setup.max_steps**2)
     sigma2, G2, a, b = (
@@ -59,14 +53,7 @@ def favano_orders(setup: FavanoSetup) -> Orders:
 
 @checked
 def favano_orders_printed(setup: FavanoSetup) -> Orders:
-    """Collect FAVANO's row of Table 1 as printed.
-
-    Args:
-        setup: Constants of the problem and of the run.
-
-    Returns:
-        The coefficients of the row.
-    """
+    """Collect FAVANO's row of Table 1 as printed."""
     n, s, K, L = setup.num_clients, setup.num_contacted, setup.max_steps, setup.smoothness
     sigma2, G2, a, b = (
         setup.gradient_variance,
@@ -82,12 +69,7 @@ def favano_orders_printed(setup: FavanoSetup) -> Orders:
 def quafl_orders(setup: FavanoSetup, *, mean_steps: float) -> Orders:
     """Collect QuAFL's row of Table 1.
 
-    Args:
-        setup: Constants of the problem and of the run.
-        mean_steps: E, the expected number of local steps between two contacts.
-
-    Returns:
-        The coefficients of the row.
+    `mean_steps` is E, the expected number of local steps between two contacts.
     """
     n, s, K = setup.num_clients, setup.num_contacted, setup.max_steps
     FL, spread = (
