@@ -17,9 +17,9 @@ import numpy as np
 
 from experiments import harness
 from experiments.fedem import counts, fig2
-from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
+from experiments.fedem.claims import CLAIMS, SMOKE
 from experiments.fedem.counts import Visits
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
+from experiments.harness import Arguments, Outcome, Sizes, Study
 
 SHAPE = Study(
     full=Sizes(sites=9721, months=525, observers=2465, visits=5980, epochs=150, steps=300),
@@ -39,22 +39,7 @@ def made_up(sizes: Sizes, seed: int = 0, *, noise: float = 0.5) -> Visits:
     return counts.seen_at(truth, server, site, noise, random)
 
 
-def judge(found: Found) -> Verdict:
-    """Judge claim 25 by the trend that the paper's settings give."""
-    trend, marks = found["trend"], CLAIMS[25].criterion
-    shown = ", ".join(f"{name} {value:.3f}" for name, value in trend.items())
-    why = (
-        f"{found['visits']} visits to {found['sites visited']} of {found['sites']} sites, "
-        f"{found['cells seen']:.2%} of the cells; correlation of the trend with the truth's: "
-        f"{shown}; in {found['rounds']} rounds F went from {found['F at first']:.4g} to "
-        f"{found['F']:.4g} and the fitted matrix moved by {found['moved']:.1e} of itself; pooled "
-        f"EM took {found['steps']} steps"
-    )
-    is_met = harness.unless_unknown(trend[FEDMISSEM] > marks.trend, trend[FEDMISSEM])
-    return verdict(25, found, rule({"trend": is_met}), why)
-
-
-JUDGES: Judges = {25: judge}
+JUDGES = CLAIMS.declared(25)
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -108,12 +93,12 @@ def run(arguments: Arguments) -> Outcome:
             for name, matrix in matrices.items()
         },
     }
-    judged = verdict(25, found, None, SMOKE) if arguments.smoke else judge(found)
+    verdicts = harness.judge_all(JUDGES, {25: found}, SMOKE if arguments.smoke else "")
     title = f"{sizes.sites} sites by {sizes.months} months, {sizes.visits} counts, made up"
     return Outcome(
         {"FedMissEM, the paper's settings": fitted.curves},
         {"fig2_shape.png": fig2.trend_figure(totals, seen, title)},
-        [judged],
+        verdicts,
         {**sizes.config(), "found": found},
     )
 

@@ -44,13 +44,6 @@ def measure_corollary(sizes: Sizes) -> Found:
     return {"largest share": float(max(shares)), "cases": len(shares)}
 
 
-def judge_corollary(found: Found) -> Verdict:
-    """Judge claim 26."""
-    share = found["largest share"]
-    why = f"at most {share:.3f} of the bound in {found['cases']} cases"
-    return verdict(26, found, harness.unless_unknown(share <= 1, share), why)
-
-
 def measure_evaluations() -> Found:
     """Fit the powers of omega and of n in the formula of App. E.2 (claim 27)."""
     unit, m = theory.Constants(1.0, 1.0, 1.0, 1.0), 100
@@ -71,18 +64,6 @@ def measure_evaluations() -> Found:
         },
         "with whole batches": power(omegas, [cost(10, w, 1.0) for w in omegas]),
     }
-
-
-def judge_evaluations(found: Found) -> Verdict:
-    """Judge claim 27."""
-    close, powers = CLAIMS[27].criterion.close, found["powers"]
-    holds = all(abs(power - 0.5) < close for power in powers.values())
-    why = ", ".join(f"power {power:.3f} of {name}" for name, power in powers.items())
-    why += (
-        f"; of omega {found['with whole batches']:.2f} at m = 100 if batches have an example or "
-        "more, as they must, which the formula leaves out"
-    )
-    return verdict(27, found, harness.unless_unknown(holds, powers), why)
 
 
 SIZES = (10, 32, 100, 316, 1000, 3162, 10_000)
@@ -148,18 +129,7 @@ def measure_dithering(sizes: Sizes) -> Found:
     return {"largest share": worst, "standard errors off": far, "draws": sizes.draws}
 
 
-def judge_dithering(found: Found) -> Verdict:
-    """Judge claim 29."""
-    share, far = found["largest share"], found["standard errors off"]
-    holds = share <= 1 and far < CLAIMS[29].criterion.far
-    why = (
-        f"variance at most {share:.3f} of (q^(1/r) + q^(1/2)) / s; {found['draws']} draws at most "
-        f"{far:.1f} standard errors off"
-    )
-    return verdict(29, found, harness.unless_unknown(holds, [share, far]), why)
-
-
-JUDGES: Judges = {26: judge_corollary, 27: judge_evaluations, 28: judge_bits, 29: judge_dithering}
+JUDGES: Judges = {**CLAIMS.declared(26, 27, 29), 28: judge_bits}
 
 
 def run(arguments: Arguments) -> Outcome:

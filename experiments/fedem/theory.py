@@ -143,39 +143,6 @@ def measure_fixed_points() -> dict[int, Found]:
     }
 
 
-def judge_fixed_points(found: Found) -> Verdict:
-    """Judge claim 1."""
-    field, moved, apart = found["h"], found["theta moves"], found["theta off T(S)"]
-    marks = CLAIMS[1].criterion
-    why = (
-        f"‖h‖ = {field:.1e}, theta moves by {moved:.1e} after 3000 steps; theta_k and T(S_k) "
-        f"apart by at most {apart:.1e}"
-    )
-    return verdict(1, found, np.max([field, moved]) < marks.end and apart < marks.apart, why)
-
-
-def judge_monotony(found: Found) -> Verdict:
-    """Judge claim 2."""
-    rises, marks = found["largest rise of F"], CLAIMS[2].criterion
-    off = np.max([found["FedEM apart from EM"], found["FedEM apart from EM by hand"]])
-    why = (
-        f"largest rise of F in 3000 steps {rises:.1e}; F of FedEM and EM apart by "
-        f"{off:.1e} over 50 rounds"
-    )
-    return verdict(2, found, rises < marks.rise and off < marks.apart, why)
-
-
-def judge_gradient(found: Found) -> Verdict:
-    """Judge claim 3."""
-    errors = [found["relative error"], found["relative error on the toys"]]
-    least = found["least eigenvalue"]
-    why = (
-        f"relative error {errors[0]:.1e}, on the toys {errors[1]:.1e}; least eigenvalue of B "
-        f"{least:.2g} at two points of a fitted mixture"
-    )
-    return verdict(3, found, np.max(errors) < CLAIMS[3].criterion.error and least > 0, why)
-
-
 def _toy_gradients() -> float:
     worst = []
     for kappa in (KAPPA, 1 / (1 + np.random.default_rng(2).uniform(0, 3, (N, M)) ** 2)):
@@ -326,23 +293,6 @@ def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
     return memories, {"standard errors": far, "variance over bound": ratios}
 
 
-def judge_memories(found: Found) -> Verdict:
-    """Judge claim 5."""
-    worst = found["largest difference"]
-    why = f"largest difference {worst:.1e} over {found['rounds']} rounds, p = 1 and 1/2"
-    return verdict(5, found, worst < CLAIMS[5].criterion.same, why)
-
-
-def judge_field(found: Found) -> Verdict:
-    """Judge claim 6."""
-    far = np.max(found["standard errors"])
-    why = (
-        f"mean and variance of H within {far:.1f} standard errors of h and of the bound, "
-        "which rand-sparsification attains"
-    )
-    return verdict(6, found, far < CLAIMS[6].criterion.far, why)
-
-
 def measure_irrelevance() -> Found:
     """Run the same mini-batches in nine ways (claim 8).
 
@@ -364,13 +314,6 @@ def measure_irrelevance() -> Found:
     ]
     fields = np.concatenate([data.mean_field.values.reshape(-1, 61) for data in ran])
     return {"relative difference": float(np.max(np.abs(fields / fields[0] - 1)))}
-
-
-def judge_irrelevance(found: Found) -> Verdict:
-    """Judge claim 8."""
-    apart = found["relative difference"]
-    why = f"nine ways, 60 rounds: ‖h‖² apart by at most {apart:.1e} of itself"
-    return verdict(8, found, apart < CLAIMS[8].criterion.same, why)
 
 
 # Theorems: claims 7, 10, 12 ----------------------------------------------------------------------
@@ -492,17 +435,6 @@ def measure_reduction(sizes: Sizes) -> tuple[dict[int, Found], Figure]:
     }, figure_of(lines, x="rounds", y="mean ‖h‖²", title=title)
 
 
-def judge_forgetting(found: Found) -> Verdict:
-    """Judge claim 10."""
-    forgotten, cesaro = found["full batches, G after 200 rounds"], found["mean G and its bound"]
-    kept = all(left <= right for left, right in cesaro.values())
-    why = (
-        f"full batches: G = {forgotten:.0e} after 200 rounds; means of VR-FedEM's within E.7 "
-        f"for {', '.join(cesaro)}"
-    )
-    return verdict(10, found, forgotten < CLAIMS[10].criterion.end and kept, why)
-
-
 def judge_reduction(found: Found) -> Verdict:
     """Judge claim 12."""
     last, floor, marks = found["VR-FedEM, ‖h‖² at the end"], found["FedEM"], CLAIMS[12].criterion
@@ -580,25 +512,11 @@ def measure_spider(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int 
     return {"largest difference": float(np.max(apart)), "steps": num}
 
 
-def judge_spider(found: Found) -> Verdict:
-    """Judge claim 14."""
-    apart = found["largest difference"]
-    why = f"largest difference {apart:.1e} over {found['steps']} steps"
-    return verdict(14, found, apart < CLAIMS[14].criterion.same, why)
-
-
 JUDGES: Judges = {
-    1: judge_fixed_points,
-    2: judge_monotony,
-    3: judge_gradient,
+    **CLAIMS.declared(1, 2, 3, 5, 6, 8, 10, 14),
     4: judge_quantizers,
-    5: judge_memories,
-    6: judge_field,
     7: judge_theorems,
-    8: judge_irrelevance,
-    10: judge_forgetting,
     12: judge_reduction,
-    14: judge_spider,
 }
 
 

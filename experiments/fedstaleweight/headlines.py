@@ -38,16 +38,6 @@ def measure_indifference(sizes: Sizes) -> dict[str, Any]:
     return {"influence": found, "share": 1 / study.NUM}
 
 
-def judge_indifference(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 23 from numbers of `measure_indifference`."""
-    share, found = measured["share"], measured["influence"]
-    off = max(abs(value / share - 1) for value in found.values())
-    told = ", ".join(f"{value:.4f} at {phi}" for phi, value in found.items())
-    why = f"influence {told} of its speed; 1 / n is {share:.4f}"
-    holds = off < CLAIMS[23].criterion.close
-    return verdict(23, measured, harness.unless_unknown(holds, measured), why)
-
-
 def measure_synchronous() -> dict[str, float]:
     """Compare FedStaleWeight without staleness with FedAvg."""
     num, ticks = 6, 40
@@ -117,7 +107,7 @@ def judge_divergence(measured: Mapping[str, float | None]) -> Verdict:
     return verdict(25, measured, sizes["not normalised"] < sizes["normalised"], why)
 
 
-JUDGES: Judges = {23: judge_indifference, 24: judge_synchronous, 25: judge_divergence}
+JUDGES: Judges = {**CLAIMS.declared(23), 24: judge_synchronous, 25: judge_divergence}
 
 
 def run(arguments: Arguments) -> Outcome:

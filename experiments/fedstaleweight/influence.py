@@ -154,50 +154,6 @@ def staleness_of(drawn: Timeline) -> np.ndarray:
 # Schedules of the paper's setting: claims 1 to 4, 6, 7, 16, 20 -----------------------------------
 
 
-def judge_staleness(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 1 from numbers of `measure_influence`."""
-    off = measured["largest error"]
-    holds = harness.unless_unknown(off < CLAIMS[1].criterion.error, measured)
-    return verdict(1, measured, holds, f"largest error {off:.2%} of 2 %")
-
-
-def judge_estimate(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 2 from numbers of `measure_influence`."""
-    missed = measured["largest error"]
-    holds = harness.unless_unknown(missed < CLAIMS[2].criterion.error, measured)
-    return verdict(2, measured, holds, f"largest error {missed:.2%} of 2 %")
-
-
-def judge_mean(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 3 from numbers of `measure_influence`."""
-    slow, marks = measured["slow influence"], CLAIMS[3].criterion
-    holds = abs(slow - marks.slow) < marks.close and measured["influence is the share"]
-    why = f"{slow:.4f} +- {measured['standard error']:.4f}"
-    return verdict(3, measured, harness.unless_unknown(holds, measured), why)
-
-
-def judge_raised(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 4 from numbers of `measure_influence`."""
-    slow, before, after = (
-        measured[name] for name in ("slow influence", "deviation, mean", "deviation, eq8")
-    )
-    marks = CLAIMS[4].criterion
-    holds = (
-        abs(slow - marks.slow) < marks.close
-        and abs(before - marks.before) < marks.close
-        and abs(after - marks.after) < marks.close
-    )
-    why = f"{slow:.4f} +- {measured['standard error']:.4f}; deviation {before:.3f} and {after:.3f}"
-    return verdict(4, measured, harness.unless_unknown(holds, measured), why)
-
-
-def judge_unnormalised(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 6 from numbers of `measure_influence`."""
-    slow = measured["slow influence"]
-    holds = harness.unless_unknown(abs(slow - FAIR) < CLAIMS[6].criterion.close, measured)
-    return verdict(6, measured, holds, f"{slow:.4f}, deviation {measured['deviation']:.3f}")
-
-
 def judge_averages(measured: Mapping[str, float]) -> Verdict:
     """Judge claim 7 from the influence by kind of average."""
     spread = np.ptp(list(measured.values()))
@@ -211,16 +167,6 @@ def judge_weights(measured: Mapping[str, Any]) -> Verdict:
     inside = measured["least"] >= least - exact and measured["most"] <= most + exact
     why = f"weights {measured['least']:.4f} to {measured['most']:.4f}; U within {gap:.0e}"
     return verdict(16, measured, harness.unless_unknown(inside and gap < exact, measured), why)
-
-
-def judge_formulas(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 20 from numbers of `measure_influence`."""
-    eq8, alg1, marks = measured["eq8"], measured["alg1"], CLAIMS[20].criterion
-    holds = (
-        abs(eq8 - marks.eq8) < marks.close and abs(alg1 - marks.alg1) < marks.close and alg1 < eq8
-    )
-    why = f"{eq8:.4f} and {alg1:.4f}; their accuracies are in fedstaleweight/fig2"
-    return verdict(20, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_influence(sizes: Sizes, alone: Timeline) -> tuple[dict[int, dict[str, Any]], Figure]:
@@ -371,15 +317,6 @@ def ratio_study(sizes: Sizes) -> tuple[dict[str, list[float]], Figure]:
     return found, _lines(lines, "speed of the fast over that of the slow", log=True)
 
 
-def judge_buffered_staleness(measured: Mapping[str, int]) -> Verdict:
-    """Judge claim 15 from numbers of `measure_buffered_staleness`."""
-    why = (
-        f"{measured['updates']} updates; largest {measured['largest without']} and "
-        f"{measured['largest with a buffer of 5']}"
-    )
-    return verdict(15, measured, harness.unless_unknown(measured["outside"] == 0, measured), why)
-
-
 def measure_buffered_staleness(sizes: Sizes, arrived: Timeline) -> dict[str, int]:
     """Measure the staleness of the same arrivals with a buffer and without, for claim 15.
 
@@ -512,16 +449,6 @@ def judge_peak(measured: Mapping[str, Any]) -> Verdict:
     return verdict(
         13, measured, harness.unless_unknown(before > 0 > behind and all(right), measured), why
     )
-
-
-def judge_equal_rates(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 14 from the slopes of utility by the buffer's size."""
-    rises = measured["b = 2"] > 0 and measured["b = 5"] > 0
-    holds = rises and abs(measured["b = 6"]) < CLAIMS[14].criterion.zero
-    why = "slope of utility at the true rate for n = 6: " + ", ".join(
-        f"{x:.2g} at {name}" for name, x in measured.items()
-    )
-    return verdict(14, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_utility() -> dict[int, dict[str, Any]]:
@@ -716,22 +643,15 @@ def measure_stability(sizes: Sizes) -> dict[str, float | None]:
 
 
 JUDGES: Judges = {
-    1: judge_staleness,
-    2: judge_estimate,
-    3: judge_mean,
-    4: judge_raised,
+    **CLAIMS.declared(1, 2, 3, 4, 6, 14, 15, 20),
     5: judge_buffers,
-    6: judge_unnormalised,
     7: judge_averages,
     12: judge_throttling,
     13: judge_peak,
-    14: judge_equal_rates,
-    15: judge_buffered_staleness,
     16: judge_weights,
     17: judge_vacuous,
     18: judge_fixed_points,
     19: judge_stability,
-    20: judge_formulas,
     21: judge_theorem,
     22: judge_strategy,
 }

@@ -106,14 +106,6 @@ def measure_influence(sizes: Sizes) -> Found:
     return {"influence": means, "seeds": sizes.seeds}
 
 
-def judge_rates(found: Found) -> Verdict:
-    """Judge claim 27 by the largest left side over its right side."""
-    shares = found["left over right"]
-    most = max(shares.values())
-    told = ", ".join(f"{share:.3f} ({name})" for name, share in shares.items())
-    return verdict(27, found, harness.unless_unknown(most <= 1, most), f"left over right {told}")
-
-
 def judge_influence(found: Found) -> Verdict:
     """Judge claim 28 by the slow group's influence."""
     marks = CLAIMS[28].criterion
@@ -132,7 +124,7 @@ def judge_influence(found: Found) -> Verdict:
     return verdict(28, found, ruling, why, seeds=found["seeds"])
 
 
-JUDGES: Judges = {27: judge_rates, 28: judge_influence}
+JUDGES: Judges = {**CLAIMS.declared(27), 28: judge_influence}
 
 
 def run(arguments: Arguments) -> Outcome:

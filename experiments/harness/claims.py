@@ -3,9 +3,11 @@
 import importlib
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.harness import declared
 from experiments.harness.statistics import FAILS, HOLDS, UNDECIDED, Ruling, has_nan, rule
 from fedjax_sim.studies.tables import table as table
 
@@ -47,6 +49,11 @@ class Criterion:
     def __str__(self) -> str:
         return self._text
 
+    @property
+    def marks(self) -> Mapping[str, Any]:
+        """The numbers by name."""
+        return self._numbers
+
 
 ORIGINS = ("statement", "table", "figure", "derived", "ours")
 """Whose a claim is: a statement, table or figure of the paper, a number that follows from it, or a
@@ -63,6 +70,9 @@ class Claim(NamedTuple):
       place: Where in the paper: section, equation, figure or table.
       text: What the paper says, quoted or in close paraphrase.
       criterion: When the deciding part counts as true.
+      judged: The criterion as comparisons, all of which must be true; see `declared`. Empty if a
+        function of the experiment judges the claim.
+      told: The sentence that stands behind such a verdict, with fields for measured numbers.
       kind: "measured" (runs with sampling error), "exact" (numbers compared to rounding error) or
         "algebra" (follows from formulas, so that the test has one outcome but for a mistake in
         code; does not count).
@@ -82,6 +92,8 @@ class Claim(NamedTuple):
     place: str
     text: str
     criterion: Criterion
+    judged: tuple[str, ...] = ()
+    told: str = ""
     kind: str = "measured"
     follows: str = ""
     stated: str = ""
@@ -179,7 +191,8 @@ class Claims(Mapping[int, Claim]):
       errata: The paper's printed formulas that this project found wrong.
 
     Raises:
-      ValueError: If a claim is algebra without a reason, or has one and is not.
+      ValueError: If a claim is algebra without a reason, or has one and is not, or if the
+        comparisons that judge it leave out one of its marks.
     """
 
     def __init__(
@@ -197,6 +210,13 @@ class Claims(Mapping[int, Claim]):
                     f"{paper}-{number}: `follows` is given if, and only if, a claim is algebra, "
                     f"got {claim.follows!r} and {claim.kind!r}"
                 )
+            unused = [
+                mark
+                for mark in claim.criterion.marks
+                if mark not in " ".join((*claim.judged, claim.told))
+            ]
+            if claim.judged and unused:
+                raise ValueError(f"{paper}-{number}: no comparison uses {', '.join(unused)}")
         self.pictures, self.errata = pictures or {}, errata
         self._claims = {
             number: claim._replace(id=f"{paper}-{number}", since=claim.since or since)
@@ -215,7 +235,8 @@ class Claims(Mapping[int, Claim]):
         claims, errata = {}, [Erratum(**each) for each in content.pop("errata", ())]
         for number, row in content.pop("claims").items():
             criterion = Criterion(row.pop("criterion"), **row.pop("marks", {}))
-            row["by"] = tuple(row.get("by", ()))
+            for name in ("by", "judged"):
+                row[name] = tuple(row.get(name, ()))
             claims[int(number)] = Claim(**row, criterion=criterion)
         return cls(paper, claims, errata=errata, **content)
 
@@ -227,6 +248,20 @@ class Claims(Mapping[int, Claim]):
 
     def __len__(self) -> int:
         return len(self._claims)
+
+    def declared(self, *numbers: int) -> Judges:
+        """Return functions that judge claims by the comparisons that they state themselves."""
+        return {number: partial(self._judge, number) for number in numbers}
+
+    def _judge(self, number: int, measured: Any) -> Verdict:
+        claim = self[number]
+        holds = declared.all_hold(claim.judged, measured, claim.criterion.marks)
+        return self.verdict(
+            number,
+            measured,
+            holds,
+            declared.sentence(claim.told, {**claim.criterion.marks, **measured}),
+        )
 
     def verdict(
         self, number: int, measured: Any, ruling: Ruling | bool | None, why: str, *, seeds: int = 0

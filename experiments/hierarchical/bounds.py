@@ -221,18 +221,6 @@ def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], tic
 # Verdicts ----------------------------------------------------------------------------------------
 
 
-def judge_centralised(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 4 from numbers of `measure_centralised`."""
-    worst = measured["largest relative difference"]
-    why = (
-        "losses of 50 rounds with 1, 2 and 3 groups differ from FedAvg of one step of all "
-        f"clients by {worst:.0e} at most"
-    )
-    return verdict(
-        4, measured, harness.unless_unknown(worst < CLAIMS[4].criterion.same, measured), why
-    )
-
-
 def measure_centralised(problem: Logistic) -> dict[str, float]:
     """Compare losses with those of FedAvg with one local step of every client, for claim 4."""
     common: dict[str, Any] = {"num_clients": 8, "batch_size": 1, "lr": 0.5}
@@ -250,19 +238,6 @@ def measure_centralised(problem: Logistic) -> dict[str, float]:
         ).curves.loss.values
         differences.append(np.abs(found / expected - 1))
     return {"largest relative difference": float(np.max(differences))}
-
-
-def judge_lemma(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 5 from numbers of `measure_lemma`."""
-    attained, expected = measured["attained"], measured["expected"]
-    within = measured["over sharp bound"] <= 1 and measured["sharp bound over (18)"] <= 1
-    holds = within and abs(attained / expected - 1) < CLAIMS[5].criterion.exact
-    why = (
-        f"measured over (18) at most {measured['over bound']:.3f}, over the sharp bound "
-        f"{measured['over sharp bound']:.3f}; "
-        f"opposing gradients {attained:.6f}, expected {expected:.6f}"
-    )
-    return verdict(5, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_lemma(means: Means, lr: float) -> dict[str, float]:
@@ -284,16 +259,6 @@ def measure_lemma(means: Means, lr: float) -> dict[str, float]:
         "attained": float(data.deviation_0.values.ravel()[-1]) ** 0.5,
         "expected": 0.25 * 5 * (3 + 1 - 2 * float(weight[0])),
     }
-
-
-def judge_global(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 6 from numbers of `measure_global`."""
-    left, direct, paper = (measured[name] for name in ("left", "direct", "paper"))
-    why = (
-        f"left {left:.4f}, bound without the detour {direct:.4f}, (20) {paper:.4f}, "
-        f"{measured['rounds']} rounds"
-    )
-    return verdict(6, measured, harness.unless_unknown(left <= direct <= paper, measured), why)
 
 
 def measure_global(means: Means, lr: float) -> dict[str, Any]:
@@ -460,9 +425,7 @@ def measure_corollary(
 
 
 JUDGES: Judges = {
-    4: judge_centralised,
-    5: judge_lemma,
-    6: judge_global,
+    **CLAIMS.declared(4, 5, 6),
     7: judge_group,
     8: judge_corollary,
     30: lambda _: judge_remarks()[0],
@@ -484,9 +447,9 @@ def run(arguments: Arguments) -> Outcome:
     corollary, figure = measure_corollary(problem, max(2, seeds // 4), ROUNDS)
     groups = measure_group(means, alone, lr)
     verdicts = [
-        judge_centralised(measure_centralised(problem)),
-        judge_lemma(measure_lemma(means, lr)),
-        judge_global(measure_global(means, lr)),
+        JUDGES[4](measure_centralised(problem)),
+        JUDGES[5](measure_lemma(means, lr)),
+        JUDGES[6](measure_global(means, lr)),
         judge_group(groups),
         judge_corollary(corollary),
         *judge_remarks(),

@@ -188,17 +188,6 @@ def judge_monotone(measured: Mapping[str, bool], facts: str = "") -> Verdict:
     return verdict(3, measured, measured["monotone"], why)
 
 
-def judge_savings(saved: Mapping[str, float]) -> Verdict:
-    """Judge claim 17 from the percentage of rounds that S = 20 saves in both panels of Fig. 7."""
-    marks = CLAIMS[17].criterion
-    holds = harness.unless_unknown(marks.least <= saved["Fig. 7a"] <= marks.most, saved["Fig. 7a"])
-    why = (
-        f"{saved['Fig. 7b']:.1f} % fewer with c_g = 30, {saved['Fig. 7a']:.1f} % with 10, of "
-        "which the paper's text speaks; T = 1000"
-    )
-    return verdict(17, saved, holds, why)
-
-
 def judge_printed(measured: Mapping[str, bool]) -> Verdict:
     """Judge claim 27 from whether all rounds of Fig. 8 as printed are the same for every S."""
     shift = float(SETTINGS[PRINTED].delays.shift.min())
@@ -255,7 +244,7 @@ JUDGES: Judges = {
     1: judge_rounds,
     2: judge_iterations,
     3: judge_monotone,
-    17: judge_savings,
+    **CLAIMS.declared(17),
     27: judge_printed,
 }
 
@@ -304,7 +293,7 @@ def run(arguments: Arguments) -> Outcome:
         judge_rounds(measured, facts),
         judge_iterations({name: each.by_group for name, each in found.items()}, facts),
         judge_monotone({"monotone": monotone}, facts),
-        judge_savings(saved),
+        JUDGES[17](saved),
         judge_printed({"same rounds": same}),
     ]
     return Outcome({}, {"sample_path.png": sample_path()}, verdicts, {"lanes": lanes})

@@ -413,13 +413,6 @@ def mirror_difference(num_ticks: int = 12) -> float:
     return float(np.max(np.abs(first - second)) / np.max(np.linalg.norm(first, axis=-1)))
 
 
-def judge_mirror(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 28 from the difference of mirrored runs."""
-    apart = measured["models apart"]
-    is_same = harness.unless_unknown(apart <= CLAIMS[28].criterion.same, apart)
-    return verdict(28, measured, is_same, f"models differ by {apart:.0e} of their norm")
-
-
 @plots.styled()
 def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]]:
     """Draw the time to a target loss against the sync time, by theory and by runs.
@@ -462,7 +455,7 @@ JUDGES: Judges = {
     24: judge_quiet,
     25: judge_lead_times,
     26: judge_average,
-    28: judge_mirror,
+    **CLAIMS.declared(28),
 }
 
 
@@ -477,7 +470,7 @@ def run(arguments: Arguments) -> Outcome:
         judge_quiet(quiet),
         judge_lead_times(lead_times),
         judge_average(average),
-        judge_mirror({"models apart": mirror_difference()}),
+        JUDGES[28]({"models apart": mirror_difference()}),
     ]
     figure, best = best_sync_time(curves, sizes)
     table = at(curves.noisy.sel(lr=1.0), [t for t in TIMES if t <= sizes.time], "loss").mean("seed")

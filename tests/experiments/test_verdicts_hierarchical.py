@@ -23,10 +23,10 @@ JUDGES: dict[int, Callable[[Any], Verdict]] = {
     1: clock.judge_rounds,
     2: clock.judge_iterations,
     3: clock.judge_monotone,
-    17: clock.judge_savings,
-    4: bounds.judge_centralised,
-    5: bounds.judge_lemma,
-    6: bounds.judge_global,
+    17: clock.JUDGES[17],
+    4: bounds.JUDGES[4],
+    5: bounds.JUDGES[5],
+    6: bounds.JUDGES[6],
     7: bounds.judge_group,
     8: bounds.judge_corollary,
     33: bounds.judge_isolated,
@@ -36,7 +36,7 @@ JUDGES: dict[int, Callable[[Any], Verdict]] = {
     25: quadratics.judge_lead_times,
     26: quadratics.judge_average,
     27: clock.judge_printed,
-    28: quadratics.judge_mirror,
+    28: quadratics.JUDGES[28],
 }
 LEAD = "least relative lead of S = 0"
 ROUNDS = ENTRIES["hierarchical-1"]["measured"]["rounds"]

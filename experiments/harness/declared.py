@@ -1,0 +1,113 @@
+"""Criteria that a claim states as comparisons of measured numbers, and the sentence behind them.
+
+A comparison is "PLACE < OTHER", with any of `OPERATORS`, "PLACE within DISTANCE of OTHER", or
+"PLACE within SHARE times OTHER", where the distance is that share of the other number. PLACE says
+where measured numbers are: names joined by " / ", in which `*` stands for anything. Several numbers
+are compared one by one. The others are numbers, marks of the claim's criterion, or places.
+
+In a sentence `{PLACE:FORMAT}` is the numbers at a place, joined by commas. Instead of a format
+there can be words, in which `<FORMAT>` is the number, and NAME what the last name with a `*` stands
+for. `{largest of PLACE:FORMAT}` is the largest number.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from experiments.harness.statistics import unless_unknown
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "is": operator.eq,
+}
+COMPARISON = re.compile(r"(.+) (<|<=|>|>=|is|within (.+) (of|times)) (.+)")
+FIELD = re.compile(r"\{(largest of )?([^{}:]+):?([^{}]*)\}")
+
+
+def all_hold(comparisons: Sequence[str], measured: Any, marks: Mapping[str, Any]) -> bool | None:
+    """Return whether all comparisons are true, None if a measured number is unknown."""
+    return unless_unknown(all(holds(each, measured, marks) for each in comparisons), measured)
+
+
+def holds(comparison: str, measured: Any, marks: Mapping[str, Any]) -> bool:
+    """Return whether a comparison is true.
+
+    Raises:
+      ValueError: If it is no comparison, or nothing was measured at a place.
+    """
+    found = COMPARISON.fullmatch(comparison)
+    if found is None:
+        raise ValueError(f"{comparison!r} is no comparison, but must be one of {__name__}")
+    place, word, distance, kind, other = found.groups()
+    left, right = _numbers(place, measured), _other(other, measured, marks)
+    if not distance:
+        return bool(np.all(OPERATORS[word](left, right)))
+    unit = np.abs(right) if kind == "times" else 1.0
+    return bool(np.all(np.abs(left - right) < _other(distance, measured, marks) * unit))
+
+
+def sentence(told: str, measured: Any) -> str:
+    """Fill measured numbers into the fields of a sentence."""
+
+    def filled(field: re.Match[str]) -> str:
+        values = at(measured, field[2])
+        if field[1]:
+            values = [("", np.max([value for _, value in values]))]
+        is_format = "NAME" not in field[3] and "<" not in field[3]
+        words = f"<{field[3]}>" if is_format else field[3]
+        return ", ".join(
+            re.sub("<(.*)>", lambda spec, value=value: format(value, spec[1]), words).replace(
+                "NAME", name
+            )
+            for name, value in values
+        )
+
+    return FIELD.sub(filled, told)
+
+
+def at(measured: Any, place: str) -> list[tuple[str, Any]]:
+    """Return what was measured at a place, each with what the last name with a `*` stands for.
+
+    Raises:
+      ValueError: If nothing was.
+    """
+    values = [("", measured)]
+    for pattern in place.split(" / "):
+        values = [
+            (str(key) if "*" in pattern else name, value)
+            for name, each in values
+            for key, value in (each.items() if isinstance(each, Mapping) else enumerate(each))
+            if fnmatchcase(str(key), pattern)
+        ]
+    if not values:
+        raise ValueError(f"nothing was measured at {place!r}")
+    return values
+
+
+def _numbers(place: str, measured: Any) -> np.ndarray:
+    """Return the numbers at a place, NaN for those that are not known: `f[n]`."""
+    return np.array([np.nan if each is None else each for _, each in at(measured, place)], float)
+
+
+def _other(words: str, measured: Any, marks: Mapping[str, Any]) -> np.ndarray:
+    """Return what a number, mark or place stands for: `f[n]`.
+
+    Raises:
+      ValueError: If a mark has the name of a measured number.
+    """
+    if words in marks:
+        if words in measured:
+            raise ValueError(f"{words!r} is a mark and a measured number, but must be one of them")
+        return np.array([marks[words]], float)
+    try:
+        return np.array([float(Fraction(words))])
+    except ValueError:
+        return _numbers(words, measured)
