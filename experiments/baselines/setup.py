@@ -169,16 +169,9 @@ class Comparison(NamedTuple):
 class Summary(NamedTuple):
     """What a method reached. Accuracies are in percent; a diverged seed counts as 0.
 
-    Attributes:
-      mean: Mean final accuracy over seeds.
-      std: Its standard deviation over seeds.
-      median: The median over seeds.
-      worst: The worst seed.
-      failed: Number of seeds that diverged.
-      collapsed: Number of further seeds that ended at chance.
-      rounds: Median number of server steps to each target; None unless more than half of the seeds
-        reach it.
-      times: The same in virtual time.
+    `std` is over seeds, `failed` seeds diverged, and `collapsed` further ones ended at chance.
+    `rounds` and `times` are medians of the server steps and the virtual time to each target,
+    None unless more than half of the seeds reach it.
     """
 
     mean: float
@@ -192,13 +185,7 @@ class Summary(NamedTuple):
 
 
 def summarise(curves: xr.Dataset, targets: Sequence[float], metric: str = "accuracy") -> Summary:
-    """Summarise the lanes of a method.
-
-    Args:
-      curves: Curves with dimensions `seed` and `eval`.
-      targets: Accuracies, between 0 and 1.
-      metric: The accuracy.
-    """
+    """Summarise the lanes of a method, with dimensions `seed` and `eval`, by an accuracy."""
     final = 100 * Criterion(metric).values(curves).values
     return Summary(
         float(final.mean()),
@@ -310,10 +297,8 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
 def evaluated_by_client(system: System, model_of: Callable[..., Params] | None = None) -> System:
     """Let a system with one model report how well it serves each client, as personal models are.
 
-    Args:
-      system: A system of rounds.
-      model_of: From the problem, the settings, the server's model and a client's number to the
-        client's model; by default the server's.
+    `model_of` makes a client's model from the problem, the settings, the server's model and the
+    client's number; by default it is the server's.
     """
 
     def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm:
@@ -336,11 +321,7 @@ def metric_of(name: str) -> str:
 
 
 def _earlier(arguments: Arguments, facts: Mapping[str, Any]) -> reports.Results | None:
-    """Load the earlier run, if one is named.
-
-    Raises:
-      ConfigError: If it is of another comparison or size.
-    """
+    """Load the earlier run, if one is named. That of another comparison or size is refused."""
     if arguments.results is None:
         return None
     found = reports.load(arguments.results, trust=arguments.trust)

@@ -206,11 +206,7 @@ def participation_study(sizes: Sizes) -> Ablation:
 
 @styled()
 def participation_figure(found: Found) -> Figure:
-    """Draw levels over that of p = 1 against 1 / p with what Theorem 3 allows, and the levels.
-
-    Args:
-      found: What was measured, as `judge_participation` takes it.
-    """
+    """Draw levels over that of p = 1 against 1 / p with what Theorem 3 allows, and the levels."""
     inverse, exact = 1 / np.array(PARTICIPATIONS), np.array(found["exact"])
     off = [Interval.read(each) for each in found[OFF]]
     figure = Figure(figsize=(12, 4.6))
@@ -292,23 +288,14 @@ def stationarity(mean: np.ndarray) -> float:
     """Return epsilon times the rounds to an epsilon-stationary point as the paper defines it.
 
     There ||h||^2 is at most epsilon in the mean over the rounds until then. For a small epsilon
-    that is the sum over all rounds, over epsilon.
-
-    Args:
-      mean: `f[K]`, E||h||^2 before the first round and after each, until it has gone to 0. The
-        first one is the unit of epsilon.
+    that is the sum over all rounds, over epsilon. The unit of epsilon is the first of the means
+    `f[K]` over seeds, which go to 0.
     """
     return float(mean.sum() / mean[0]) if mean[-1] < 1e-3 * mean[0] else math.nan
 
 
 def fewest_rounds(toy: Toy, setup: theory.FedEMSetup, sigma2: float) -> float:
-    """Return the fewest rounds over step sizes to a mean of ||h||^2 of 0.6, on exact recursions.
-
-    Args:
-      toy: The problem.
-      setup: The run.
-      sigma2: sigma^2 of the clients' mini-batch statistics.
-    """
+    """Return the fewest rounds over step sizes to a mean of ||h||^2 of 0.6, on exact recursions."""
     best = math.inf
     for gamma in theory.largest_step_size(setup) * 0.75 ** np.arange(20):
         run = toy.moments(setup, gamma=gamma, k_max=8000, sigma2=sigma2)
@@ -368,11 +355,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
 
 
 def judge_blocks(found: Found) -> Verdict:
-    """Judge claim 16 by rounds and bits, relative to those without compression.
-
-    They are given by length of a block, next to the factor by which a message is shorter ("messages
-    shorter").
-    """
+    """Judge claim 16 by rounds and bits, relative to those without compression, by block."""
     rounds, last, shorter = (
         known(found[name])
         for name in ("rounds times epsilon", "rounds to a millionth", "messages shorter")
@@ -460,12 +443,7 @@ def regimes_study(sizes: Sizes) -> Ablation:
 
 
 def regimes_figure(of_fedem: Found, of_vr_fedem: Found) -> Figure:
-    """Draw the growth of rounds by compression, next to what the paper prints for few clients.
-
-    Args:
-      of_fedem: What was measured, as `judge_few` takes it.
-      of_vr_fedem: What was measured, as `judge_reduced` takes it.
-    """
+    """Draw the growth of rounds by compression, next to what the paper prints for few clients."""
     counted = {
         f"VR-FedEM, n = {FEW}": known(of_vr_fedem["by omega"]),
         f"FedEM, n = {FEW}": known(of_fedem["by omega"]),
@@ -606,12 +584,7 @@ def judge_clients(found: Found) -> Verdict:
 
 
 def ratio_of_means(first: np.ndarray, second: np.ndarray) -> Interval:
-    """Divide means over seeds, with a 95 % t interval, to first order in the deviations.
-
-    Args:
-      first: `[seeds]`, values whose mean is divided.
-      second: `[seeds]`, positive values of the same seeds, by whose mean it is divided.
-    """
+    """Divide the means of `f[seeds]` and `f[seeds]`, with a 95 % t interval to first order."""
     ratio = float(first.mean() / second.mean())
     deviations = ratio * (first / first.mean() - second / second.mean())
     return Interval(ratio, harness.interval(deviations).half)

@@ -32,12 +32,7 @@ BLOCKS = parse_compressor("block:norm=2:block=4")
 
 
 def exact_variance(compressor: Any, vector: Any) -> Any:
-    """Compute E||Q(x) - x||^2 of a compressor that rounds each entry to one of two neighbours.
-
-    Args:
-      compressor: Q, which defines `around`.
-      vector: x, `f[D]`.
-    """
+    """Compute E||Q(x) - x||^2 of a Q that rounds each entry of x to one of two neighbours."""
     unit, ratio, below, gap = compressor.around(jnp.abs(vector))
     return jnp.sum(jnp.square(unit) * (ratio - below) * (below + gap - ratio))
 
@@ -53,12 +48,8 @@ def even(num_clients: int, examples: int) -> Partition:
 class Toy:
     """A mean seen through noise in float64, with its closed forms.
 
-    See `fedjax_sim.problems.latent.noisy_mean`.
-
-    Args:
-      y: Examples, `f64[N, M, q]`.
-      kappa: `f64[N, M]`, or one number.
-      start: Every coordinate of S_0.
+    See `fedjax_sim.problems.latent.noisy_mean`. Examples are `f64[N, M, q]` and kappa one
+    number or `f64[N, M]`; `start` is every coordinate of S_0.
     """
 
     def __init__(self, y: np.ndarray, kappa: Any, *, ridge: float = 0.25, start: float = 3.0):
@@ -107,15 +98,7 @@ class Toy:
 def clients_apart(
     num_clients: int, examples: int, dim: int, *, spread: float, seed: int = 0
 ) -> np.ndarray:
-    """Draw examples of unit variance around the clients' centers: `f64[N, M, q]`.
-
-    Args:
-      num_clients: N.
-      examples: M.
-      dim: q.
-      spread: Standard deviation of the centers around 1/2.
-      seed: Seed of the draw.
-    """
+    """Draw examples `f64[N, M, q]` of unit variance around centers that spread around 1/2."""
     random = np.random.default_rng(seed)
     return (
         random.normal(size=(num_clients, examples, dim))

@@ -72,9 +72,8 @@ def measure_fixed_points() -> dict[int, Found]:
         def both_spaces(start: Any) -> Any:
             """Follow EM on statistics and on parameters.
 
-            Returns:
-              ‖h‖ at the end, the last move of theta, F on both ways with the distance of theta_k
-              from T(S_k), and the last statistics.
+            Returned are ‖h‖ at the end, the last move of theta, F on both ways with the
+            distance of theta_k from T(S_k), and the last statistics.
             """
 
             def step(carry: Any, _: None) -> Any:

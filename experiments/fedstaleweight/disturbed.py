@@ -29,11 +29,10 @@ Found = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def measure(lost: float, share: float, sizes: Sizes) -> dict[str, dict[str, float]]:
-    """Draw schedules of a case, and return both influences by way of weighting.
+    """Return both influences by way of weighting, of slow clients and of the throttled one.
 
-    Args:
-      lost: Share of the slow clients' updates that is lost.
-      share: Share of its rate at which the first fast client works.
+    The slow clients lose a share of their updates, and the first fast one works at a share of
+    its rate.
     """
     rate, losses = study.RATE.copy(), lost * study.GROUPS
     rate[0] *= share

@@ -82,12 +82,8 @@ STUDY = Study(
 def arrivals(lanes: int, num: int, hypers: Sequence[Any] = (HYPER,)) -> Timeline:
     """Draw arrivals one by one: leaves `[hypers * lanes, num, 1]`.
 
-    Clients never wait for the server here, so that arrivals do not depend on the buffer.
-
-    Args:
-      lanes: Number of seeds.
-      num: Number of arrivals per lane.
-      hypers: Settings that differ in numbers only.
+    Clients never wait for the server here, so that arrivals do not depend on the buffer. The
+    settings differ in numbers only.
     """
     drawn = draw(
         SYSTEM, [hyper.replace(buffer_size=1, rule="mean") for hyper in hypers], lanes, num
@@ -96,16 +92,7 @@ def arrivals(lanes: int, num: int, hypers: Sequence[Any] = (HYPER,)) -> Timeline
 
 
 def buffered(alone: Timeline, buffer_size: int = 5, **settings: Any) -> Timeline:
-    """Put arrivals into buffers, with weights.
-
-    Args:
-      alone: Arrivals one by one, leaves `[L, num, 1]`.
-      buffer_size: b.
-      **settings: Settings of the weights.
-
-    Returns:
-      Leaves `[L, T, b]`.
-    """
+    """Put arrivals `[L, num, 1]` into buffers, with weights: leaves `[L, T, b]`."""
     num_ticks = alone.time.shape[1] // buffer_size
     shape = (-1, num_ticks, buffer_size)
 
@@ -170,13 +157,9 @@ def judge_weights(measured: Mapping[str, Any]) -> Verdict:
 
 
 def measure_influence(sizes: Sizes, alone: Timeline) -> tuple[dict[int, dict[str, Any]], Figure]:
-    """Measure staleness, shares and influence under the weightings.
+    """Measure staleness, shares and influence under the weightings, and draw the influence.
 
-    Args:
-      alone: Arrivals one by one, leaves `[seeds, 5 * ticks, 1]`.
-
-    Returns:
-      The numbers by claim, and a picture of influence.
+    Given are arrivals one by one, and returned are the numbers by claim.
     """
     ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "alg1": ALG1, "raw": RAW}
     drawn = {name: buffered(alone, **settings) for name, settings in ways.items()}
@@ -318,11 +301,7 @@ def ratio_study(sizes: Sizes) -> tuple[dict[str, list[float]], Figure]:
 
 
 def measure_buffered_staleness(sizes: Sizes, arrived: Timeline) -> dict[str, int]:
-    """Measure the staleness of the same arrivals with a buffer and without, for claim 15.
-
-    Args:
-      arrived: Arrivals one by one, of which the first ones of two seeds are used.
-    """
+    """Measure the staleness of the first arrivals with a buffer and without, for claim 15."""
     num = sizes.ticks // 4
     first = jax.tree.map(lambda leaf: leaf[:2, : num * 5], arrived)
     alone = staleness_of(first).reshape(2, -1)
@@ -362,19 +341,12 @@ def _lines(
 
 
 def throttled_influence(arrived: Timeline, **settings: Any) -> np.ndarray:
-    """Return the influence of client 0 when it works at a share of its rate, all others at theirs.
+    """Return the influence of client 0 at each of `THROTTLES` of its rate: `f64[shares, seeds]`.
 
-    A client's influence per server step is its utility (eqs. (4) and (9)). Telling the truth pays
-    if influence grows with the reported rate up to the true one. For one composition of a buffer
-    that holds if and only if C r^2 <= A (`formulas.is_truthful`). Over the
-    compositions of a run it may hold even where it fails for one, which is what is measured here.
-
-    Args:
-      arrived: Arrivals one by one at each of `THROTTLES`, leaves `[shares * seeds, num, 1]`.
-      **settings: Settings of the weights.
-
-    Returns:
-      `f64[shares, seeds]`.
+    A client's influence per server step is its utility (eqs. (4) and (9)). Telling the truth
+    pays if influence grows with the reported rate up to the true one. For one composition of a
+    buffer that holds if and only if C r^2 <= A (`formulas.is_truthful`). Over the compositions
+    of a run it may hold even where it fails for one, which is what is measured here.
     """
     drawn = buffered(arrived, **settings)
     found = np.array([influence(lane(drawn, i), NUM)[0] for i in range(len(drawn.time))])

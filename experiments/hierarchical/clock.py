@@ -91,13 +91,7 @@ class Found(NamedTuple):
 
 
 def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
-    """Compare schedules with the closed forms.
-
-    Args:
-      schedule: Leaves `[lanes, T, ...]`.
-      setting: Groups and delays.
-      sync_time: S.
-    """
+    """Compare schedules, with leaves `[lanes, T, ...]`, with the closed forms."""
     delays = setting.delays
     laws = [
         {"shift": float(c), "mean_exp": float(m)}
@@ -130,8 +124,8 @@ def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
 def relative_rounds(schedule: Timeline, baseline: Timeline) -> tuple[float, float]:
     """Return the number of rounds in a long time for one round of the baseline, and its error.
 
-    It is the baseline's mean round time over the schedule's, with the same seeds. Pairs of rounds
-    are independent, so that the standard error is that of a ratio of means.
+    Pairs of rounds with the same seeds are independent, so that the error is that of a ratio of
+    means.
     """
     times, other = (
         np.diff(each.time, axis=1, prepend=0.0).ravel() for each in (schedule, baseline)
@@ -141,11 +135,7 @@ def relative_rounds(schedule: Timeline, baseline: Timeline) -> tuple[float, floa
 
 
 def is_monotone(schedules: Sequence[Timeline]) -> bool:
-    """Return whether iterations grow and rounds by any time fall from one schedule to the next.
-
-    Args:
-      schedules: Schedules on the same delays, from the least to the largest S.
-    """
+    """Return whether iterations grow and rounds by any time fall from one S to the next larger."""
     pairs = itertools.pairwise(schedules)
     return all(
         bool(np.all(b.steps >= a.steps) and np.all(b.time >= a.time - TIE)) for a, b in pairs
@@ -197,10 +187,7 @@ def judge_printed(measured: Mapping[str, bool]) -> Verdict:
 
 @plots.styled()
 def sample_path() -> Figure:
-    """Draw the paper's Fig. 2.
-
-    It shows local iterations, idle time and exchanges of two groups over three rounds.
-    """
+    """Draw the paper's Fig. 2: iterations, waiting and exchanges of two groups in three rounds."""
     delays = theory.Delays(np.array([0.8, 1.5]), np.array([0.25, 0.4]), 1.2, 0.3)
     random = np.random.default_rng(4)
     figure = Figure(figsize=(10, 2.6))

@@ -273,11 +273,7 @@ def of_panel(size: Sizes, name: str) -> Sizes:
 def inputs_of(
     arguments: Arguments, size: Sizes, name: str, runs: Mapping[str, Measured]
 ) -> dict[str, Any]:
-    """Return the numbers that the judge of a panel needs.
-
-    Args:
-      runs: Its runs.
-    """
+    """Return the numbers that the judge of a panel needs."""
     panel, curves = PANELS[name], {label: each.curves for label, each in runs.items()}
     ends = {label: setup.final(each, size.time) for label, each in curves.items()}
     grid = np.linspace(0, size.time, 101)[5:]
@@ -308,13 +304,7 @@ def inputs_of(
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge the claims on all panels.
-
-    Args:
-      inputs: For each of the "panels" the accuracies at T in percent ("ends"), "rates" and
-        "rounds" by run, when pairs of runs change places ("crossings"), and the early leads of S =
-        0 in Fig. 8 ("early").
-    """
+    """Judge the claims on all panels, by the accuracies at T in percent and what else is kept."""
     verdicts = []
     for name, found in inputs["panels"].items():
         ends = {label: Sample.read(each) for label, each in found["ends"].items()}

@@ -128,12 +128,7 @@ def judge_fixed_points(measured: Mapping[str, Any]) -> Verdict:
 
 
 def measure_fixed_points() -> dict[str, Any]:
-    """Measure fixed points for claim 9.
-
-    Two groups have optima -1 and 1, and 1 and 10 iterations a round.
-
-    There is no noise.
-    """
+    """Measure the fixed points of two groups with optima -1 and 1, for claim 9, without noise."""
     centers = jnp.asarray([[-1.0], [1.0]])
     problem = Diagonal(jnp.ones(1), centers, jnp.zeros(()), jnp.zeros(1))
     rates = (0.01, 0.03, 0.1, 0.3)
@@ -233,11 +228,7 @@ LESS = 10
 
 
 def run_all(sizes: Sizes) -> Curves:
-    """Run five sweeps.
-
-    They have noise or none, division by the iterations or plain averaging; the fifth has less
-    noise.
-    """
+    """Run five sweeps: noise or none, divided by the iterations or averaged, and less noise."""
     options = {"budget": fedjax_sim.Time(sizes.time), "num_evals": 200}
     runs = []
     for rule, noise in itertools.product(("divide_by_steps", "average"), (NOISE, 0.0)):
@@ -375,14 +366,9 @@ def measure_regimes(curves: Curves, sizes: Sizes) -> list[dict[str, Any]]:
 def mirror_difference(num_ticks: int = 12) -> float:
     """Swap association and delays where iterations take deterministic times, and compare models.
 
-    Quadratic clients with full gradients, in double precision: the clients of the fast group are
-    the first ten of one run and the last ten of the other.
-
-    Args:
-      num_ticks: Number of rounds.
-
-    Returns:
-      The largest difference between the last global models of two seeds, over their largest norm.
+    Quadratic clients with full gradients, in double precision: the clients of the fast group
+    are the first ten of one run and the last ten of the other. Returned is the largest
+    difference between the last global models of two seeds, over their largest norm.
     """
     with jax.enable_x64(True):
         centers = np.random.default_rng(0).normal(size=(30, 3))
@@ -415,11 +401,7 @@ def mirror_difference(num_ticks: int = 12) -> float:
 
 @plots.styled()
 def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]]:
-    """Draw the time to a target loss against the sync time, by theory and by runs.
-
-    Returns:
-      The picture, and the best of the candidates by either.
-    """
+    """Draw the time to a loss against S, by theory and by runs; return the best candidates too."""
     figure = Figure(figsize=(8, 4.4))
     axes = figure.subplots()
     fine = np.concatenate([[0.0], np.linspace(0.5, 22, 44)])

@@ -231,9 +231,9 @@ class _Runs:
     def measure(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Run every rule without and with attacks, and with rates chosen under each attack.
 
-        Returns:
-          Accuracies in percent by rule and by attack and share; those at rates chosen under each
-          attack, by rule and attack; and all chosen rates, by rule and attack.
+        Returned are accuracies in percent by rule and by attack and share; those at rates
+        chosen under each attack, by rule and attack; and all chosen rates, by rule and
+        attack.
         """
         shares = self._sizes.shares
         swept = {"adversary.attack": list(self._attacks.values()), "malicious": list(shares)}

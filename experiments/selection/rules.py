@@ -285,15 +285,9 @@ def _sweep(
 
 
 def read(curves: xr.Dataset, budget: float) -> xr.Dataset:
-    """Read accuracy and server steps at equal distances of virtual time.
+    """Read accuracy and server steps at equal distances of virtual time, the dimension `moment`.
 
-    Args:
-      curves: Curves with dimension `eval`.
-      budget: The budget of time.
-
-    Returns:
-      `accuracy`, averaged over the last moments and 0 where a run diverged, and `ticks`, with the
-      dimension `moment`, whose coordinate is the virtual time.
+    Accuracy is averaged over the last moments, and 0 where a run diverged.
     """
     moments = np.linspace(0, budget, MOMENTS + 1)
 

@@ -98,11 +98,9 @@ def who_say_most(data: Text, number: int) -> Text:
 
 
 def hold_out_ends(data: Text, share: float) -> Text:
-    """Replace the test set by the last training sequences of each speaker.
+    """Replace the test set by the last training sequences of each speaker, a share of them.
 
-    Args:
-      data: A text whose training sequences are in the order of their speakers.
-      share: Share of a speaker's sequences that is held out.
+    The text's training sequences are in the order of their speakers.
     """
     speakers = data.train_speakers
     counts = np.bincount(speakers, minlength=len(data.speakers))
