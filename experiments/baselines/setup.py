@@ -17,13 +17,13 @@ import fedjax_sim
 from experiments.harness import Arguments, Outcome, Study, table
 from fedjax_sim import SYSTEMS, Plan, System, datasets, partition, problems, studies
 from fedjax_sim.clients import personal_metrics
-from fedjax_sim.core.settings import ConfigError, idle_of, names_of
+from fedjax_sim.core.settings import idle_of, names_of
 from fedjax_sim.core.types import Algorithm, Array, Params, Problem
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
-from fedjax_sim.results import plots, reports
+from fedjax_sim.results import plots
 from fedjax_sim.results.runs import plain_settings
 from fedjax_sim.results.summaries import first_reach, median_reach
 from fedjax_sim.studies import Contestant, Criterion, Tuned, pictures, tuning
@@ -102,8 +102,6 @@ SPLITS: dict[str, Split] = {
 """How labels are split over clients, by the names that sizes use."""
 BOTH = ("Dirichlet(0.1)", "Dirichlet(1)")
 ONE = BOTH[:1]
-SHARED = ("dataset", "seeds", "tuning_seeds", "time_budget", "held_out")
-"""Facts in which an earlier run and the one that goes on from it must agree."""
 
 
 def standard_algorithms(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
@@ -205,14 +203,7 @@ def summarise(curves: xr.Dataset, targets: Sequence[float], metric: str = "accur
 
 
 def compare(given: Comparison, arguments: Arguments) -> Outcome:
-    """Tune every method on held-out examples of each split, run it with fresh seeds, and report.
-
-    With `--results`, what the earlier run chose inside of its grid is taken from there. Where its
-    choice was at an edge, the grid is widened, and the method runs again if the choice changes.
-
-    Raises:
-      ConfigError: If the earlier run differs in more than its grids.
-    """
+    """Tune every method on held-out examples of each split, run it with fresh seeds, and report."""
     sizes = given.study.choose(arguments)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     validation = studies.hold_out(data, given.held_out)
@@ -228,7 +219,6 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
         "settings": {name: plain_settings([each.hyper]) for name, each in methods.items()},
         "reduced": sizes.words,
     }
-    earlier = _earlier(arguments, facts)
     options: dict[str, Any] = {
         "budget": fedjax_sim.Time(sizes.time_budget),
         "num_evals": NUM_EVALS,
@@ -244,28 +234,18 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
         tuned[split] = {}
         for name, each in methods.items():
             key = f"{split}, {name}"
-            before = None if earlier is None else earlier.config["chosen"][key]
-            tuned[split][name] = found = studies.tune(
+            tuned[split][name], tested = studies.tune_and_run(
                 each,
                 of_tuning,
-                seeds=seeds,
+                of_test,
+                tuning_seeds=seeds,
+                seeds=range(sizes.seeds),
                 criterion=Criterion(metric_of(name)),
                 widenings=0 if arguments.smoke else tuning.WIDENINGS,
-                known=None if before is None else xr.DataArray.from_dict(before["validation"]),
                 kept=lambda what, key=key: arguments.kept(f"{key}, {what}"),  # type: ignore[misc]
-                **options,
+                options=options,
             )
-            if earlier is not None and before is not None and before["choice"] == found.choice:
-                curves[key] = earlier.curves[key]
-                continue
-            curves[key] = fedjax_sim.sweep(
-                each.system,
-                of_test,
-                each.hyper.replace(**found.choice),
-                seeds=sizes.seeds,
-                **options,
-                **arguments.kept(key),
-            ).curves
+            curves[key] = tested.curves
     summaries = {
         split: {
             name: summarise(curves[f"{split}, {name}"], given.targets, metric_of(name))
@@ -318,18 +298,6 @@ def evaluated_by_client(system: System, model_of: Callable[..., Params] | None =
 def metric_of(name: str) -> str:
     """Return the metric by which a method is tuned and judged."""
     return "personal_accuracy" if name in PERSONAL else "accuracy"
-
-
-def _earlier(arguments: Arguments, facts: Mapping[str, Any]) -> reports.Results | None:
-    """Load the earlier run, if one is named. That of another comparison or size is refused."""
-    if arguments.results is None:
-        return None
-    found = reports.load(arguments.results, trust=arguments.trust)
-    differing = [name for name in SHARED if found.config.get(name) != facts[name]]
-    if differing:
-        allowed = f"the folder of a run with the same {differing[0]}, {facts[differing[0]]!r}"
-        raise ConfigError("results", arguments.results, allowed)
-    return found
 
 
 def _problems(

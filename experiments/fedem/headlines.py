@@ -11,8 +11,7 @@ import numpy as np
 
 from experiments import harness
 from experiments.fedem.claims import CLAIMS, Found, verdict
-from experiments.fedem.formulas import moments
-from experiments.fedem.setup import Toy, clients_apart, exact_variance
+from experiments.fedem.setup import exact_variance, toy_a
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.server.compression import BlockQuantization, Dithering
 from fedjax_sim.theory import fedem as theory
@@ -22,7 +21,7 @@ STUDY = Study(full=Sizes(draws=20_000, k_max=10_000), smoke=Sizes(draws=200, k_m
 
 def measure_corollary(sizes: Sizes) -> Found:
     """Compare exact means of ||h||^2 with the corollary's bound (claim 26)."""
-    toy = Toy(clients_apart(10, 20, 4, spread=2.0), 0.5)
+    toy = toy_a()
     known, shares = toy.known, []
     for omega in (0.1, 1.0, 9.0, 30.0):
         setup = theory.FedEMSetup(known.constants, 10, omega)
@@ -31,14 +30,8 @@ def measure_corollary(sizes: Sizes) -> Found:
             for k_max in (1, 10, 100, 1000, sizes.k_max):
                 noisy = scale * (1 + 5 * omega) * sigma2
                 gamma = min(np.sqrt(toy.gap * 10 / (k_max * noisy)), most)
-                field = moments.exact_moments(
-                    setup,
-                    slope=known.slope,
-                    gamma=gamma,
-                    k_max=k_max,
-                    sigma2=sigma2,
-                    mean_field=toy.first_field,
-                ).mean_field[:k_max]
+                law = toy.moments(setup, gamma=gamma, k_max=k_max, sigma2=sigma2)
+                field = law.mean_field[:k_max]
                 bound = max(np.sqrt(toy.gap * noisy / (10 * k_max)), toy.gap / (most * k_max))
                 shares.append(field.mean() * known.constants.least / (4 * bound))
     return {"largest share": float(max(shares)), "cases": len(shares)}

@@ -45,6 +45,12 @@ def even(num_clients: int, examples: int) -> Partition:
     return Partition(np.arange(num_clients * examples), np.full(num_clients, examples))
 
 
+N, M, DIM, KAPPA, RIDGE, BATCH = 10, 20, 4, 0.5, 0.25, 5
+"""Clients of toy A, their examples and these' entries, its kappa and ridge, and a mini-batch."""
+SPARSE = parse_compressor("sparsification:keep=0.5")
+"""The quantizer by which omega is 1 for every vector."""
+
+
 class Toy:
     """A mean seen through noise in float64, with its closed forms.
 
@@ -52,9 +58,9 @@ class Toy:
     number or `f64[N, M]`; `start` is every coordinate of S_0.
     """
 
-    def __init__(self, y: np.ndarray, kappa: Any, *, ridge: float = 0.25, start: float = 3.0):
+    def __init__(self, y: np.ndarray, kappa: Any, *, ridge: float = RIDGE, start: float = 3.0):
         self.known = moments.describe_noisy_mean(y, kappa, ridge)
-        self.start = np.full(y.shape[2], start)
+        self.start, self.num_examples = np.full(y.shape[2], start), y.shape[1]
         with jax.enable_x64(True):
             seen = Seen(
                 jnp.asarray(y.reshape(-1, y.shape[2])),
@@ -88,11 +94,22 @@ class Toy:
         )
 
     def curves(
-        self, system: System, hyper: Any, ticks: int, num_evals: int, **options: Any
+        self,
+        system: System,
+        ticks: int,
+        num_evals: int,
+        *,
+        batch: int | None = None,
+        seeds: int,
+        settings: Mapping[str, Any] | None = None,
+        **chosen: Any,
     ) -> xr.Dataset:
-        """Run a sweep of `ticks` ticks and return its curves."""
-        budget = fedjax_sim.Ticks(ticks)
-        return curves_of(system, self.problem, hyper, budget=budget, num_evals=num_evals, **options)
+        """Run a sweep and return its curves, on exact statistics unless `batch` is given."""
+        exact = {"batches": "full", "batch_size": self.num_examples}
+        batches = exact if batch is None else {"batch_size": batch}
+        hyper = system.paper(num_clients=len(self.known.noise), **batches, **chosen)
+        how = {"budget": fedjax_sim.Ticks(ticks), "num_evals": num_evals, "seeds": seeds}
+        return curves_of(system, self.problem, hyper, settings=settings, **how)
 
 
 def clients_apart(
@@ -105,6 +122,18 @@ def clients_apart(
         + spread * random.normal(size=(num_clients, 1, dim))
         + 0.5
     )
+
+
+def toy_a(num_clients: int = N, *, spread: float = 2.0) -> Toy:
+    """Make toy A: one kappa for all examples, which are equally noisy."""
+    return Toy(clients_apart(num_clients, M, DIM, spread=spread), KAPPA)
+
+
+def toy_b(examples: int = 100, most: int = 100) -> Toy:
+    """Make toy B of unequally noisy examples, the first of `most` that are drawn."""
+    kappa = 1 / (1 + np.random.default_rng(4).uniform(0, 3, (N, most)) ** 2)
+    y = clients_apart(N, most, DIM, spread=2.0, seed=4)
+    return Toy(y[:, :examples], kappa[:, :examples])
 
 
 def curves_of(

@@ -18,26 +18,30 @@ from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import bounds as formulas
 from experiments.fedem.formulas import variance_reduction
 from experiments.fedem.setup import (
+    BATCH,
     BLOCKS,
+    DIM,
+    KAPPA,
+    RIDGE,
+    SPARSE,
+    M,
+    N,
     Toy,
     clients_apart,
     curves_of,
     even,
     exact_variance,
     figure_of,
+    toy_a,
+    toy_b,
 )
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, judge_all
 from fedjax_sim import Ticks, compression, streams
-from fedjax_sim.core.types import Event, Plan
+from fedjax_sim.core.types import Algorithm, Event, Plan
 from fedjax_sim.problems import latent
 from fedjax_sim.server import Memories
 from fedjax_sim.systems import em, fedem, vr_fedem
 from fedjax_sim.theory import fedem as theory
-
-N, M, DIM, RIDGE, KAPPA, BATCH = 10, 20, 4, 0.25, 0.5, 5
-SPARSE = compression.parse_compressor("sparsification:keep=0.5")
-"""The quantizer by which omega is 1 for every vector."""
-
 
 STUDY = Study(
     full=Sizes(seeds=400, draws=40_000, rounds=(50, 200, 1000), loops=(1, 5, 20)),
@@ -212,41 +216,26 @@ def judge_quantizers(found: Found) -> Verdict:
 
 def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
     """Compare both memories along runs, and the law of H after three rounds (claims 5 and 6)."""
-    toy, rounds, frozen_at = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA), 60, 3
+    toy, rounds, frozen_at = toy_a(), 60, 3
     known, worst, far, ratios = toy.known, [], [], []
     everyone = jnp.arange(N, dtype="int32")
 
+    def algorithm(p: Any) -> Algorithm:
+        how = {"gamma": 0.2, "participation": p, "compression": SPARSE}
+        hyper = fedem.paper(num_clients=N, batch_size=BATCH, **how)
+        return fedem.system.algorithm(toy.problem, hyper, Plan(slots_at_once=N))
+
     def step(key: Any, state: fedem.State, tick: Any, p: Any, coins: Any) -> fedem.State:
         """Take one round, in which clients take part by coin flips."""
-        hyper = fedem.paper(
-            num_clients=N,
-            batch_size=BATCH,
-            gamma=0.2,
-            participation=p,
-            memories=Memories(compression=SPARSE),
-        )
         at_tick, present = jnp.full(N, tick), jax.random.bernoulli(coins, p, (N,))
-        event = Event(
-            tick,
-            everyone,
-            present.astype("int32"),
-            at_tick,
-            present.astype(float),
-            at_tick,
-            at_tick,
-            tick,
-        )
-        return fedem.system.algorithm(toy.problem, hyper, Plan(slots_at_once=N)).step(
-            key, state, event
-        )[0]
+        steps, weight = present.astype("int32"), present.astype(float)
+        event = Event(tick, everyone, steps, at_tick, weight, at_tick, at_tick, tick)
+        return algorithm(p).step(key, state, event)[0]
 
     @jax.jit
     def run(p: Any) -> Any:
         key, coins = jax.random.split(jax.random.key(7))
-        hyper = fedem.paper(
-            num_clients=N, batch_size=BATCH, participation=p, memories=Memories(compression=SPARSE)
-        )
-        first = fedem.system.algorithm(toy.problem, hyper, Plan()).init(key)
+        first = algorithm(p).init(key)
 
         def one(state: fedem.State, tick: Any) -> Any:
             state = step(key, state, tick, p, jax.random.fold_in(coins, tick))
@@ -269,19 +258,14 @@ def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
             frozen = jax.tree.map(lambda leaf: leaf[frozen_at - 1], states)
             drawn = np.asarray(fields(p, frozen))
             local = known.local_fields + known.slope * (known.optimum - np.asarray(frozen.server))
-            delta2 = (
-                np.sum((np.asarray(frozen.memory.clients) - local) ** 2, axis=1)
-                + known.noise / BATCH
-            )
+            away = np.sum((np.asarray(frozen.memory.clients) - local) ** 2, axis=1)
+            delta2 = away + known.noise / BATCH
             setup = theory.FedEMSetup(known.constants, N, 1.0, p)
             expected = formulas.field_variance_bound(
                 setup, delta2=float(delta2.mean()), sigma2=float(known.noise.mean()) / BATCH
             )
-            shift = (
-                np.abs(drawn.mean(axis=0) - local.mean(axis=0))
-                / drawn.std(axis=0)
-                * math.sqrt(sizes.draws)
-            )
+            moved = np.abs(drawn.mean(axis=0) - local.mean(axis=0))
+            shift = moved / drawn.std(axis=0) * math.sqrt(sizes.draws)
             squares = np.sum((drawn - local.mean(axis=0)) ** 2, axis=1)
             far += [
                 float(shift.max()),
@@ -297,17 +281,17 @@ def measure_irrelevance() -> Found:
 
     There are three alphas, with memories that start at h_i(S_0) or at 0, and without memories.
     """
-    toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
-    hyper: Any = fedem.paper(num_clients=N, batch_size=BATCH, gamma=0.3)
+    toy = toy_a()
     ways = {"mean_field": ["fedem", "naive"], "zero": ["fedem"]}
+    how: dict[str, Any] = {"seeds": 1, "batch": BATCH, "gamma": 0.3}
     ran = [
-        curves_of(
+        toy.curves(
             fedem.system,
-            toy.problem,
-            hyper.replace(memory_start=start),
-            budget=Ticks(60),
-            num_evals=60,
+            60,
+            60,
             settings={"alpha": [0.01, 0.5, 1.0], "field_rule": rules},
+            memory_start=start,
+            **how,
         )
         for start, rules in ways.items()
     ]
@@ -324,7 +308,7 @@ EXACTLY = "exact recursions"
 
 def measure_theorems(sizes: Sizes) -> Found:
     """Compare exact recursions and runs with the bounds of Theorems 1 and 3 (claim 7)."""
-    toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
+    toy = toy_a()
     known, sigma2 = toy.known, toy.sigma2(BATCH)
     shares = []
     for omega in (0.1, 1.0, 9.0):
@@ -341,11 +325,9 @@ def measure_theorems(sizes: Sizes) -> Found:
     for p in (1.0, 0.5):
         setup = theory.FedEMSetup(known.constants, N, 1.0, p)
         gammas = [theory.largest_step_size(setup) / factor for factor in (1, 4)]
-        hyper = fedem.paper(
-            num_clients=N, batch_size=BATCH, participation=p, memories=Memories(compression=BLOCKS)
-        )
-        swept = {"seeds": sizes.seeds, "settings": {"gamma": gammas}}
-        data = toy.curves(fedem.system, hyper, sizes.rounds[-1], sizes.rounds[-1], **swept)
+        swept: dict[str, Any] = {"seeds": sizes.seeds, "settings": {"gamma": gammas}}
+        how: dict[str, Any] = {"batch": BATCH, "participation": p, "compression": BLOCKS}
+        data = toy.curves(fedem.system, sizes.rounds[-1], sizes.rounds[-1], **swept, **how)
         for i, gamma in enumerate(gammas):
             for k_max in sizes.rounds:
                 left = float(data.mean_field.values[i, :, :k_max].mean())
@@ -373,22 +355,15 @@ def measure_reduction(sizes: Sizes) -> tuple[dict[int, Found], Figure]:
 
     VR-FedEM runs at the step size (10), and FedEM at the same one.
     """
-    random = np.random.default_rng(4)
-    toy = Toy(
-        clients_apart(N, 100, DIM, spread=2.0, seed=4),
-        1 / (1 + random.uniform(0, 3, (N, 100)) ** 2),
-    )
+    toy = toy_b()
     constants, inner = toy.known.constants, 20
     gamma = theory.vr_step_size(constants, num_clients=N, omega=1.0)
-    common = {"num_clients": N, "gamma": gamma, "memories": Memories(compression=BLOCKS)}
+    common = {"gamma": gamma, "compression": BLOCKS}
     batch = variance_reduction.batch_size(inner, 1.0)
-    hyper = vr_fedem.paper(batch_size=batch, inner_steps=inner, **common)
-    ticks, seeds = inner * sizes.loops[-1], sizes.seeds // 2
-    reduced = toy.curves(vr_fedem.system, hyper, ticks, ticks, seeds=seeds)
-    plain_hyper = fedem.paper(batch_size=20, **common)
-    plain = toy.curves(fedem.system, plain_hyper, ticks, ticks, seeds=seeds)
-    full = fedem.paper(batch_size=100, batches="full", **common)
-    exact = toy.curves(fedem.system, full, 200, 20, seeds=5)
+    ticks, many = inner * sizes.loops[-1], {"seeds": sizes.seeds // 2, **common}
+    reduced = toy.curves(vr_fedem.system, ticks, ticks, batch=batch, inner_steps=inner, **many)
+    plain = toy.curves(fedem.system, ticks, ticks, batch=20, **many)
+    exact = toy.curves(fedem.system, 200, 20, seeds=5, **common)
     field, mean_field, memory = (
         values.mean(axis=0)
         for values in (

@@ -33,8 +33,7 @@ def measure_indifference(sizes: Sizes) -> dict[str, Any]:
         hyper = study.HYPER.replace(client_table=ClientTable(rate, study.SPREAD))
         arrived = study.arrivals(sizes.seeds, study.HYPER.buffer_size * sizes.ticks, [hyper])
         drawn = study.buffered(arrived, **study.RAW)
-        each = [study.influence(study.lane(drawn, i), study.NUM)[0] for i in range(sizes.seeds)]
-        found[f"{phi:g}"] = float(np.mean(each))
+        found[f"{phi:g}"] = float(np.mean(study.influences(drawn)[:, 0]))
     return {"influence": found, "share": 1 / study.NUM}
 
 
@@ -82,21 +81,8 @@ def judge_synchronous(measured: Mapping[str, float]) -> Verdict:
 
 def measure_divergence(sizes: Sizes) -> dict[str, float | None]:
     """Find the least step sizes at which runs diverge, with and without normalising."""
-    problem = Quadratic.of(study.GROUPS.astype(float)[:, None])
-    least = {}
-    for name, settings in (("normalised", {}), ("not normalised", study.RAW)):
-        run = fedjax_sim.sweep(
-            study.SYSTEM,
-            problem,
-            study.HYPER.replace(**settings),
-            seeds=2,
-            settings={"lr": list(RATES)},
-            budget=fedjax_sim.Ticks(sizes.quadratic_ticks),
-            num_evals=4,
-        )
-        bad = ~(run.curves.loss.isel(eval=-1).max("seed", skipna=False).values < 10)
-        least[name] = RATES[int(np.argmax(bad))] if bad.any() else None
-    return least
+    ways: dict[str, dict[str, Any]] = {"normalised": {}, "not normalised": study.RAW}
+    return study.least_diverging(ways, RATES, sizes.quadratic_ticks)
 
 
 def judge_divergence(measured: Mapping[str, float | None]) -> Verdict:

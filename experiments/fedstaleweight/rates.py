@@ -74,11 +74,7 @@ def measure_rates(sizes: Sizes) -> Found:
 
 
 def measure_influence(sizes: Sizes) -> Found:
-    """Measure the slow group's weight in AsyncFedED by where its quadratics settle.
-
-    Fast clients want 0 and slow ones 1, so that the long-run mean is the slow group's influence.
-    """
-    problem = Quadratic.of(study.GROUPS.astype(float)[:, None])
+    """Measure the slow group's weight in AsyncFedED by where its quadratics settle."""
     table = ClientTable(study.RATE, study.SPREAD)
     means = {}
     for name, system in (("AsyncFedED", asyncfeded), ("one rate", fedjax_sim.SYSTEMS["fedbuff"])):
@@ -94,7 +90,7 @@ def measure_influence(sizes: Sizes) -> Found:
         )
         run = fedjax_sim.sweep(
             getattr(system, "system", system),
-            problem,
+            study.OPPOSED,
             hyper,
             seeds=sizes.seeds,
             budget=fedjax_sim.Ticks(sizes.arrivals),

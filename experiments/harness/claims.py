@@ -255,13 +255,10 @@ class Claims(Mapping[int, Claim]):
 
     def _judge(self, number: int, measured: Any) -> Verdict:
         claim = self[number]
-        holds = declared.all_hold(claim.judged, measured, claim.criterion.marks)
-        return self.verdict(
-            number,
-            measured,
-            holds,
-            declared.sentence(claim.told, {**claim.criterion.marks, **measured}),
-        )
+        marks = claim.criterion.marks
+        holds = declared.all_hold(claim.judged, measured, marks)
+        why = declared.sentence(claim.told, measured, marks)
+        return self.verdict(number, measured, holds, why)
 
     def verdict(
         self, number: int, measured: Any, ruling: Ruling | bool | None, why: str, *, seeds: int = 0

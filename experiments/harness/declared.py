@@ -1,13 +1,15 @@
 """Criteria that a claim states as comparisons of measured numbers, and the sentence behind them.
 
-A comparison is "PLACE < OTHER", with any of `OPERATORS`, "PLACE within DISTANCE of OTHER", or
-"PLACE within SHARE times OTHER", where the distance is that share of the other number. PLACE says
-where measured numbers are: names joined by " / ", in which `*` stands for anything. Several numbers
-are compared one by one. The others are numbers, marks of the claim's criterion, or places.
+A comparison is "PLACE < OTHER", with any of `OPERATORS`; "PLACE within DISTANCE of OTHER"; "PLACE
+within SHARE times OTHER", where the distance is that share of the other number; or "PLACE falls",
+where each number is below the one before. PLACE says where measured numbers are: names joined by
+" / ", in which `*` stands for anything. Several numbers are compared one by one. The others are
+numbers, marks of the claim's criterion, or places.
 
 In a sentence `{PLACE:FORMAT}` is the numbers at a place, joined by commas. Instead of a format
-there can be words, in which `<FORMAT>` is the number, and NAME what the last name with a `*` stands
-for. `{largest of PLACE:FORMAT}` is the largest number.
+there can be words, in which `<:FORMAT>` is the number, `<KEY:FORMAT>` one of several numbers, and
+NAME what the last name with a `*` stands for. Words with commas are joined by semicolons.
+`{largest of PLACE:FORMAT}` is the largest number.
 """
 
 import operator
@@ -28,8 +30,9 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
     "is": operator.eq,
 }
-COMPARISON = re.compile(r"(.+) (<|<=|>|>=|is|within (.+) (of|times)) (.+)")
+COMPARISON = re.compile(r"(.+) (?:falls|(<|<=|>|>=|is|within (.+) (of|times)) (.+))")
 FIELD = re.compile(r"\{(largest of )?([^{}:]+):?([^{}]*)\}")
+NUMBER = re.compile(r"<([^<>:]*):([^<>]*)>")
 
 
 def all_hold(comparisons: Sequence[str], measured: Any, marks: Mapping[str, Any]) -> bool | None:
@@ -47,28 +50,32 @@ def holds(comparison: str, measured: Any, marks: Mapping[str, Any]) -> bool:
     if found is None:
         raise ValueError(f"{comparison!r} is no comparison, but must be one of {__name__}")
     place, word, distance, kind, other = found.groups()
-    left, right = _numbers(place, measured), _other(other, measured, marks)
-    if not distance:
+    left = _numbers(place, measured)
+    if other is None:
+        return bool((np.diff(left) < 0).all())
+    right = _other(other, measured, marks)
+    if distance is None:
         return bool(np.all(OPERATORS[word](left, right)))
     unit = np.abs(right) if kind == "times" else 1.0
     return bool(np.all(np.abs(left - right) < _other(distance, measured, marks) * unit))
 
 
-def sentence(told: str, measured: Any) -> str:
-    """Fill measured numbers into the fields of a sentence."""
+def sentence(told: str, measured: Any, marks: Mapping[str, Any]) -> str:
+    """Fill measured numbers, and marks by name, into the fields of a sentence."""
 
     def filled(field: re.Match[str]) -> str:
-        values = at(measured, field[2])
+        values = [("", marks[field[2]])] if field[2] in marks else at(measured, field[2])
         if field[1]:
             values = [("", np.max([value for _, value in values]))]
-        is_format = "NAME" not in field[3] and "<" not in field[3]
-        words = f"<{field[3]}>" if is_format else field[3]
-        return ", ".join(
-            re.sub("<(.*)>", lambda spec, value=value: format(value, spec[1]), words).replace(
-                "NAME", name
-            )
-            for name, value in values
-        )
+        words = field[3] if "NAME" in field[3] or "<" in field[3] else f"<:{field[3]}>"
+
+        def one(name: str, value: Any) -> str:
+            def number(found: re.Match[str]) -> str:
+                return format(value[found[1]] if found[1] else value, found[2])
+
+            return NUMBER.sub(number, words.replace("NAME", name))
+
+        return ("; " if "," in words else ", ").join(one(*each) for each in values)
 
     return FIELD.sub(filled, told)
 

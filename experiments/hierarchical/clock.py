@@ -142,7 +142,7 @@ def is_monotone(schedules: Sequence[Timeline]) -> bool:
     )
 
 
-def judge_rounds(measured: Mapping[str, Any], facts: str = "") -> Verdict:
+def judge_rounds(measured: Mapping[str, Any]) -> Verdict:
     """Judge claim 1 from the numbers of all settings."""
     off, share_off = measured["largest_deviation"], measured["largest_deviation of ratios"]
     marks = CLAIMS[1].criterion
@@ -155,34 +155,9 @@ def judge_rounds(measured: Mapping[str, Any], facts: str = "") -> Verdict:
     why = (
         f"iterations, mean and variance of round times at most {off:.1f} standard errors off, "
         f"rounds {'' if near else 'not '}within 0.1, "
-        f"rounds for one of S = 0 at most {share_off:.1f} standard errors off; {facts}"
+        f"rounds for one of S = 0 at most {share_off:.1f} standard errors off"
     )
     return verdict(1, measured, harness.unless_unknown(holds, measured), why)
-
-
-def judge_iterations(measured: Mapping[str, Sequence[Sequence[int]]], facts: str = "") -> Verdict:
-    """Judge claim 2 from least, most and allowed iterations of each group."""
-    inside = all(
-        least >= 1 and most <= allowed
-        for groups in measured.values()
-        for least, most, allowed in groups
-    )
-    why = f"{'' if inside else 'not '}every group within its own bounds in every round; {facts}"
-    return verdict(2, measured, harness.unless_unknown(inside, measured), why)
-
-
-def judge_monotone(measured: Mapping[str, bool], facts: str = "") -> Verdict:
-    """Judge claim 3 from whether every round of every run is monotone in S."""
-    words = "" if measured["monotone"] else "not "
-    why = f"{words}every round of every run, with S from least to largest; {facts}"
-    return verdict(3, measured, measured["monotone"], why)
-
-
-def judge_printed(measured: Mapping[str, bool]) -> Verdict:
-    """Judge claim 27 from whether all rounds of Fig. 8 as printed are the same for every S."""
-    shift = float(SETTINGS[PRINTED].delays.shift.min())
-    why = f"an iteration takes at least {shift:.1f} units, longer than every S"
-    return verdict(27, measured, measured["same rounds"], why)
 
 
 @plots.styled()
@@ -227,13 +202,7 @@ def sample_path() -> Figure:
     return figure
 
 
-JUDGES: Judges = {
-    1: judge_rounds,
-    2: judge_iterations,
-    3: judge_monotone,
-    **CLAIMS.declared(17),
-    27: judge_printed,
-}
+JUDGES: Judges = {1: judge_rounds, **CLAIMS.declared(2, 3, 17, 27)}
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -267,8 +236,7 @@ def run(arguments: Arguments) -> Outcome:
         panel: 100 * (1 - found[f"{panel}, S = 20"].rounds / found[f"{panel}, S = 0"].rounds)
         for panel in ("Fig. 7a", "Fig. 7b")
     }
-    facts = f"{len(found)} settings, {lanes} runs of T = {SYSTEM_TIME:g}"
-    measured = {
+    of_rounds = {
         "largest_deviation": np.max([each.deviation for each in found.values()]),
         "rounds": {name: each.rounds for name, each in found.items()},
         "rounds_error": {name: each.rounds_error for name, each in found.items()},
@@ -276,11 +244,12 @@ def run(arguments: Arguments) -> Outcome:
         "rounds for one of S = 0": shares,
         "largest_deviation of ratios": np.max(share_off),
     }
-    verdicts = [
-        judge_rounds(measured, facts),
-        judge_iterations({name: each.by_group for name, each in found.items()}, facts),
-        judge_monotone({"monotone": monotone}, facts),
-        JUDGES[17](saved),
-        judge_printed({"same rounds": same}),
-    ]
+    measured = {
+        1: of_rounds,
+        2: {name: each.by_group for name, each in found.items()},
+        3: {"monotone": monotone},
+        17: saved,
+        27: {"same rounds": same},
+    }
+    verdicts = harness.judge_all(JUDGES, measured)
     return Outcome({}, {"sample_path.png": sample_path()}, verdicts, {"lanes": lanes})

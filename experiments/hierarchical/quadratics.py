@@ -316,25 +316,6 @@ def judge_lead_times(measured: Mapping[str, Any]) -> Verdict:
     )
 
 
-def judge_average(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 26 from numbers of `measure_regimes`."""
-    early, floors, marks = measured["early"], measured["floor over that of S = 0"], CLAIMS[26]
-    holds = (
-        early["S = 20"] < early["S = 5"] < early["S = 0"]
-        and floors["average"] > marks.criterion.average
-        and floors["divide_by_steps"] < marks.criterion.divided
-    )
-    numbers = ", ".join(f"{loss:.3g} ({name})" for name, loss in early.items())
-    return verdict(
-        26,
-        measured,
-        harness.unless_unknown(holds, measured),
-        f"no division, no noise, time 200: {numbers}; with noise late loss of S = 5 over that of "
-        f"S = 0 {floors['average']:.2f}, "
-        f"divided by the iterations {floors['divide_by_steps']:.2f}",
-    )
-
-
 def measure_regimes(curves: Curves, sizes: Sizes) -> list[dict[str, Any]]:
     """Measure the numbers for claims 24 to 26, one mapping for each."""
     grid = np.linspace(35, sizes.time, 150)
@@ -436,8 +417,7 @@ JUDGES: Judges = {
     10: judge_rates,
     24: judge_quiet,
     25: judge_lead_times,
-    26: judge_average,
-    **CLAIMS.declared(28),
+    **CLAIMS.declared(26, 28),
 }
 
 
@@ -446,14 +426,15 @@ def run(arguments: Arguments) -> Outcome:
     sizes = STUDY.choose(arguments, least_seeds=2)
     curves = run_all(sizes)
     quiet, lead_times, average = measure_regimes(curves, sizes)
-    verdicts = [
-        judge_fixed_points(measure_fixed_points()),
-        judge_rates(measure_rates(max(8, sizes.seeds // 4))),
-        judge_quiet(quiet),
-        judge_lead_times(lead_times),
-        judge_average(average),
-        JUDGES[28]({"models apart": mirror_difference()}),
-    ]
+    measured = {
+        9: measure_fixed_points(),
+        10: measure_rates(max(8, sizes.seeds // 4)),
+        24: quiet,
+        25: lead_times,
+        26: average,
+        28: {"models apart": mirror_difference()},
+    }
+    verdicts = harness.judge_all(JUDGES, measured)
     figure, best = best_sync_time(curves, sizes)
     table = at(curves.noisy.sel(lr=1.0), [t for t in TIMES if t <= sizes.time], "loss").mean("seed")
     rows = [

@@ -12,6 +12,7 @@ MEASURED: dict[str, Any] = {
     "off": 0.3,
     "by n": {"n = 1": [1.0, 2.0], "n = 2": [3.0, 4.0]},
     "same": True,
+    "rows": {"a": {"left": 2.0, "right": 3.0}, "b": {"left": 1.0, "right": 3.0}},
 }
 MARKS = {"most": 0.5, "close": 0.2}
 
@@ -31,6 +32,8 @@ MARKS = {"most": 0.5, "close": 0.2}
         ("by n / * / * <= 3.5", False),
         ("by n / n = 1 / * < 2.5", True),
         ("same is 1", True),
+        ("rows / * / left falls", True),
+        ("rows / * / right falls", False),
     ],
 )
 def test_comparisons(comparison: str, expected: bool) -> None:
@@ -59,9 +62,11 @@ def test_what_cannot_be_compared_is_refused(comparison: str, complaint: str) -> 
 
 
 def test_a_sentence_has_the_measured_numbers() -> None:
-    told = "off {off:.2f}; {by n / * / 0:at NAME <.1f>}; {by n / n = 1 / *:g}; {by n / *:NAME}"
+    told = "off {off:.2f}; {by n / * / 0:at NAME <:.1f>}; {by n / n = 1 / *:g}; {by n / *:NAME}"
     expected = "off 0.30; at n = 1 1.0, at n = 2 3.0; 1, 2; n = 1, n = 2"
     assert declared.sentence(told, MEASURED) == expected
+    rows = "{rows / *:NAME <left:g>, <right:.1f>}"
+    assert declared.sentence(rows, MEASURED) == "a 2, 3.0; b 1, 3.0"
     assert declared.sentence("{largest of by n / * / *:.1f}", MEASURED) == "4.0"
 
 
