@@ -143,16 +143,11 @@ def contestant(
 
 
 class Comparison(NamedTuple):
-    """A comparison on one data set.
+    """A comparison on one data set: its sizes, network, methods and the accuracies to reach.
 
-    Attributes:
-      study: Its sizes.
-      network: Makes the network from the number of classes.
-      targets: Accuracies whose rounds and times are reported.
-      contestants: Lists the methods of a size, by label.
-      held_out: Share of the training examples on which settings are chosen.
-      mean: Mean of each colour channel, subtracted from images in [0, 1].
-      std: Standard deviation of each colour channel, by which images are divided.
+    `contestants` lists the methods of a size by label, and `held_out` is the share of the
+    training examples on which settings are chosen. Colour channels in [0, 1] are standardised
+    by `mean` and `std`.
     """
 
     study: Study

@@ -292,7 +292,7 @@ def runs(
 
 
 def _earlier(arguments: Arguments, wanted: Sequence[str]) -> Runs:
-    found = load_results(str(arguments.results))
+    found = load_results(str(arguments.results), trust=arguments.trust)
     missing = [name for name in wanted if _group(name) not in found.curves]
     if missing:
         raise ConfigError(

@@ -10,6 +10,7 @@ import numpy as np
 from experiments import harness
 from experiments.fedem import setup
 from experiments.fedem.claims import CLAIMS, SMOKE, Found
+from experiments.fedem.formulas import bounds
 from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import Keep, Ticks, sweep
 from fedjax_sim.core.schedules import Table
@@ -41,7 +42,7 @@ def over_bound(
     **more: object,
 ) -> Found:
     """Compare the mean of ||h(S_K)||^2 over seeds with the bound of Theorem 3 at gamma_max."""
-    constants, gamma = run.constants, theory.largest_step_size(run)
+    gamma = theory.largest_step_size(run)
     curves = setup.curves_of(
         fedem.system,
         problem,
@@ -53,12 +54,10 @@ def over_bound(
         num_evals=sizes.ticks,
     )
     field = curves.mean_field.transpose("seed", "eval").values
-    left = constants.least - gamma * constants.lyapunov_smoothness
-    noise = gamma * constants.lyapunov_smoothness * run.noise_factor * sigma2 / NUM
     shares = {}
     for k_max in (sizes.ticks // 16, sizes.ticks // 4, sizes.ticks):
         mean = field[:, :k_max].mean(axis=1)
-        bound = (toy.gap / (gamma * k_max) + noise) / left
+        bound = bounds.bound(run, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2).total
         error = mean.std(ddof=1) / np.sqrt(len(mean))
         shares[f"{k_max}"] = float((mean.mean() + CLAIMS[32].criterion.far * error) / bound)
     return {"share of the bound": shares, "seeds": sizes.seeds}

@@ -44,17 +44,10 @@ class Competition(NamedTuple):
 class FedStaleWeightSetup(NamedTuple):
     """The constants of assumptions 1 to 5 and of the run that a bound is about.
 
-    Attributes:
-        buffer_size: b, printed as K in "K = 1".
-        max_staleness: tau_max,b, the largest staleness with this buffer, in versions.
-        client_lr: eta_l^(q), the learning rate of each of the Q local steps.
-        server_lr: eta_g.
-        smoothness: L, of each client's loss.
-        local_variance: sigma_l^2, bound on the variance of a client's stochastic gradient.
-        global_variance: sigma_g^2, bound on the mean over clients of the squared distance between
-            a client's gradient and that of f.
-        gradient_bound: G, bound on the squared norm of any client's gradient.
-        initial_gap: f(w_0) - f_*.
+    They are b, printed as K in "K = 1"; tau_max,b in versions; eta_l^(q) of the Q local steps;
+    eta_g; L of each client's loss; sigma_l^2, which bounds the variance of a client's gradient;
+    sigma_g^2, which bounds the mean over clients of its squared distance from that of f; G,
+    which bounds its squared norm; and f(w_0) - f_*.
     """
 
     buffer_size: Count
@@ -71,13 +64,9 @@ class FedStaleWeightSetup(NamedTuple):
 class BoundTerms(NamedTuple):
     """The right side of (10), term by term, in units of a squared gradient.
 
-    Here Sigma is sigma_l^2 + sigma_g^2 + G, and tau is tau_max,b.
-
-    Attributes:
-        initial: 2 (f(w_0) - f_*) / (eta_g alpha(Q) T).
-        staleness: 12 eta_g^2 tau^2 beta(Q) Q L^2 ((b tau + 1) / (tau + 1))^2 Sigma.
-        drift: 12 beta(Q) Q L^2 Sigma.
-        reweighting: 4 b^2 U G.
+    With Sigma = sigma_l^2 + sigma_g^2 + G and tau = tau_max,b they are 2 (f(w_0) - f_*) /
+    (eta_g alpha(Q) T), 12 eta_g^2 tau^2 beta(Q) Q L^2 ((b tau + 1) / (tau + 1))^2 Sigma, 12
+    beta(Q) Q L^2 Sigma and 4 b^2 U G.
     """
 
     initial: float

@@ -41,14 +41,10 @@ ROUNDS = {2: 59.6, 4: 68.2, 8: 56.9}
 class Panel(NamedTuple):
     """A figure whose runs are compared.
 
-    Attributes:
-      full: The size of the paper's figure.
-      num_clients: Number of clients.
-      is_iid: Whether clients' data are i.i.d.; they follow Dirichlet(0.5) otherwise.
-      runs: Settings of the compared runs by name.
-      judge: Gives the parts of each of the figure's claims, with the numbers in words.
-      pairs: Runs whose crossings are kept, by name.
-      times_seeds: How many times the study's number of seeds are run.
+    `full` is its size in the paper, and `runs` are the settings of each run. `judge` gives the
+    parts of each of the figure's claims, with the numbers in words. Of `pairs` crossings are
+    kept. Clients' data are i.i.d., or follow Dirichlet(0.5), and `times_seeds` times the
+    study's seeds are run.
     """
 
     full: Sizes

@@ -51,8 +51,6 @@ from fedjax_sim.systems import hierarchical
 CHANCE = 10.0
 """Accuracy of the best constant answer to ten equally frequent classes, in percent."""
 SMOKE = "not judged: a smoke run on handwritten digits is too small"
-OWN = "own"
-"""Stands for the learning rate where each of the compared runs has its own."""
 ALL_COLLAPSED = "every learning rate collapsed"
 """Name of the only part of a claim that no learning rate decides."""
 EVERY_TICK = 1_000_000
@@ -354,7 +352,7 @@ def by_rate(
     for rate in good:
         known = [(row[rate], top) for row, top in zip(rows, best, strict=True) if rate in row]
         if not known or any(sample.mean >= top for sample, top in known):
-            parts |= {f"{words} {at_rate(rate)}": value for words, value in judged[rate].items()}
+            parts |= {f"{words} at lr {rate}": value for words, value in judged[rate].items()}
     return parts or {ALL_COLLAPSED: None}
 
 
@@ -394,17 +392,13 @@ def crossings(pair: Sequence[xr.Dataset], times: np.ndarray) -> list[list[Any]] 
     is_readable = 100 * np.maximum(first.mean(axis=1), second.mean(axis=1)) >= 2 * CHANCE
     sign = np.zeros(len(times), int)
     for i in np.flatnonzero(is_readable):
-        sign[i] = _sign_of(interval(first[i] - second[i]))
+        each = interval(first[i] - second[i])
+        sign[i] = 0 if abs(each.mean) <= each.half else np.sign(each.mean)
     is_clear = np.flatnonzero(sign)
     changes = np.flatnonzero(np.diff(sign[is_clear]))
     if not len(changes) and not (sign[-1] and is_readable[len(times) // 4 :].all()):
         return None
     return [[float(times[is_clear[k + 1]]), bool(sign[is_clear[k]] > 0)] for k in changes]
-
-
-def _sign_of(difference: Interval) -> int:
-    """Return 1 or -1 for an interval above or below zero, 0 for one that covers it."""
-    return 0 if abs(difference.mean) <= difference.half else int(np.sign(difference.mean))
 
 
 def passes_once(
@@ -479,12 +473,7 @@ def table_of(data: Mapping[str, xr.Dataset], time: float, chance: float = CHANCE
 
 def by_lr(leads: Mapping[str, Interval]) -> str:
     """Describe leads at each learning rate."""
-    return ", ".join(f"{each} {at_rate(rate)}" for rate, each in leads.items())
-
-
-def at_rate(rate: str) -> str:
-    """Name the learning rate of a comparison."""
-    return "at own rates" if rate == OWN else f"at lr {rate}"
+    return ", ".join(f"{each} at lr {rate}" for rate, each in leads.items())
 
 
 def outcome(

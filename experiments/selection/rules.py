@@ -134,13 +134,9 @@ on single reports, and may make as many server steps as there.
 
 
 class Method(NamedTuple):
-    """A system with its settings.
+    """A system with its settings that are not tuned, and the grid of those that are.
 
-    Attributes:
-      system: The system.
-      hyper: Settings that are not tuned.
-      every: Server steps from one evaluation to the next, fewer than 1 % of a run's.
-      grid: Values of each tuned setting by name.
+    It is evaluated after `every` server steps, fewer than 1 % of a run's.
     """
 
     system: System

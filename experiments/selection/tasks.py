@@ -23,15 +23,7 @@ MOST_TESTED = 300
 
 
 class Task(NamedTuple):
-    """What is learnt.
-
-    Attributes:
-      tuning: The problem on held-out training examples, or one for each tuning seed.
-      test: The same on test examples, for the seeds of the results.
-      chance: Accuracy without learning, in percent.
-      name: Name of the data.
-      title: Data and clients in words.
-    """
+    """What is learnt, for tuning on held-out examples and for the results, with chance in percent."""
 
     tuning: Any
     test: Any
@@ -127,12 +119,6 @@ class Window(nn.Module):
 
     Inputs are codes `i[..., L]`, outputs the logits of the character that follows each of them,
     `[..., L, num_classes]`. Before the first character of a sequence the window has zeros.
-
-    Attributes:
-      num_classes: Number of character codes.
-      seen: Characters in the window.
-      embedding: Numbers that stand for a character.
-      hidden: Units of the hidden layer.
     """
 
     num_classes: int

@@ -64,10 +64,10 @@ def test_what_cannot_be_compared_is_refused(comparison: str, complaint: str) -> 
 def test_a_sentence_has_the_measured_numbers() -> None:
     told = "off {off:.2f}; {by n / * / 0:at NAME <:.1f>}; {by n / n = 1 / *:g}; {by n / *:NAME}"
     expected = "off 0.30; at n = 1 1.0, at n = 2 3.0; 1, 2; n = 1, n = 2"
-    assert declared.sentence(told, MEASURED) == expected
+    assert declared.sentence(told, MEASURED, MARKS) == expected
     rows = "{rows / *:NAME <left:g>, <right:.1f>}"
-    assert declared.sentence(rows, MEASURED) == "a 2, 3.0; b 1, 3.0"
-    assert declared.sentence("{largest of by n / * / *:.1f}", MEASURED) == "4.0"
+    assert declared.sentence(rows, MEASURED, MARKS) == "a 2, 3.0; b 1, 3.0"
+    assert declared.sentence("{largest of by n / * / *:.1f}, {most}", MEASURED, MARKS) == "4.0, 0.5"
 
 
 def test_a_claim_that_states_its_comparisons_uses_all_its_marks() -> None:

@@ -24,14 +24,11 @@ Numbers = npt.NDArray[np.float64]
 class NoisyMean(NamedTuple):
     """Closed forms of FedEM's constants on the noisy-mean model with given data.
 
-    Attributes:
-        constants: Constants of the assumptions; L is the quadratic mean over all examples.
-        slope: a, positive. The mean field is h(s) = a (s_* - s).
-        optimum: `f64[q]`, s_*, the root of h.
-        local_fields: `f64[N, q]`, h_i(s_*) of each client; their mean is 0.
-        noise: `f64[N]`, variance at theta = 0 of the statistic of one example drawn from the
-            client's data. If all kappa are equal, theta does not matter, and it is b sigma_i^2 of
-            mini-batches drawn with replacement.
+    `constants` are those of the assumptions, with L the quadratic mean over all examples;
+    `slope` is a of the mean field h(s) = a (s_* - s), `optimum` s_*, and `local_fields`
+    h_i(s_*), whose mean is 0. `noise` is each client's variance, at theta = 0, of the statistic
+    of one example. If all kappa are equal, theta does not matter, and it is b sigma_i^2 of
+    mini-batches drawn with replacement.
     """
 
     constants: Constants

@@ -167,27 +167,9 @@ def global_bound(
     The counts before the first round are taken as 0.
     """
     t = np.asarray(iterations, np.float64)
-    previous = np.vstack([np.zeros_like(t[:1]), t[:-1]])
-    return bound_of_means(
-        np.mean(previous**2, axis=0), _drift(t), len(t), lr, constants, group_size, descent
-    )
-
-
-def _drift(iterations: Numbers) -> Numbers:
-    """Average (t - 1) (2t - 1) / 6, which is the mean of l^2 over l < t, over rounds: `f64[M]`."""
-    return np.mean((iterations - 1) * (2 * iterations - 1) / 6, axis=0)
-
-
-def bound_of_means(
-    previous_square: Numbers,
-    drift: Numbers,
-    rounds: float,
-    lr: float,
-    constants: Constants,
-    group_size: npt.ArrayLike,
-    descent: float,
-) -> GlobalBound:
-    """Compute the terms of (20) from the means over rounds of squared counts and of drift."""
+    previous_square = np.mean(np.vstack([np.zeros_like(t[:1]), t[:-1]]) ** 2, axis=0)
+    # The mean of l^2 over l < t, over rounds.
+    drift = np.mean((t - 1) * (2 * t - 1) / 6, axis=0)
     smooth, square, variance = constants
     size = np.asarray(group_size, np.float64)
     kappa, share = imbalance(size), len(size) * size**2 / np.sum(size) ** 2
@@ -195,7 +177,7 @@ def bound_of_means(
     # Deviation: (20), (39), (40) and (41) print the fourth term without G^2, a factor that comes
     # with the use of Lemma 1 there.
     return GlobalBound(
-        descent=2 * descent / (lr * rounds),
+        descent=2 * descent / (lr * len(t)),
         others=3 * scale * square * kappa**2,
         noise=lr * smooth * kappa * variance,
         previous=3 * scale * square * float(share @ previous_square),

@@ -37,13 +37,9 @@ MOST_ROUNDS = 1e7
 class Quadratics(NamedTuple):
     """The sum over coordinates of h_j / 2 x_j^2, the same loss for all clients, and a run on it.
 
-    Attributes:
-        curvature: `f64[P]`, h.
-        noise_variance: Variance of each coordinate of a client's stochastic gradient.
-        start_square: `f64[P]`, squared distance of the initial model to the optimum, by coordinate.
-        lr: alpha.
-        group_size: `i64[M]`, number of clients of each group.
-        rule: How the global server combines the groups, "divide_by_steps" or "average".
+    `noise_variance` is that of each coordinate of a client's gradient, `start_square` the
+    squared distance of the initial model to the optimum, and `rule` how the global server
+    combines groups.
     """
 
     curvature: Numbers
