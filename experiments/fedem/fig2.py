@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
-from experiments.fedem.counts import COUNTS, Visits, synthetic
+from experiments.fedem.counts import COUNTS, Visits, rms, synthetic
 from experiments.fedem.setup import even, figure_of
 from experiments.harness import Arguments, Judges, Outcome, Verdict, rule
 from experiments.harness.statistics import has_nan
@@ -256,31 +256,22 @@ def run(arguments: Arguments) -> Outcome:
         raise ConfigError("dataset", arguments.dataset, "left out: the counts are made up")
     sizes = COUNTS.choose(arguments)
     visits = synthetic(sizes)
-    assert visits.truth is not None
     most = 3000 if arguments.smoke else 20_000
     fits, loss, limit, steps = run_all(visits, sizes.rounds, most, arguments)
-    found = {}
-    for name, matrix in [*((name, fitted.matrix) for name, fitted in fits.items()), (LIMIT, limit)]:
-        rmse = float(np.sqrt(np.mean((matrix - visits.truth) ** 2)))
-        trend = float(np.corrcoef(matrix.sum(axis=0), visits.truth.sum(axis=0))[0, 1])
-        objective = (
-            fits[name].curves.objective.values[0] if name in fits else np.array([loss, loss])
-        )
+    found: dict[str, Any] = {}
+    for name, fitted in fits.items():
+        objective = fitted.curves.objective.values[0]
+        field = fitted.curves.mean_field.values[0]
         found[name] = {
-            "RMSE": rmse,
-            "trend": trend,
+            **visits.recovered(fitted.matrix),
             "F at first": float(objective[0]),
             "F": float(objective[-1]),
+            "‖h‖² left": float(field[-1] / field[0]),
+            "apart": rms(fitted.matrix - limit) / rms(limit),
         }
-    scale = float(np.sqrt(np.mean(limit**2)))
-    for name, fitted in fits.items():
-        field = fitted.curves.mean_field.values[0]
-        apart = float(np.sqrt(np.mean((fitted.matrix - limit) ** 2))) / scale
-        found[name] |= {"‖h‖² left": float(field[-1] / field[0]), "apart": apart}
-    found[LIMIT] |= {"steps": steps, "steps allowed": most}
+    ended = {"F at first": loss, "F": loss, "steps": steps, "steps allowed": most}
+    found[LIMIT] = {**visits.recovered(limit), **ended}
     judged = verdict(20, found, None, SMOKE) if arguments.smoke else judge(found)
-    seen = np.zeros(visits.shape, bool)
-    seen[visits.site, visits.time] = True
     matrices = {
         "truth": visits.truth,
         LIMIT: limit,
@@ -289,7 +280,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     totals = {name: np.asarray(each).sum(axis=0) for name, each in matrices.items()}
     words = f"{sizes.sites} sites by {sizes.months} months, made up"
-    figures = {"fig2_trend.png": trend_figure(totals, seen, words)}
+    figures = {"fig2_trend.png": trend_figure(totals, visits.seen, words)}
     figures["fig2_objective.png"] = figure_of(
         {
             "the paper's settings, 150 epochs" if name == PAPERS else name: (
@@ -304,7 +295,7 @@ def run(arguments: Arguments) -> Outcome:
     config = {
         **sizes.config(),
         "visits": len(visits.value),
-        "share of cells seen": float(seen.mean()),
+        "share of cells seen": float(visits.seen.mean()),
         "EM's steps": steps,
         "found": found,
     }

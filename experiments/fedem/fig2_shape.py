@@ -46,10 +46,6 @@ def run(arguments: Arguments) -> Outcome:
     """Run FedMissEM with the paper's settings, and EM on the pooled cells."""
     sizes = SHAPE.choose(arguments)
     visits = made_up(sizes)
-    truth = visits.truth
-    assert truth is not None
-    seen = np.zeros(visits.shape, bool)
-    seen[visits.site, visits.time] = True
     pooled, _, steps = fig2.fixed_point(fig2.problem_of(visits, is_pooled=True), sizes.steps)
     start = fig2.filled_up(visits)
     problem = fig2.problem_of(visits, start=start)
@@ -69,8 +65,9 @@ def run(arguments: Arguments) -> Outcome:
         POOLED: pooled.reshape(visits.shape),
         MEANS: fig2.additive(visits),
     }
-    totals = {"truth": truth.sum(axis=0)} | {
-        name: matrix.sum(axis=0) for name, matrix in matrices.items()
+    recovered = {name: visits.recovered(matrix) for name, matrix in matrices.items()}
+    totals = {
+        name: matrix.sum(axis=0) for name, matrix in {"truth": visits.truth, **matrices}.items()
     }
     objective = fitted.curves.objective.values[0]
     moved = np.linalg.norm(fitted.matrix - matrices[START]) / np.linalg.norm(matrices[START])
@@ -78,26 +75,19 @@ def run(arguments: Arguments) -> Outcome:
         "sites": sizes.sites,
         "sites visited": len(np.unique(visits.site)),
         "visits": sizes.visits,
-        "cells seen": float(seen.mean()),
+        "cells seen": float(visits.seen.mean()),
         "rounds": rounds,
         "steps": steps,
         "F at first": float(objective[0]),
         "F": float(objective[-1]),
         "moved": float(moved),
-        "trend": {
-            name: float(np.corrcoef(matrix.sum(axis=0), totals["truth"])[0, 1])
-            for name, matrix in matrices.items()
-        },
-        "RMSE": {
-            name: float(np.sqrt(np.mean((matrix - truth) ** 2)))
-            for name, matrix in matrices.items()
-        },
+        **{what: {n: each[what] for n, each in recovered.items()} for what in ("trend", "RMSE")},
     }
     verdicts = harness.judge_all(JUDGES, {25: found}, SMOKE if arguments.smoke else "")
     title = f"{sizes.sites} sites by {sizes.months} months, {sizes.visits} counts, made up"
     return Outcome(
         {"FedMissEM, the paper's settings": fitted.curves},
-        {"fig2_shape.png": fig2.trend_figure(totals, seen, title)},
+        {"fig2_shape.png": fig2.trend_figure(totals, visits.seen, title)},
         verdicts,
         {**sizes.config(), "found": found},
     )

@@ -23,7 +23,7 @@ MOST_TESTED = 300
 
 
 class Task(NamedTuple):
-    """What is learnt, for tuning on held-out examples and for the results, with chance in percent."""
+    """What is learnt: for tuning on held-out examples, and for the results; chance in percent."""
 
     tuning: Any
     test: Any
