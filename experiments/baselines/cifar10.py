@@ -22,11 +22,8 @@ from fedjax_sim.models.calls import Model
 class PatchNet(nn.Module):
     """Two convolutions without overlap in the first: 25,834 parameters on 32x32x3.
 
-    The first has 32 channels and takes patches of 4x4, the second has 64 channels, a window of 3x3
-    and stride 2. Both are followed by ReLU, then comes the layer of logits.
-
-    Attributes:
-      num_classes: Number of logits.
+    The first has 32 channels and takes patches of 4x4, the second has 64 channels, a window of
+    3x3 and stride 2. Both are followed by ReLU, then comes the layer of logits.
     """
 
     num_classes: int

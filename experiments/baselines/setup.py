@@ -17,13 +17,13 @@ import fedjax_sim
 from experiments.harness import Arguments, Outcome, Study, table
 from fedjax_sim import SYSTEMS, Plan, System, datasets, partition, problems, studies
 from fedjax_sim.clients import personal_metrics
-from fedjax_sim.core.settings import ConfigError, idle_of, names_of
+from fedjax_sim.core.settings import idle_of, names_of
 from fedjax_sim.core.types import Algorithm, Array, Params, Problem
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
-from fedjax_sim.results import plots, reports
+from fedjax_sim.results import plots
 from fedjax_sim.results.runs import plain_settings
 from fedjax_sim.results.summaries import first_reach, median_reach
 from fedjax_sim.studies import Contestant, Criterion, Tuned, pictures, tuning
@@ -102,8 +102,6 @@ SPLITS: dict[str, Split] = {
 """How labels are split over clients, by the names that sizes use."""
 BOTH = ("Dirichlet(0.1)", "Dirichlet(1)")
 ONE = BOTH[:1]
-SHARED = ("dataset", "seeds", "tuning_seeds", "time_budget", "held_out")
-"""Facts in which an earlier run and the one that goes on from it must agree."""
 
 
 def standard_algorithms(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
@@ -145,16 +143,11 @@ def contestant(
 
 
 class Comparison(NamedTuple):
-    """A comparison on one data set.
+    """A comparison on one data set: its sizes, network, methods and the accuracies to reach.
 
-    Attributes:
-      study: Its sizes.
-      network: Makes the network from the number of classes.
-      targets: Accuracies whose rounds and times are reported.
-      contestants: Lists the methods of a size, by label.
-      held_out: Share of the training examples on which settings are chosen.
-      mean: Mean of each colour channel, subtracted from images in [0, 1].
-      std: Standard deviation of each colour channel, by which images are divided.
+    `contestants` lists the methods of a size by label, and `held_out` is the share of the
+    training examples on which settings are chosen. Colour channels in [0, 1] are standardised
+    by `mean` and `std`.
     """
 
     study: Study
@@ -169,16 +162,9 @@ class Comparison(NamedTuple):
 class Summary(NamedTuple):
     """What a method reached. Accuracies are in percent; a diverged seed counts as 0.
 
-    Attributes:
-      mean: Mean final accuracy over seeds.
-      std: Its standard deviation over seeds.
-      median: The median over seeds.
-      worst: The worst seed.
-      failed: Number of seeds that diverged.
-      collapsed: Number of further seeds that ended at chance.
-      rounds: Median number of server steps to each target; None unless more than half of the seeds
-        reach it.
-      times: The same in virtual time.
+    `std` is over seeds, `failed` seeds diverged, and `collapsed` further ones ended at chance.
+    `rounds` and `times` are medians of the server steps and the virtual time to each target,
+    None unless more than half of the seeds reach it.
     """
 
     mean: float
@@ -192,13 +178,7 @@ class Summary(NamedTuple):
 
 
 def summarise(curves: xr.Dataset, targets: Sequence[float], metric: str = "accuracy") -> Summary:
-    """Summarise the lanes of a method.
-
-    Args:
-      curves: Curves with dimensions `seed` and `eval`.
-      targets: Accuracies, between 0 and 1.
-      metric: The accuracy.
-    """
+    """Summarise the lanes of a method, with dimensions `seed` and `eval`, by an accuracy."""
     final = 100 * Criterion(metric).values(curves).values
     return Summary(
         float(final.mean()),
@@ -218,14 +198,7 @@ def summarise(curves: xr.Dataset, targets: Sequence[float], metric: str = "accur
 
 
 def compare(given: Comparison, arguments: Arguments) -> Outcome:
-    """Tune every method on held-out examples of each split, run it with fresh seeds, and report.
-
-    With `--results`, what the earlier run chose inside of its grid is taken from there. Where its
-    choice was at an edge, the grid is widened, and the method runs again if the choice changes.
-
-    Raises:
-      ConfigError: If the earlier run differs in more than its grids.
-    """
+    """Tune every method on held-out examples of each split, run it with fresh seeds, and report."""
     sizes = given.study.choose(arguments)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     validation = studies.hold_out(data, given.held_out)
@@ -241,7 +214,6 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
         "settings": {name: plain_settings([each.hyper]) for name, each in methods.items()},
         "reduced": sizes.words,
     }
-    earlier = _earlier(arguments, facts)
     options: dict[str, Any] = {
         "budget": fedjax_sim.Time(sizes.time_budget),
         "num_evals": NUM_EVALS,
@@ -257,28 +229,18 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
         tuned[split] = {}
         for name, each in methods.items():
             key = f"{split}, {name}"
-            before = None if earlier is None else earlier.config["chosen"][key]
-            tuned[split][name] = found = studies.tune(
+            tuned[split][name], tested = studies.tune_and_run(
                 each,
                 of_tuning,
-                seeds=seeds,
+                of_test,
+                tuning_seeds=seeds,
+                seeds=range(sizes.seeds),
                 criterion=Criterion(metric_of(name)),
                 widenings=0 if arguments.smoke else tuning.WIDENINGS,
-                known=None if before is None else xr.DataArray.from_dict(before["validation"]),
                 kept=lambda what, key=key: arguments.kept(f"{key}, {what}"),  # type: ignore[misc]
-                **options,
+                options=options,
             )
-            if earlier is not None and before is not None and before["choice"] == found.choice:
-                curves[key] = earlier.curves[key]
-                continue
-            curves[key] = fedjax_sim.sweep(
-                each.system,
-                of_test,
-                each.hyper.replace(**found.choice),
-                seeds=sizes.seeds,
-                **options,
-                **arguments.kept(key),
-            ).curves
+            curves[key] = tested.curves
     summaries = {
         split: {
             name: summarise(curves[f"{split}, {name}"], given.targets, metric_of(name))
@@ -310,10 +272,8 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
 def evaluated_by_client(system: System, model_of: Callable[..., Params] | None = None) -> System:
     """Let a system with one model report how well it serves each client, as personal models are.
 
-    Args:
-      system: A system of rounds.
-      model_of: From the problem, the settings, the server's model and a client's number to the
-        client's model; by default the server's.
+    `model_of` makes a client's model from the problem, the settings, the server's model and the
+    client's number; by default it is the server's.
     """
 
     def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm:
@@ -333,22 +293,6 @@ def evaluated_by_client(system: System, model_of: Callable[..., Params] | None =
 def metric_of(name: str) -> str:
     """Return the metric by which a method is tuned and judged."""
     return "personal_accuracy" if name in PERSONAL else "accuracy"
-
-
-def _earlier(arguments: Arguments, facts: Mapping[str, Any]) -> reports.Results | None:
-    """Load the earlier run, if one is named.
-
-    Raises:
-      ConfigError: If it is of another comparison or size.
-    """
-    if arguments.results is None:
-        return None
-    found = reports.load(arguments.results, trust=arguments.trust)
-    differing = [name for name in SHARED if found.config.get(name) != facts[name]]
-    if differing:
-        allowed = f"the folder of a run with the same {differing[0]}, {facts[differing[0]]!r}"
-        raise ConfigError("results", arguments.results, allowed)
-    return found
 
 
 def _problems(

@@ -393,7 +393,7 @@ def picture(late: Decreasing) -> Figure:
     return figure
 
 
-JUDGES: Judges = {**CLAIMS.judges(3, 5), 4: judge_constant}
+JUDGES: Judges = {**CLAIMS.declared(3, 5), 4: judge_constant}
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -230,7 +230,7 @@ def judge_heterogeneity(found: Found) -> Verdict:
     return verdict(21, found, ruling if follow else False, why)
 
 
-JUDGES: Judges = {12: judge, 21: judge_heterogeneity, **CLAIMS.judges(23)}
+JUDGES: Judges = {12: judge, 21: judge_heterogeneity, **CLAIMS.declared(23)}
 
 
 @plots.styled()
@@ -244,7 +244,7 @@ def run(arguments: Arguments) -> Outcome:
         verdicts = [verdict(number, {"exact": exact}, None, short) for number in JUDGES]
     else:
         found = measure(panels)
-        verdicts = [judge(found), judge_heterogeneity(by_alpha(found)), CLAIMS.judge(23, drawn)]
+        verdicts = [judge(found), judge_heterogeneity(by_alpha(found)), JUDGES[23](drawn)]
     first_cells = panels.ran[10]
     squares = {
         alpha: gaussian.dissimilarity(cell.clients) ** 2

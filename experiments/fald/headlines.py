@@ -160,7 +160,7 @@ def judge_everyone(found: Found) -> Verdict:
     return verdict(27, found, harness.unless_unknown(holds, found), why)
 
 
-JUDGES: Judges = {**CLAIMS.judges(24), 26: judge_best, 27: judge_everyone}
+JUDGES: Judges = {**CLAIMS.declared(24), 26: judge_best, 27: judge_everyone}
 
 
 def run(arguments: Arguments) -> Outcome:

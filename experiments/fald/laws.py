@@ -360,7 +360,7 @@ def measure_inflation(sizes: Sizes, unequal: list[Cell]) -> Found:
 
 
 JUDGES: Judges = {
-    **CLAIMS.judges(1, 2, 10, 17, 18, 19, 20, 22),
+    **CLAIMS.declared(1, 2, 10, 17, 18, 19, 20, 22),
     9: judge_floor,
     11: judge_mean,
 }

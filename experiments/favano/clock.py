@@ -456,7 +456,7 @@ def _begins_within(timeline: Timeline) -> np.ndarray:
 
 
 JUDGES: Judges = {
-    **CLAIMS.judges(4, 5, 18, 23),
+    **CLAIMS.declared(4, 5, 18, 23),
     8: judge_step_time,
     17: judge_orders,
     19: judge_shares,

@@ -151,7 +151,7 @@ def measure_corollary() -> dict[str, float]:
     return worst
 
 
-JUDGES: Judges = {32: judge_start, 33: judge_floor, **CLAIMS.judges(34)}
+JUDGES: Judges = {32: judge_start, 33: judge_floor, **CLAIMS.declared(34)}
 
 
 def run(arguments: Arguments) -> Outcome:

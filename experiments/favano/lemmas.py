@@ -228,7 +228,7 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
     return measured, figure
 
 
-JUDGES: Judges = CLAIMS.judges(1, 2, 3)
+JUDGES: Judges = CLAIMS.declared(1, 2, 3)
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -378,7 +378,7 @@ def measure_rounding(sizes: Sizes) -> dict[str, Any]:
 
 
 JUDGES: Judges = {
-    **CLAIMS.judges(6, 30),
+    **CLAIMS.declared(6, 30),
     7: judge_bound,
     16: judge_rounding,
 }

@@ -17,16 +17,26 @@ from matplotlib.figure import Figure
 from experiments import harness
 from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import moments, variance_reduction
-from experiments.fedem.setup import BLOCKS, Toy, clients_apart, figure_of
+from experiments.fedem.setup import (
+    BATCH,
+    BLOCKS,
+    DIM,
+    KAPPA,
+    SPARSE,
+    M,
+    N,
+    Toy,
+    clients_apart,
+    figure_of,
+    toy_a,
+    toy_b,
+)
 from experiments.harness import Arguments, Interval, Judges, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.results.plots import look, styled
-from fedjax_sim.server import Memories
 from fedjax_sim.server.compression import Compressor, parse_compressor
 from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory import fedem as theory
 
-N, M, DIM, KAPPA, BATCH = 10, 20, 4, 0.5, 5
-SPARSE = parse_compressor("sparsification:keep=0.5")
 PARTICIPATIONS = (0.25, 0.5, 0.75, 1.0)
 ALPHAS = (0.01, 0.1, 0.5, 0.7, 1.5)
 OMEGAS = (0.0, 1.0, 3.0, 9.0)
@@ -102,7 +112,7 @@ def floors(sizes: Sizes) -> Ablation:
     )
     for what, compression, p in cases:
         for spread in (2.0, 4.0):
-            toy = Toy(clients_apart(N, M, DIM, spread=spread), KAPPA)
+            toy = toy_a(spread=spread)
             largest = theory.largest_step_size(
                 theory.FedEMSetup(toy.known.constants, N, float(compression.omega(DIM)), p)
             )
@@ -118,15 +128,9 @@ def floors(sizes: Sizes) -> Ablation:
             for way in ("fedem", "naive", "local_memory"):
                 if what == "compression" and way == "local_memory":
                     continue  # With p = 1 that is FedEM.
-                hyper = fedem.paper(
-                    num_clients=N,
-                    batch_size=M,
-                    batches="full",
-                    participation=p,
-                    memories=Memories(compression=compression, field_rule=way),
-                )
-                swept = {"seeds": sizes.seeds, "settings": {"gamma": gammas}}
-                data = toy.curves(fedem.system, hyper, 3 * sizes.rounds, 100, **swept)
+                swept: dict[str, Any] = {"seeds": sizes.seeds, "settings": {"gamma": gammas}}
+                how = {"participation": p, "compression": compression, "field_rule": way}
+                data = toy.curves(fedem.system, 3 * sizes.rounds, 100, **(swept | how))
                 late = data.mean_field.values[..., 40:].mean(axis=(1, 2))
                 expected = [
                     moments.heterogeneity_floor(
@@ -168,21 +172,16 @@ def participation_study(sizes: Sizes) -> Ablation:
 
     The level of dEM (no memories, no compression) is shown for comparison.
     """
-    toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
+    toy = toy_a()
     sigma2, gamma = toy.sigma2(BATCH), 0.1
     levels: dict[str, np.ndarray] = {}
-    swept = {"seeds": sizes.seeds, "settings": {"participation": [*PARTICIPATIONS]}}
+    swept: dict[str, Any] = {"seeds": sizes.seeds, "settings": {"participation": [*PARTICIPATIONS]}}
     for name, compression, way in (
         ("FedEM", SPARSE, "fedem"),
         ("dEM", parse_compressor("identity"), "naive"),
     ):
-        hyper = fedem.paper(
-            num_clients=N,
-            batch_size=BATCH,
-            gamma=gamma,
-            memories=Memories(compression=compression, field_rule=way),
-        )
-        run = toy.curves(fedem.system, hyper, 2 * sizes.rounds, 100, **swept)
+        how = {"batch": BATCH, "gamma": gamma, "compression": compression, "field_rule": way}
+        run = toy.curves(fedem.system, 2 * sizes.rounds, 100, **(swept | how))
         levels[name] = run.mean_field.values[..., 50:].mean(axis=2)
     exact = []
     for p in PARTICIPATIONS:
@@ -206,11 +205,7 @@ def participation_study(sizes: Sizes) -> Ablation:
 
 @styled()
 def participation_figure(found: Found) -> Figure:
-    """Draw levels over that of p = 1 against 1 / p with what Theorem 3 allows, and the levels.
-
-    Args:
-      found: What was measured, as `judge_participation` takes it.
-    """
+    """Draw levels over that of p = 1 against 1 / p with what Theorem 3 allows, and the levels."""
     inverse, exact = 1 / np.array(PARTICIPATIONS), np.array(found["exact"])
     off = [Interval.read(each) for each in found[OFF]]
     figure = Figure(figsize=(12, 4.6))
@@ -292,23 +287,14 @@ def stationarity(mean: np.ndarray) -> float:
     """Return epsilon times the rounds to an epsilon-stationary point as the paper defines it.
 
     There ||h||^2 is at most epsilon in the mean over the rounds until then. For a small epsilon
-    that is the sum over all rounds, over epsilon.
-
-    Args:
-      mean: `f[K]`, E||h||^2 before the first round and after each, until it has gone to 0. The
-        first one is the unit of epsilon.
+    that is the sum over all rounds, over epsilon. The unit of epsilon is the first of the means
+    `f[K]` over seeds, which go to 0.
     """
     return float(mean.sum() / mean[0]) if mean[-1] < 1e-3 * mean[0] else math.nan
 
 
 def fewest_rounds(toy: Toy, setup: theory.FedEMSetup, sigma2: float) -> float:
-    """Return the fewest rounds over step sizes to a mean of ||h||^2 of 0.6, on exact recursions.
-
-    Args:
-      toy: The problem.
-      setup: The run.
-      sigma2: sigma^2 of the clients' mini-batch statistics.
-    """
+    """Return the fewest rounds over step sizes to a mean of ||h||^2 of 0.6, on exact recursions."""
     best = math.inf
     for gamma in theory.largest_step_size(setup) * 0.75 ** np.arange(20):
         run = toy.moments(setup, gamma=gamma, k_max=8000, sigma2=sigma2)
@@ -336,21 +322,14 @@ def blocks_study(sizes: Sizes) -> Ablation:
         omega = float(compression.omega(dim))
         setup = theory.FedEMSetup(toy.known.constants, num, omega)
         gamma = theory.largest_step_size(setup)
-        hyper = fedem.paper(
-            num_clients=num,
-            batch_size=4,
-            batches="full",
-            gamma=gamma,
-            memories=Memories(compression=compression),
-        )
-        data = toy.curves(fedem.system, hyper, 80, 80, seeds=2)
+        data = toy.curves(fedem.system, 80, 80, seeds=2, gamma=gamma, compression=compression)
         mean = data.mean_field.values.mean(axis=0)
         lines[f"blocks of {block}"] = (data.ticks.values[0], mean)
         rounds[block] = stationarity(mean)
         last[block] = first_below(mean, data.ticks.values[0], ratio * toy.first_field)
         shorter[block] = 64 * dim / compression.bits(dim, word=64)
     # Much noise: the fewest rounds to epsilon over step sizes, on exact recursions.
-    small = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
+    small = toy_a()
     fewest = {
         omega: fewest_rounds(small, theory.FedEMSetup(small.known.constants, N, omega), 100.0)
         for omega in OMEGAS
@@ -368,11 +347,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
 
 
 def judge_blocks(found: Found) -> Verdict:
-    """Judge claim 16 by rounds and bits, relative to those without compression.
-
-    They are given by length of a block, next to the factor by which a message is shorter ("messages
-    shorter").
-    """
+    """Judge claim 16 by rounds and bits, relative to those without compression, by block."""
     rounds, last, shorter = (
         known(found[name])
         for name in ("rounds times epsilon", "rounds to a millionth", "messages shorter")
@@ -415,7 +390,7 @@ def regimes_study(sizes: Sizes) -> Ablation:
     There is no noise. FedEM's rounds are counted on exact recursions, at the step (7), and
     VR-FedEM's in runs, at the step (10).
     """
-    toy = Toy(clients_apart(FEW, M, DIM, spread=2.0), KAPPA)
+    toy = toy_a(FEW)
 
     def rounds(num: int, omega: float, times: float = 1.0) -> float:
         setup = theory.FedEMSetup(toy.known.constants, num, omega)
@@ -430,17 +405,16 @@ def regimes_study(sizes: Sizes) -> Ablation:
         return stationarity(run.mean_field)
 
     def vr_rounds(num: int, omega: float, ticks: int) -> float:
-        many = Toy(clients_apart(num, M, DIM, spread=2.0), KAPPA)
+        many = toy_a(num)
         inner = max(1, round(variance_reduction.best_inner_steps(M, omega)))
         keep = parse_compressor(f"sparsification:keep={1 / (1 + omega)}")
-        hyper = vr_fedem.paper(
-            num_clients=num,
-            batch_size=min(M, variance_reduction.batch_size(inner, omega)),
-            inner_steps=float(inner),
-            gamma=theory.vr_step_size(many.known.constants, num_clients=num, omega=omega),
-            memories=Memories(compression=keep),
-        )
-        data = many.curves(vr_fedem.system, hyper, ticks, ticks, seeds=3)
+        how: dict[str, Any] = {
+            "batch": min(M, variance_reduction.batch_size(inner, omega)),
+            "inner_steps": float(inner),
+            "gamma": theory.vr_step_size(many.known.constants, num_clients=num, omega=omega),
+            "compression": keep,
+        }
+        data = many.curves(vr_fedem.system, ticks, ticks, seeds=3, **how)
         return stationarity(data.mean_field.values.mean(axis=0))
 
     large, ticks = (0.0, *sizes.large_omegas), sizes.vr_ticks
@@ -460,12 +434,7 @@ def regimes_study(sizes: Sizes) -> Ablation:
 
 
 def regimes_figure(of_fedem: Found, of_vr_fedem: Found) -> Figure:
-    """Draw the growth of rounds by compression, next to what the paper prints for few clients.
-
-    Args:
-      of_fedem: What was measured, as `judge_few` takes it.
-      of_vr_fedem: What was measured, as `judge_reduced` takes it.
-    """
+    """Draw the growth of rounds by compression, next to what the paper prints for few clients."""
     counted = {
         f"VR-FedEM, n = {FEW}": known(of_vr_fedem["by omega"]),
         f"FedEM, n = {FEW}": known(of_fedem["by omega"]),
@@ -553,9 +522,9 @@ def clients_study(sizes: Sizes) -> Ablation:
     numbers, gamma = (10, 20, 40, 80), 0.1
     exact, found = list[float](), dict[int, np.ndarray]()
     rounds: dict[int, float] = {}
-    few = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
+    few = toy_a()
     for num in numbers:
-        toy = Toy(clients_apart(num, M, DIM, spread=2.0), KAPPA)
+        toy = toy_a(num)
         sigma2 = toy.sigma2(BATCH)
         setup = theory.FedEMSetup(toy.known.constants, num, 1.0)
         law = toy.moments(setup, gamma=gamma, k_max=3000, sigma2=sigma2)
@@ -563,13 +532,8 @@ def clients_study(sizes: Sizes) -> Ablation:
         # The start and the constants are those of N clients, so that n alone changes.
         rounds[num] = fewest_rounds(few, theory.FedEMSetup(few.known.constants, num, 1.0), 300.0)
         if num <= 2 * N:
-            hyper = fedem.paper(
-                num_clients=num,
-                batch_size=BATCH,
-                gamma=gamma,
-                memories=Memories(compression=SPARSE),
-            )
-            data = toy.curves(fedem.system, hyper, 2 * sizes.rounds, 100, seeds=sizes.seeds)
+            how: dict[str, Any] = {"batch": BATCH, "gamma": gamma, "compression": SPARSE}
+            data = toy.curves(fedem.system, 2 * sizes.rounds, 100, seeds=sizes.seeds, **how)
             found[num] = data.mean_field.values[:, 50:].mean(axis=1) / sigma2
     fall = ratio_of_means(found[N], found[2 * N])
     means = {num: float(each.mean()) for num, each in found.items()}
@@ -606,12 +570,7 @@ def judge_clients(found: Found) -> Verdict:
 
 
 def ratio_of_means(first: np.ndarray, second: np.ndarray) -> Interval:
-    """Divide means over seeds, with a 95 % t interval, to first order in the deviations.
-
-    Args:
-      first: `[seeds]`, values whose mean is divided.
-      second: `[seeds]`, positive values of the same seeds, by whose mean it is divided.
-    """
+    """Divide the means of `f[seeds]` and `f[seeds]`, with a 95 % t interval to first order."""
     ratio = float(first.mean() / second.mean())
     deviations = ratio * (first / first.mean() - second / second.mean())
     return Interval(ratio, harness.interval(deviations).half)
@@ -622,16 +581,11 @@ def alpha_study(sizes: Sizes) -> Ablation:
 
     For a frozen iterate they are stable below alpha = 1.
     """
-    toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
+    toy = toy_a()
     gamma = theory.largest_step_size(theory.FedEMSetup(toy.known.constants, N, 1.0))
-    hyper = fedem.paper(
-        num_clients=N,
-        batch_size=M,
-        batches="full",
-        gamma=gamma,
-        memories=Memories(compression=SPARSE, memory_start="zero"),
-    )
-    run = toy.curves(fedem.system, hyper, 300, 60, seeds=5, settings={"alpha": [*ALPHAS]})
+    swept: dict[str, Any] = {"seeds": 5, "settings": {"alpha": [*ALPHAS]}}
+    how: dict[str, Any] = {"gamma": gamma, "compression": SPARSE, "memory_start": "zero"}
+    run = toy.curves(fedem.system, 300, 60, **swept, **how)
     first, last = run.mean_field.values[..., 0].max(axis=1), run.mean_field.values[..., -1]
     last = np.nan_to_num(last, nan=OVERFLOW, posinf=OVERFLOW).max(axis=1)
     memory = run.memory_error.values.max(axis=1)
@@ -677,19 +631,12 @@ def inner_study(sizes: Sizes) -> Ablation:
 
     def cost(examples: int, inner: int) -> np.ndarray:
         """Return each seed's E-steps per client until ‖h‖² <= EPSILON."""
-        random = np.random.default_rng(4)
-        kappa = 1 / (1 + random.uniform(0, 3, (N, 400))[:, :examples] ** 2)
-        toy = Toy(clients_apart(N, 400, DIM, spread=2.0, seed=4)[:, :examples], kappa)
+        toy = toy_b(examples, 400)
         # The constants are those of 400 examples, so that all runs have the same step size.
         gamma = theory.vr_step_size(reference.known.constants, num_clients=N, omega=1.0)
-        hyper = vr_fedem.paper(
-            num_clients=N,
-            batch_size=variance_reduction.batch_size(inner, 1.0),
-            inner_steps=inner,
-            gamma=gamma,
-            memories=Memories(compression=BLOCKS),
-        )
-        data = toy.curves(vr_fedem.system, hyper, 400, 400, seeds=max(5, sizes.seeds // 5))
+        how: dict[str, Any] = {"inner_steps": inner, "gamma": gamma, "compression": BLOCKS}
+        how |= {"batch": variance_reduction.batch_size(inner, 1.0)}
+        data = toy.curves(vr_fedem.system, 400, 400, seeds=max(5, sizes.seeds // 5), **how)
         path = data.epochs.values[0], data.mean_field.values.mean(axis=0)
         lines[f"m = {examples}, $k_{{in}}$ = {inner}"] = path
         epochs = [
@@ -698,10 +645,7 @@ def inner_study(sizes: Sizes) -> Ablation:
         ]
         return examples * np.array(epochs)
 
-    reference = Toy(
-        clients_apart(N, 400, DIM, spread=2.0, seed=4),
-        1 / (1 + np.random.default_rng(4).uniform(0, 3, (N, 400)) ** 2),
-    )
+    reference = toy_b(400, 400)
     by_inner = {inner: cost(100, inner) for inner in sizes.inner}
     by_examples = {
         examples: cost(examples, round(variance_reduction.best_inner_steps(examples, 1.0)))

@@ -61,11 +61,9 @@ def mean_field(curves: xr.Dataset, grid: np.ndarray) -> np.ndarray:
     """Average ||h||^2 over seeds at given times: `f64[step sizes, times]`."""
     field = curves.mean_field.transpose("gamma", "seed", "eval").values
     time = np.broadcast_to(curves.time.transpose(..., "seed", "eval").values, field.shape)
-    found = np.empty((*field.shape[:2], len(grid)))
-    for lane in np.ndindex(field.shape[:2]):
-        # A step function: the last evaluation counts.
-        found[lane] = field[lane][np.searchsorted(time[lane], grid, side="right") - 1]
-    return found.mean(axis=1)
+    evals = (-1, field.shape[-1])
+    found = plots.on_grid(time.reshape(evals), field.reshape(evals), grid)
+    return found.reshape(*field.shape[:2], len(grid)).mean(axis=1)
 
 
 def judge(found: Mapping[str, Mapping[str, float]]) -> Verdict:

@@ -31,8 +31,20 @@ class Visits(NamedTuple):
     time: np.ndarray  # i[n]
     value: np.ndarray  # f[n]
     shape: tuple[int, int]  # sites, times
-    truth: np.ndarray | None = None  # f[J, L]
+    truth: np.ndarray  # f[J, L]
     num_servers: int = SERVERS
+
+    @property
+    def seen(self) -> np.ndarray:
+        """Which cells somebody visited: `bool[J, L]`."""
+        found = np.zeros(self.shape, bool)
+        found[self.site, self.time] = True
+        return found
+
+    def recovered(self, matrix: np.ndarray) -> dict[str, float]:
+        """Compare a matrix, and its totals by time, with the truth."""
+        trend = np.corrcoef(matrix.sum(axis=0), self.truth.sum(axis=0))[0, 1]
+        return {"RMSE": rms(matrix - self.truth), "trend": float(trend)}
 
     def matrices(self, *, is_pooled: bool = False) -> Matrix:
         """Return one matrix per server, or one of all, in which visits to a cell are averaged."""
@@ -46,6 +58,11 @@ class Visits(NamedTuple):
             self.value.tolist(),
             (servers, *self.shape),
         )
+
+
+def rms(values: np.ndarray) -> float:
+    """Return the root of the mean square."""
+    return float(np.sqrt(np.mean(values**2)))
 
 
 def synthetic(sizes: Sizes, seed: int = 0, *, noise: float = 0.5) -> Visits:

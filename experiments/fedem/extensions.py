@@ -9,8 +9,9 @@ import numpy as np
 
 from experiments import harness
 from experiments.fedem import setup
-from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
+from experiments.fedem.claims import CLAIMS, SMOKE, Found
+from experiments.fedem.formulas import bounds
+from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import Keep, Ticks, sweep
 from fedjax_sim.core.schedules import Table
 from fedjax_sim.problems import latent
@@ -41,7 +42,7 @@ def over_bound(
     **more: object,
 ) -> Found:
     """Compare the mean of ||h(S_K)||^2 over seeds with the bound of Theorem 3 at gamma_max."""
-    constants, gamma = run.constants, theory.largest_step_size(run)
+    gamma = theory.largest_step_size(run)
     curves = setup.curves_of(
         fedem.system,
         problem,
@@ -53,12 +54,10 @@ def over_bound(
         num_evals=sizes.ticks,
     )
     field = curves.mean_field.transpose("seed", "eval").values
-    left = constants.least - gamma * constants.lyapunov_smoothness
-    noise = gamma * constants.lyapunov_smoothness * run.noise_factor * sigma2 / NUM
     shares = {}
     for k_max in (sizes.ticks // 16, sizes.ticks // 4, sizes.ticks):
         mean = field[:, :k_max].mean(axis=1)
-        bound = (toy.gap / (gamma * k_max) + noise) / left
+        bound = bounds.bound(run, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2).total
         error = mean.std(ddof=1) / np.sqrt(len(mean))
         shares[f"{k_max}"] = float((mean.mean() + CLAIMS[32].criterion.far * error) / bound)
     return {"share of the bound": shares, "seeds": sizes.seeds}
@@ -127,39 +126,7 @@ def measure_sparsity(sizes: Sizes) -> Found:
     }
 
 
-def judge_bound(number: int, found: Found) -> Verdict:
-    """Judge a claim by the largest share of a bound that was reached."""
-    shares = found["share of the bound"]
-    told = ", ".join(f"{share:.2f} after {k} rounds" for k, share in shares.items())
-    most = max(shares.values())
-    why = f"mean and {CLAIMS[32].criterion.far:g} standard errors over the bound: {told}"
-    holds = harness.unless_unknown(most <= 1, most)
-    return verdict(number, found, holds, f"{why}; {found['seeds']} seeds", seeds=found["seeds"])
-
-
-def judge_chances(found: Found) -> Verdict:
-    """Judge claim 32."""
-    return judge_bound(32, found)
-
-
-def judge_stream(found: Found) -> Verdict:
-    """Judge claim 33."""
-    return judge_bound(33, found)
-
-
-def judge_sparsity(found: Found) -> Verdict:
-    """Judge claim 34."""
-    error = found["largest error"]
-    is_same = error < CLAIMS[34].criterion.error and found["zeros"] and not found["other zeros"]
-    why = (
-        f"{found['zeros']} of {DIM} coordinates are 0 in the minimiser, {found['other zeros']} "
-        f"of the limits' differ; others are off by at most {error:.1g}; {found['seeds']} seeds"
-    )
-    known = [error, found["zeros"], found["other zeros"]]
-    return verdict(34, found, harness.unless_unknown(bool(is_same), known), why)
-
-
-JUDGES: Judges = {32: judge_chances, 33: judge_stream, 34: judge_sparsity}
+JUDGES = CLAIMS.declared(32, 33, 34)
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
-from experiments.fedem.counts import COUNTS, Visits, synthetic
+from experiments.fedem.counts import COUNTS, Visits, rms, synthetic
 from experiments.fedem.setup import even, figure_of
 from experiments.harness import Arguments, Judges, Outcome, Verdict, rule
 from experiments.harness.statistics import has_nan
@@ -50,11 +50,7 @@ def problem_of(visits: Visits, *, is_pooled: bool = False, start: np.ndarray | N
 
 
 def fixed_point(problem: Any, most: int) -> tuple[np.ndarray, float, int]:
-    """Run EM on all cells until ‖h‖ <= 1e-10 ‖s‖, or for `most` steps.
-
-    Returns:
-      The fitted matrix, F, and the number of steps.
-    """
+    """Run EM until ‖h‖ <= 1e-10 ‖s‖, or for `most` steps: the matrix, F, and the steps taken."""
     with jax.enable_x64(True):
         means, loss, steps = _iterated(problem, problem.init(jax.random.key(0)), most)
         return np.asarray(means), float(loss), int(steps)
@@ -93,10 +89,7 @@ def fit(
     batch: latent.CellSampling,
     kept: Mapping[str, Any],
 ) -> Fit:
-    """Run FedMissEM.
-
-    Epochs count cells; the start of the memories takes all of them.
-    """
+    """Run FedMissEM. Epochs count cells; the start of the memories takes all of them."""
     hyper = fedem.paper(
         num_clients=visits.num_servers,
         batches="full",
@@ -119,10 +112,7 @@ def fit(
 
 
 def batches(shape: tuple[int, int]) -> dict[str, latent.CellSampling]:
-    """Return the ways to draw cells: the paper's mini-batch, and half of the cells.
-
-    The halves are divided by their share or not.
-    """
+    """Return the paper's mini-batch, and half of the cells, divided by their share or not."""
 
     def sampling(rows: int, columns: int, *, unbiased: bool) -> latent.CellSampling:
         quantizer = BlockQuantization(
@@ -146,13 +136,10 @@ MOST_MONTHS = 200
 
 @plots.styled()
 def trend_figure(totals: Mapping[str, np.ndarray], seen: np.ndarray, title: str) -> Figure:
-    """Draw totals over sites at each time, all on one axis, and below the share of missing cells.
+    """Draw totals over sites `f[L]` by name, and below the share of cells that nobody saw.
 
-    Args:
-      totals: `f[L]` by name; thick lines are smoothed, as in the paper's panel, and thin ones are
-        the totals themselves, up to `MOST_MONTHS`. Totals far above the truth are cut off.
-      seen: `bool[J, L]`, the cells that somebody visited.
-      title: The title.
+    Thick lines are smoothed, as in the paper's panel, and thin ones are the totals themselves,
+    up to `MOST_MONTHS`. Totals far above the truth are cut off.
     """
     figure = Figure(figsize=(8.5, 5.6))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
@@ -196,11 +183,7 @@ def filled_up(visits: Visits) -> np.ndarray:
 def run_all(
     visits: Visits, rounds: int, most: int, arguments: Arguments
 ) -> tuple[dict[str, Fit], float, np.ndarray, int]:
-    """Make all runs from `filled_up`.
-
-    Returns:
-      The fits by name, and F, matrix and number of steps of EM, which takes `most` steps at most.
-    """
+    """Make all runs from `filled_up`: the fits, and F, matrix and steps of EM, at most `most`."""
     problem = problem_of(visits, start=filled_up(visits))
     fits = {}
     for name, batch in batches(visits.shape).items():
@@ -247,10 +230,7 @@ def judge(found: Found) -> Verdict:
 
 
 def additive(train: Visits) -> np.ndarray:
-    """Predict by site mean plus time mean minus the overall mean, found by alternating.
-
-    A site or time that was never visited has the overall mean.
-    """
+    """Predict by means of site and time less the overall mean, which those never visited have."""
     mean = train.value.mean()
     rows, columns = np.zeros(train.shape[0]), np.zeros(train.shape[1])
     num_rows = np.maximum(np.bincount(train.site, minlength=len(rows)), 1)
@@ -271,40 +251,27 @@ JUDGES: Judges = {20: judge}
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Judge claim 20 on counts whose truth is known.
-
-    Raises:
-      ConfigError: If a file of counts is given.
-    """
+    """Judge claim 20 on counts whose truth is known. A file of counts is refused."""
     if arguments.dataset is not None:
         raise ConfigError("dataset", arguments.dataset, "left out: the counts are made up")
     sizes = COUNTS.choose(arguments)
     visits = synthetic(sizes)
-    assert visits.truth is not None
     most = 3000 if arguments.smoke else 20_000
     fits, loss, limit, steps = run_all(visits, sizes.rounds, most, arguments)
-    found = {}
-    for name, matrix in [*((name, fitted.matrix) for name, fitted in fits.items()), (LIMIT, limit)]:
-        rmse = float(np.sqrt(np.mean((matrix - visits.truth) ** 2)))
-        trend = float(np.corrcoef(matrix.sum(axis=0), visits.truth.sum(axis=0))[0, 1])
-        objective = (
-            fits[name].curves.objective.values[0] if name in fits else np.array([loss, loss])
-        )
+    found: dict[str, Any] = {}
+    for name, fitted in fits.items():
+        objective = fitted.curves.objective.values[0]
+        field = fitted.curves.mean_field.values[0]
         found[name] = {
-            "RMSE": rmse,
-            "trend": trend,
+            **visits.recovered(fitted.matrix),
             "F at first": float(objective[0]),
             "F": float(objective[-1]),
+            "‖h‖² left": float(field[-1] / field[0]),
+            "apart": rms(fitted.matrix - limit) / rms(limit),
         }
-    scale = float(np.sqrt(np.mean(limit**2)))
-    for name, fitted in fits.items():
-        field = fitted.curves.mean_field.values[0]
-        apart = float(np.sqrt(np.mean((fitted.matrix - limit) ** 2))) / scale
-        found[name] |= {"‖h‖² left": float(field[-1] / field[0]), "apart": apart}
-    found[LIMIT] |= {"steps": steps, "steps allowed": most}
+    ended = {"F at first": loss, "F": loss, "steps": steps, "steps allowed": most}
+    found[LIMIT] = {**visits.recovered(limit), **ended}
     judged = verdict(20, found, None, SMOKE) if arguments.smoke else judge(found)
-    seen = np.zeros(visits.shape, bool)
-    seen[visits.site, visits.time] = True
     matrices = {
         "truth": visits.truth,
         LIMIT: limit,
@@ -313,7 +280,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     totals = {name: np.asarray(each).sum(axis=0) for name, each in matrices.items()}
     words = f"{sizes.sites} sites by {sizes.months} months, made up"
-    figures = {"fig2_trend.png": trend_figure(totals, seen, words)}
+    figures = {"fig2_trend.png": trend_figure(totals, visits.seen, words)}
     figures["fig2_objective.png"] = figure_of(
         {
             "the paper's settings, 150 epochs" if name == PAPERS else name: (
@@ -328,7 +295,7 @@ def run(arguments: Arguments) -> Outcome:
     config = {
         **sizes.config(),
         "visits": len(visits.value),
-        "share of cells seen": float(seen.mean()),
+        "share of cells seen": float(visits.seen.mean()),
         "EM's steps": steps,
         "found": found,
     }

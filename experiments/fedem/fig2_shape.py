@@ -17,9 +17,9 @@ import numpy as np
 
 from experiments import harness
 from experiments.fedem import counts, fig2
-from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
+from experiments.fedem.claims import CLAIMS, SMOKE
 from experiments.fedem.counts import Visits
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, rule
+from experiments.harness import Arguments, Outcome, Sizes, Study
 
 SHAPE = Study(
     full=Sizes(sites=9721, months=525, observers=2465, visits=5980, epochs=150, steps=300),
@@ -39,32 +39,13 @@ def made_up(sizes: Sizes, seed: int = 0, *, noise: float = 0.5) -> Visits:
     return counts.seen_at(truth, server, site, noise, random)
 
 
-def judge(found: Found) -> Verdict:
-    """Judge claim 25 by the trend that the paper's settings give."""
-    trend, marks = found["trend"], CLAIMS[25].criterion
-    shown = ", ".join(f"{name} {value:.3f}" for name, value in trend.items())
-    why = (
-        f"{found['visits']} visits to {found['sites visited']} of {found['sites']} sites, "
-        f"{found['cells seen']:.2%} of the cells; correlation of the trend with the truth's: "
-        f"{shown}; in {found['rounds']} rounds F went from {found['F at first']:.4g} to "
-        f"{found['F']:.4g} and the fitted matrix moved by {found['moved']:.1e} of itself; pooled "
-        f"EM took {found['steps']} steps"
-    )
-    is_met = harness.unless_unknown(trend[FEDMISSEM] > marks.trend, trend[FEDMISSEM])
-    return verdict(25, found, rule({"trend": is_met}), why)
-
-
-JUDGES: Judges = {25: judge}
+JUDGES = CLAIMS.declared(25)
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run FedMissEM with the paper's settings, and EM on the pooled cells."""
     sizes = SHAPE.choose(arguments)
     visits = made_up(sizes)
-    truth = visits.truth
-    assert truth is not None
-    seen = np.zeros(visits.shape, bool)
-    seen[visits.site, visits.time] = True
     pooled, _, steps = fig2.fixed_point(fig2.problem_of(visits, is_pooled=True), sizes.steps)
     start = fig2.filled_up(visits)
     problem = fig2.problem_of(visits, start=start)
@@ -84,8 +65,9 @@ def run(arguments: Arguments) -> Outcome:
         POOLED: pooled.reshape(visits.shape),
         MEANS: fig2.additive(visits),
     }
-    totals = {"truth": truth.sum(axis=0)} | {
-        name: matrix.sum(axis=0) for name, matrix in matrices.items()
+    recovered = {name: visits.recovered(matrix) for name, matrix in matrices.items()}
+    totals = {
+        name: matrix.sum(axis=0) for name, matrix in {"truth": visits.truth, **matrices}.items()
     }
     objective = fitted.curves.objective.values[0]
     moved = np.linalg.norm(fitted.matrix - matrices[START]) / np.linalg.norm(matrices[START])
@@ -93,27 +75,20 @@ def run(arguments: Arguments) -> Outcome:
         "sites": sizes.sites,
         "sites visited": len(np.unique(visits.site)),
         "visits": sizes.visits,
-        "cells seen": float(seen.mean()),
+        "cells seen": float(visits.seen.mean()),
         "rounds": rounds,
         "steps": steps,
         "F at first": float(objective[0]),
         "F": float(objective[-1]),
         "moved": float(moved),
-        "trend": {
-            name: float(np.corrcoef(matrix.sum(axis=0), totals["truth"])[0, 1])
-            for name, matrix in matrices.items()
-        },
-        "RMSE": {
-            name: float(np.sqrt(np.mean((matrix - truth) ** 2)))
-            for name, matrix in matrices.items()
-        },
+        **{what: {n: each[what] for n, each in recovered.items()} for what in ("trend", "RMSE")},
     }
-    judged = verdict(25, found, None, SMOKE) if arguments.smoke else judge(found)
+    verdicts = harness.judge_all(JUDGES, {25: found}, SMOKE if arguments.smoke else "")
     title = f"{sizes.sites} sites by {sizes.months} months, {sizes.visits} counts, made up"
     return Outcome(
         {"FedMissEM, the paper's settings": fitted.curves},
-        {"fig2_shape.png": fig2.trend_figure(totals, seen, title)},
-        [judged],
+        {"fig2_shape.png": fig2.trend_figure(totals, visits.seen, title)},
+        verdicts,
         {**sizes.config(), "found": found},
     )
 

@@ -128,13 +128,7 @@ def figures_of(curves: dict[str, xr.Dataset]) -> dict[str, Figure]:
 
 
 def _roughness(data: xr.Dataset) -> np.ndarray:
-    """Return the mean second difference of the weights between evaluations of the second half.
-
-    A steady drift does not count.
-
-    Returns:
-      `f64[seeds]`.
-    """
+    """Return each seed's mean second difference of the weights, late. No drift counts."""
     weights = np.stack(
         [data[f"pi_{g}"].values[:, data.sizes["eval"] // 2 :] for g in range(COMPONENTS)]
     )

@@ -11,8 +11,7 @@ import numpy as np
 
 from experiments import harness
 from experiments.fedem.claims import CLAIMS, Found, verdict
-from experiments.fedem.formulas import moments
-from experiments.fedem.setup import Toy, clients_apart, exact_variance
+from experiments.fedem.setup import exact_variance, toy_a
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.server.compression import BlockQuantization, Dithering
 from fedjax_sim.theory import fedem as theory
@@ -22,7 +21,7 @@ STUDY = Study(full=Sizes(draws=20_000, k_max=10_000), smoke=Sizes(draws=200, k_m
 
 def measure_corollary(sizes: Sizes) -> Found:
     """Compare exact means of ||h||^2 with the corollary's bound (claim 26)."""
-    toy = Toy(clients_apart(10, 20, 4, spread=2.0), 0.5)
+    toy = toy_a()
     known, shares = toy.known, []
     for omega in (0.1, 1.0, 9.0, 30.0):
         setup = theory.FedEMSetup(known.constants, 10, omega)
@@ -31,24 +30,11 @@ def measure_corollary(sizes: Sizes) -> Found:
             for k_max in (1, 10, 100, 1000, sizes.k_max):
                 noisy = scale * (1 + 5 * omega) * sigma2
                 gamma = min(np.sqrt(toy.gap * 10 / (k_max * noisy)), most)
-                field = moments.exact_moments(
-                    setup,
-                    slope=known.slope,
-                    gamma=gamma,
-                    k_max=k_max,
-                    sigma2=sigma2,
-                    mean_field=toy.first_field,
-                ).mean_field[:k_max]
+                law = toy.moments(setup, gamma=gamma, k_max=k_max, sigma2=sigma2)
+                field = law.mean_field[:k_max]
                 bound = max(np.sqrt(toy.gap * noisy / (10 * k_max)), toy.gap / (most * k_max))
                 shares.append(field.mean() * known.constants.least / (4 * bound))
     return {"largest share": float(max(shares)), "cases": len(shares)}
-
-
-def judge_corollary(found: Found) -> Verdict:
-    """Judge claim 26."""
-    share = found["largest share"]
-    why = f"at most {share:.3f} of the bound in {found['cases']} cases"
-    return verdict(26, found, harness.unless_unknown(share <= 1, share), why)
 
 
 def measure_evaluations() -> Found:
@@ -71,18 +57,6 @@ def measure_evaluations() -> Found:
         },
         "with whole batches": power(omegas, [cost(10, w, 1.0) for w in omegas]),
     }
-
-
-def judge_evaluations(found: Found) -> Verdict:
-    """Judge claim 27."""
-    close, powers = CLAIMS[27].criterion.close, found["powers"]
-    holds = all(abs(power - 0.5) < close for power in powers.values())
-    why = ", ".join(f"power {power:.3f} of {name}" for name, power in powers.items())
-    why += (
-        f"; of omega {found['with whole batches']:.2f} at m = 100 if batches have an example or "
-        "more, as they must, which the formula leaves out"
-    )
-    return verdict(27, found, harness.unless_unknown(holds, powers), why)
 
 
 SIZES = (10, 32, 100, 316, 1000, 3162, 10_000)
@@ -148,18 +122,7 @@ def measure_dithering(sizes: Sizes) -> Found:
     return {"largest share": worst, "standard errors off": far, "draws": sizes.draws}
 
 
-def judge_dithering(found: Found) -> Verdict:
-    """Judge claim 29."""
-    share, far = found["largest share"], found["standard errors off"]
-    holds = share <= 1 and far < CLAIMS[29].criterion.far
-    why = (
-        f"variance at most {share:.3f} of (q^(1/r) + q^(1/2)) / s; {found['draws']} draws at most "
-        f"{far:.1f} standard errors off"
-    )
-    return verdict(29, found, harness.unless_unknown(holds, [share, far]), why)
-
-
-JUDGES: Judges = {26: judge_corollary, 27: judge_evaluations, 28: judge_bits, 29: judge_dithering}
+JUDGES: Judges = {**CLAIMS.declared(26, 27, 29), 28: judge_bits}
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -32,12 +32,7 @@ BLOCKS = parse_compressor("block:norm=2:block=4")
 
 
 def exact_variance(compressor: Any, vector: Any) -> Any:
-    """Compute E||Q(x) - x||^2 of a compressor that rounds each entry to one of two neighbours.
-
-    Args:
-      compressor: Q, which defines `around`.
-      vector: x, `f[D]`.
-    """
+    """Compute E||Q(x) - x||^2 of a Q that rounds each entry of x to one of two neighbours."""
     unit, ratio, below, gap = compressor.around(jnp.abs(vector))
     return jnp.sum(jnp.square(unit) * (ratio - below) * (below + gap - ratio))
 
@@ -50,20 +45,22 @@ def even(num_clients: int, examples: int) -> Partition:
     return Partition(np.arange(num_clients * examples), np.full(num_clients, examples))
 
 
+N, M, DIM, KAPPA, RIDGE, BATCH = 10, 20, 4, 0.5, 0.25, 5
+"""Clients of toy A, their examples and these' entries, its kappa and ridge, and a mini-batch."""
+SPARSE = parse_compressor("sparsification:keep=0.5")
+"""The quantizer by which omega is 1 for every vector."""
+
+
 class Toy:
     """A mean seen through noise in float64, with its closed forms.
 
-    See `fedjax_sim.problems.latent.noisy_mean`.
-
-    Args:
-      y: Examples, `f64[N, M, q]`.
-      kappa: `f64[N, M]`, or one number.
-      start: Every coordinate of S_0.
+    See `fedjax_sim.problems.latent.noisy_mean`. Examples are `f64[N, M, q]` and kappa one
+    number or `f64[N, M]`; `start` is every coordinate of S_0.
     """
 
-    def __init__(self, y: np.ndarray, kappa: Any, *, ridge: float = 0.25, start: float = 3.0):
+    def __init__(self, y: np.ndarray, kappa: Any, *, ridge: float = RIDGE, start: float = 3.0):
         self.known = moments.describe_noisy_mean(y, kappa, ridge)
-        self.start = np.full(y.shape[2], start)
+        self.start, self.num_examples = np.full(y.shape[2], start), y.shape[1]
         with jax.enable_x64(True):
             seen = Seen(
                 jnp.asarray(y.reshape(-1, y.shape[2])),
@@ -97,31 +94,46 @@ class Toy:
         )
 
     def curves(
-        self, system: System, hyper: Any, ticks: int, num_evals: int, **options: Any
+        self,
+        system: System,
+        ticks: int,
+        num_evals: int,
+        *,
+        batch: int | None = None,
+        seeds: int,
+        settings: Mapping[str, Any] | None = None,
+        **chosen: Any,
     ) -> xr.Dataset:
-        """Run a sweep of `ticks` ticks and return its curves."""
-        budget = fedjax_sim.Ticks(ticks)
-        return curves_of(system, self.problem, hyper, budget=budget, num_evals=num_evals, **options)
+        """Run a sweep and return its curves, on exact statistics unless `batch` is given."""
+        exact = {"batches": "full", "batch_size": self.num_examples}
+        batches = exact if batch is None else {"batch_size": batch}
+        hyper = system.paper(num_clients=len(self.known.noise), **batches, **chosen)
+        how = {"budget": fedjax_sim.Ticks(ticks), "num_evals": num_evals, "seeds": seeds}
+        return curves_of(system, self.problem, hyper, settings=settings, **how)
 
 
 def clients_apart(
     num_clients: int, examples: int, dim: int, *, spread: float, seed: int = 0
 ) -> np.ndarray:
-    """Draw examples of unit variance around the clients' centers: `f64[N, M, q]`.
-
-    Args:
-      num_clients: N.
-      examples: M.
-      dim: q.
-      spread: Standard deviation of the centers around 1/2.
-      seed: Seed of the draw.
-    """
+    """Draw examples `f64[N, M, q]` of unit variance around centers that spread around 1/2."""
     random = np.random.default_rng(seed)
     return (
         random.normal(size=(num_clients, examples, dim))
         + spread * random.normal(size=(num_clients, 1, dim))
         + 0.5
     )
+
+
+def toy_a(num_clients: int = N, *, spread: float = 2.0) -> Toy:
+    """Make toy A: one kappa for all examples, which are equally noisy."""
+    return Toy(clients_apart(num_clients, M, DIM, spread=spread), KAPPA)
+
+
+def toy_b(examples: int = 100, most: int = 100) -> Toy:
+    """Make toy B of unequally noisy examples, the first of `most` that are drawn."""
+    kappa = 1 / (1 + np.random.default_rng(4).uniform(0, 3, (N, most)) ** 2)
+    y = clients_apart(N, most, DIM, spread=2.0, seed=4)
+    return Toy(y[:, :examples], kappa[:, :examples])
 
 
 def curves_of(

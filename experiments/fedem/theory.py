@@ -18,26 +18,30 @@ from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import bounds as formulas
 from experiments.fedem.formulas import variance_reduction
 from experiments.fedem.setup import (
+    BATCH,
     BLOCKS,
+    DIM,
+    KAPPA,
+    RIDGE,
+    SPARSE,
+    M,
+    N,
     Toy,
     clients_apart,
     curves_of,
     even,
     exact_variance,
     figure_of,
+    toy_a,
+    toy_b,
 )
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, judge_all
 from fedjax_sim import Ticks, compression, streams
-from fedjax_sim.core.types import Event, Plan
+from fedjax_sim.core.types import Algorithm, Event, Plan
 from fedjax_sim.problems import latent
 from fedjax_sim.server import Memories
 from fedjax_sim.systems import em, fedem, vr_fedem
 from fedjax_sim.theory import fedem as theory
-
-N, M, DIM, RIDGE, KAPPA, BATCH = 10, 20, 4, 0.25, 0.5, 5
-SPARSE = compression.parse_compressor("sparsification:keep=0.5")
-"""The quantizer by which omega is 1 for every vector."""
-
 
 STUDY = Study(
     full=Sizes(seeds=400, draws=40_000, rounds=(50, 200, 1000), loops=(1, 5, 20)),
@@ -72,9 +76,8 @@ def measure_fixed_points() -> dict[int, Found]:
         def both_spaces(start: Any) -> Any:
             """Follow EM on statistics and on parameters.
 
-            Returns:
-              ‖h‖ at the end, the last move of theta, F on both ways with the distance of theta_k
-              from T(S_k), and the last statistics.
+            Returned are ‖h‖ at the end, the last move of theta, F on both ways with the
+            distance of theta_k from T(S_k), and the last statistics.
             """
 
             def step(carry: Any, _: None) -> Any:
@@ -141,39 +144,6 @@ def measure_fixed_points() -> dict[int, Found]:
         },
         3: gradient,
     }
-
-
-def judge_fixed_points(found: Found) -> Verdict:
-    """Judge claim 1."""
-    field, moved, apart = found["h"], found["theta moves"], found["theta off T(S)"]
-    marks = CLAIMS[1].criterion
-    why = (
-        f"‖h‖ = {field:.1e}, theta moves by {moved:.1e} after 3000 steps; theta_k and T(S_k) "
-        f"apart by at most {apart:.1e}"
-    )
-    return verdict(1, found, np.max([field, moved]) < marks.end and apart < marks.apart, why)
-
-
-def judge_monotony(found: Found) -> Verdict:
-    """Judge claim 2."""
-    rises, marks = found["largest rise of F"], CLAIMS[2].criterion
-    off = np.max([found["FedEM apart from EM"], found["FedEM apart from EM by hand"]])
-    why = (
-        f"largest rise of F in 3000 steps {rises:.1e}; F of FedEM and EM apart by "
-        f"{off:.1e} over 50 rounds"
-    )
-    return verdict(2, found, rises < marks.rise and off < marks.apart, why)
-
-
-def judge_gradient(found: Found) -> Verdict:
-    """Judge claim 3."""
-    errors = [found["relative error"], found["relative error on the toys"]]
-    least = found["least eigenvalue"]
-    why = (
-        f"relative error {errors[0]:.1e}, on the toys {errors[1]:.1e}; least eigenvalue of B "
-        f"{least:.2g} at two points of a fitted mixture"
-    )
-    return verdict(3, found, np.max(errors) < CLAIMS[3].criterion.error and least > 0, why)
 
 
 def _toy_gradients() -> float:
@@ -246,41 +216,26 @@ def judge_quantizers(found: Found) -> Verdict:
 
 def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
     """Compare both memories along runs, and the law of H after three rounds (claims 5 and 6)."""
-    toy, rounds, frozen_at = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA), 60, 3
+    toy, rounds, frozen_at = toy_a(), 60, 3
     known, worst, far, ratios = toy.known, [], [], []
     everyone = jnp.arange(N, dtype="int32")
 
+    def algorithm(p: Any) -> Algorithm:
+        how = {"gamma": 0.2, "participation": p, "compression": SPARSE}
+        hyper = fedem.paper(num_clients=N, batch_size=BATCH, **how)
+        return fedem.system.algorithm(toy.problem, hyper, Plan(slots_at_once=N))
+
     def step(key: Any, state: fedem.State, tick: Any, p: Any, coins: Any) -> fedem.State:
         """Take one round, in which clients take part by coin flips."""
-        hyper = fedem.paper(
-            num_clients=N,
-            batch_size=BATCH,
-            gamma=0.2,
-            participation=p,
-            memories=Memories(compression=SPARSE),
-        )
         at_tick, present = jnp.full(N, tick), jax.random.bernoulli(coins, p, (N,))
-        event = Event(
-            tick,
-            everyone,
-            present.astype("int32"),
-            at_tick,
-            present.astype(float),
-            at_tick,
-            at_tick,
-            tick,
-        )
-        return fedem.system.algorithm(toy.problem, hyper, Plan(slots_at_once=N)).step(
-            key, state, event
-        )[0]
+        steps, weight = present.astype("int32"), present.astype(float)
+        event = Event(tick, everyone, steps, at_tick, weight, at_tick, at_tick, tick)
+        return algorithm(p).step(key, state, event)[0]
 
     @jax.jit
     def run(p: Any) -> Any:
         key, coins = jax.random.split(jax.random.key(7))
-        hyper = fedem.paper(
-            num_clients=N, batch_size=BATCH, participation=p, memories=Memories(compression=SPARSE)
-        )
-        first = fedem.system.algorithm(toy.problem, hyper, Plan()).init(key)
+        first = algorithm(p).init(key)
 
         def one(state: fedem.State, tick: Any) -> Any:
             state = step(key, state, tick, p, jax.random.fold_in(coins, tick))
@@ -303,19 +258,14 @@ def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
             frozen = jax.tree.map(lambda leaf: leaf[frozen_at - 1], states)
             drawn = np.asarray(fields(p, frozen))
             local = known.local_fields + known.slope * (known.optimum - np.asarray(frozen.server))
-            delta2 = (
-                np.sum((np.asarray(frozen.memory.clients) - local) ** 2, axis=1)
-                + known.noise / BATCH
-            )
+            away = np.sum((np.asarray(frozen.memory.clients) - local) ** 2, axis=1)
+            delta2 = away + known.noise / BATCH
             setup = theory.FedEMSetup(known.constants, N, 1.0, p)
             expected = formulas.field_variance_bound(
                 setup, delta2=float(delta2.mean()), sigma2=float(known.noise.mean()) / BATCH
             )
-            shift = (
-                np.abs(drawn.mean(axis=0) - local.mean(axis=0))
-                / drawn.std(axis=0)
-                * math.sqrt(sizes.draws)
-            )
+            moved = np.abs(drawn.mean(axis=0) - local.mean(axis=0))
+            shift = moved / drawn.std(axis=0) * math.sqrt(sizes.draws)
             squares = np.sum((drawn - local.mean(axis=0)) ** 2, axis=1)
             far += [
                 float(shift.max()),
@@ -326,51 +276,27 @@ def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
     return memories, {"standard errors": far, "variance over bound": ratios}
 
 
-def judge_memories(found: Found) -> Verdict:
-    """Judge claim 5."""
-    worst = found["largest difference"]
-    why = f"largest difference {worst:.1e} over {found['rounds']} rounds, p = 1 and 1/2"
-    return verdict(5, found, worst < CLAIMS[5].criterion.same, why)
-
-
-def judge_field(found: Found) -> Verdict:
-    """Judge claim 6."""
-    far = np.max(found["standard errors"])
-    why = (
-        f"mean and variance of H within {far:.1f} standard errors of h and of the bound, "
-        "which rand-sparsification attains"
-    )
-    return verdict(6, found, far < CLAIMS[6].criterion.far, why)
-
-
 def measure_irrelevance() -> Found:
     """Run the same mini-batches in nine ways (claim 8).
 
     There are three alphas, with memories that start at h_i(S_0) or at 0, and without memories.
     """
-    toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
-    hyper: Any = fedem.paper(num_clients=N, batch_size=BATCH, gamma=0.3)
+    toy = toy_a()
     ways = {"mean_field": ["fedem", "naive"], "zero": ["fedem"]}
+    how: dict[str, Any] = {"seeds": 1, "batch": BATCH, "gamma": 0.3}
     ran = [
-        curves_of(
+        toy.curves(
             fedem.system,
-            toy.problem,
-            hyper.replace(memory_start=start),
-            budget=Ticks(60),
-            num_evals=60,
+            60,
+            60,
             settings={"alpha": [0.01, 0.5, 1.0], "field_rule": rules},
+            memory_start=start,
+            **how,
         )
         for start, rules in ways.items()
     ]
     fields = np.concatenate([data.mean_field.values.reshape(-1, 61) for data in ran])
     return {"relative difference": float(np.max(np.abs(fields / fields[0] - 1)))}
-
-
-def judge_irrelevance(found: Found) -> Verdict:
-    """Judge claim 8."""
-    apart = found["relative difference"]
-    why = f"nine ways, 60 rounds: ‖h‖² apart by at most {apart:.1e} of itself"
-    return verdict(8, found, apart < CLAIMS[8].criterion.same, why)
 
 
 # Theorems: claims 7, 10, 12 ----------------------------------------------------------------------
@@ -382,7 +308,7 @@ EXACTLY = "exact recursions"
 
 def measure_theorems(sizes: Sizes) -> Found:
     """Compare exact recursions and runs with the bounds of Theorems 1 and 3 (claim 7)."""
-    toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
+    toy = toy_a()
     known, sigma2 = toy.known, toy.sigma2(BATCH)
     shares = []
     for omega in (0.1, 1.0, 9.0):
@@ -399,11 +325,9 @@ def measure_theorems(sizes: Sizes) -> Found:
     for p in (1.0, 0.5):
         setup = theory.FedEMSetup(known.constants, N, 1.0, p)
         gammas = [theory.largest_step_size(setup) / factor for factor in (1, 4)]
-        hyper = fedem.paper(
-            num_clients=N, batch_size=BATCH, participation=p, memories=Memories(compression=BLOCKS)
-        )
-        swept = {"seeds": sizes.seeds, "settings": {"gamma": gammas}}
-        data = toy.curves(fedem.system, hyper, sizes.rounds[-1], sizes.rounds[-1], **swept)
+        swept: dict[str, Any] = {"seeds": sizes.seeds, "settings": {"gamma": gammas}}
+        how: dict[str, Any] = {"batch": BATCH, "participation": p, "compression": BLOCKS}
+        data = toy.curves(fedem.system, sizes.rounds[-1], sizes.rounds[-1], **swept, **how)
         for i, gamma in enumerate(gammas):
             for k_max in sizes.rounds:
                 left = float(data.mean_field.values[i, :, :k_max].mean())
@@ -431,22 +355,15 @@ def measure_reduction(sizes: Sizes) -> tuple[dict[int, Found], Figure]:
 
     VR-FedEM runs at the step size (10), and FedEM at the same one.
     """
-    random = np.random.default_rng(4)
-    toy = Toy(
-        clients_apart(N, 100, DIM, spread=2.0, seed=4),
-        1 / (1 + random.uniform(0, 3, (N, 100)) ** 2),
-    )
+    toy = toy_b()
     constants, inner = toy.known.constants, 20
     gamma = theory.vr_step_size(constants, num_clients=N, omega=1.0)
-    common = {"num_clients": N, "gamma": gamma, "memories": Memories(compression=BLOCKS)}
+    common = {"gamma": gamma, "compression": BLOCKS}
     batch = variance_reduction.batch_size(inner, 1.0)
-    hyper = vr_fedem.paper(batch_size=batch, inner_steps=inner, **common)
-    ticks, seeds = inner * sizes.loops[-1], sizes.seeds // 2
-    reduced = toy.curves(vr_fedem.system, hyper, ticks, ticks, seeds=seeds)
-    plain_hyper = fedem.paper(batch_size=20, **common)
-    plain = toy.curves(fedem.system, plain_hyper, ticks, ticks, seeds=seeds)
-    full = fedem.paper(batch_size=100, batches="full", **common)
-    exact = toy.curves(fedem.system, full, 200, 20, seeds=5)
+    ticks, many = inner * sizes.loops[-1], {"seeds": sizes.seeds // 2, **common}
+    reduced = toy.curves(vr_fedem.system, ticks, ticks, batch=batch, inner_steps=inner, **many)
+    plain = toy.curves(fedem.system, ticks, ticks, batch=20, **many)
+    exact = toy.curves(fedem.system, 200, 20, seeds=5, **common)
     field, mean_field, memory = (
         values.mean(axis=0)
         for values in (
@@ -490,17 +407,6 @@ def measure_reduction(sizes: Sizes) -> tuple[dict[int, Found], Figure]:
         10: {"full batches, G after 200 rounds": forgotten, "mean G and its bound": cesaro},
         12: table | {"VR-FedEM, ‖h‖² at the end": last, "FedEM": floor},
     }, figure_of(lines, x="rounds", y="mean ‖h‖²", title=title)
-
-
-def judge_forgetting(found: Found) -> Verdict:
-    """Judge claim 10."""
-    forgotten, cesaro = found["full batches, G after 200 rounds"], found["mean G and its bound"]
-    kept = all(left <= right for left, right in cesaro.values())
-    why = (
-        f"full batches: G = {forgotten:.0e} after 200 rounds; means of VR-FedEM's within E.7 "
-        f"for {', '.join(cesaro)}"
-    )
-    return verdict(10, found, forgotten < CLAIMS[10].criterion.end and kept, why)
 
 
 def judge_reduction(found: Found) -> Verdict:
@@ -580,25 +486,11 @@ def measure_spider(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int 
     return {"largest difference": float(np.max(apart)), "steps": num}
 
 
-def judge_spider(found: Found) -> Verdict:
-    """Judge claim 14."""
-    apart = found["largest difference"]
-    why = f"largest difference {apart:.1e} over {found['steps']} steps"
-    return verdict(14, found, apart < CLAIMS[14].criterion.same, why)
-
-
 JUDGES: Judges = {
-    1: judge_fixed_points,
-    2: judge_monotony,
-    3: judge_gradient,
+    **CLAIMS.declared(1, 2, 3, 5, 6, 8, 10, 14),
     4: judge_quantizers,
-    5: judge_memories,
-    6: judge_field,
     7: judge_theorems,
-    8: judge_irrelevance,
-    10: judge_forgetting,
     12: judge_reduction,
-    14: judge_spider,
 }
 
 

@@ -18,7 +18,7 @@ from experiments.fedstaleweight import influence as study
 from experiments.fedstaleweight.claims import CLAIMS, verdict
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
 from fedjax_sim.core.settings import check
-from fedjax_sim.results import diagnostics, plots
+from fedjax_sim.results import plots
 from fedjax_sim.theory import fedstaleweight as theory
 from fedjax_sim.timelines import ClientTable
 
@@ -29,11 +29,10 @@ Found = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def measure(lost: float, share: float, sizes: Sizes) -> dict[str, dict[str, float]]:
-    """Draw schedules of a case, and return both influences by way of weighting.
+    """Return both influences by way of weighting, of slow clients and of the throttled one.
 
-    Args:
-      lost: Share of the slow clients' updates that is lost.
-      share: Share of its rate at which the first fast client works.
+    The slow clients lose a share of their updates, and the first fast one works at a share of
+    its rate.
     """
     rate, losses = study.RATE.copy(), lost * study.GROUPS
     rate[0] *= share
@@ -44,12 +43,7 @@ def measure(lost: float, share: float, sizes: Sizes) -> dict[str, dict[str, floa
     found = {}
     for name, settings in WAYS.items():
         buffers = study.buffered(drawn, **settings)
-        each = np.array(
-            [
-                diagnostics.influence(study.lane(buffers, i), study.NUM)
-                for i in range(len(buffers.time))
-            ]
-        )
+        each = study.influences(buffers)
         slow = each[:, study.NUM_FAST :].sum(axis=1)
         found[name] = {"slow": float(slow.mean()), "throttled": float(each[:, 0].mean())}
         found[name]["standard error"] = float(slow.std(ddof=1) / np.sqrt(len(slow)))

@@ -139,10 +139,7 @@ def final(data: xr.Dataset, metric: str = "accuracy") -> np.ndarray:
 def inputs_of(
     panel: harness.Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool
 ) -> dict[str, Any]:
-    """Return the numbers of one panel that verdicts need, each per seed.
-
-    Accuracies are in percent, and 1 stands for a run that diverged.
-    """
+    """Return the numbers of one panel that verdicts need per seed: percents, and who diverged."""
     ran = {name: curves[name] for name in CELLS if name in curves}
     return {
         "dataset": Path(panel.dataset).stem,
@@ -166,9 +163,6 @@ def judge(inputs: Mapping[str, Any]) -> list[harness.Verdict]:
     """Judge claims 8, 9, 11 and 19; of several panels all have to agree.
 
     Claim 10 names both data sets, so that one panel alone is a reduced run of it.
-
-    Args:
-      inputs: What `inputs_of` returns, by name of the panel.
     """
     found: dict[int, dict[str, tuple[Any, dict[str, bool | None], str]]] = {}
     for name, panel in inputs.items():
@@ -254,12 +248,9 @@ def name_with_seeds(name: str, data: xr.Dataset, most: int) -> str:
 def picture(curves: Mapping[str, xr.Dataset], title: str) -> Figure:
     """Draw accuracy against server steps on all and on each group's labels, and below the lead.
 
-    Lines are means over seeds with 95 % t intervals, and the lead is paired by seed. Every panel of
-    accuracies has its own scale, from the first evaluation after the start on.
-
-    Args:
-      curves: Curves by method, of which the first one is compared with `BASELINE`.
-      title: The title.
+    Lines are means over seeds with 95 % t intervals, and the lead is that of the first method
+    over `BASELINE`, paired by seed. Every panel of accuracies has its own scale, from the first
+    evaluation after the start on.
     """
     figure = Figure(figsize=(14, 6.4))
     grid = figure.subplots(2, len(GROUPS), sharex=True, height_ratios=(2, 1))

@@ -34,12 +34,7 @@ Value = TypeVar("Value", float, Numbers, jax.Array)
 
 @checked
 class Competition(NamedTuple):
-    """What the utility (9) of a client that holds one slot of a buffer needs to know of the rest.
-
-    Attributes:
-        other_rate: A, the sum of the rates of all other clients, updates per unit of time.
-        other_delay: C, the sum over the other slots of one over the rate, units of time.
-    """
+    """A, the sum of other clients' rates, and C, that of one over the other slots' rates."""
 
     other_rate: float
     other_delay: float
@@ -49,17 +44,10 @@ class Competition(NamedTuple):
 class FedStaleWeightSetup(NamedTuple):
     """The constants of assumptions 1 to 5 and of the run that a bound is about.
 
-    Attributes:
-        buffer_size: b, printed as K in "K = 1".
-        max_staleness: tau_max,b, the largest staleness with this buffer, in versions.
-        client_lr: eta_l^(q), the learning rate of each of the Q local steps.
-        server_lr: eta_g.
-        smoothness: L, of each client's loss.
-        local_variance: sigma_l^2, bound on the variance of a client's stochastic gradient.
-        global_variance: sigma_g^2, bound on the mean over clients of the squared distance between
-            a client's gradient and that of f.
-        gradient_bound: G, bound on the squared norm of any client's gradient.
-        initial_gap: f(w_0) - f_*.
+    They are b, printed as K in "K = 1"; tau_max,b in versions; eta_l^(q) of the Q local steps;
+    eta_g; L of each client's loss; sigma_l^2, which bounds the variance of a client's gradient;
+    sigma_g^2, which bounds the mean over clients of its squared distance from that of f; G,
+    which bounds its squared norm; and f(w_0) - f_*.
     """
 
     buffer_size: Count
@@ -76,13 +64,9 @@ class FedStaleWeightSetup(NamedTuple):
 class BoundTerms(NamedTuple):
     """The right side of (10), term by term, in units of a squared gradient.
 
-    Here Sigma is sigma_l^2 + sigma_g^2 + G, and tau is tau_max,b.
-
-    Attributes:
-        initial: 2 (f(w_0) - f_*) / (eta_g alpha(Q) T).
-        staleness: 12 eta_g^2 tau^2 beta(Q) Q L^2 ((b tau + 1) / (tau + 1))^2 Sigma.
-        drift: 12 beta(Q) Q L^2 Sigma.
-        reweighting: 4 b^2 U G.
+    With Sigma = sigma_l^2 + sigma_g^2 + G and tau = tau_max,b they are 2 (f(w_0) - f_*) /
+    (eta_g alpha(Q) T), 12 eta_g^2 tau^2 beta(Q) Q L^2 ((b tau + 1) / (tau + 1))^2 Sigma, 12
+    beta(Q) Q L^2 Sigma and 4 b^2 U G.
     """
 
     initial: float
@@ -100,16 +84,8 @@ class BoundTerms(NamedTuple):
 def competition(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: Whole) -> Competition:
     """Collect what the utility of a client needs to know of the other clients and slots.
 
-    Args:
-        rate: `f64[N]`, rates of the clients.
-        slot_client: `i64[S]`, the client in each slot; other clients may hold several slots.
-        client: The client; it must hold exactly one slot, as the paper assumes.
-
-    Returns:
-        The sums A and C.
-
-    Raises:
-        ValueError: If the client does not hold exactly one slot.
+    `slot_client` is `i64[S]`, the client in each slot. Others may hold several, but the client
+    exactly one, as the paper assumes; else there is a ValueError.
     """
     rates, slots = np.asarray(rate, np.float64), np.asarray(slot_client)
     if np.sum(slots == client) != 1:
@@ -123,11 +99,7 @@ def competition(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: Whol
 
 @checked
 def utility(report: Value, others: Competition) -> Value:
-    """Compute a client's weight in a buffer times its share of arrivals, eq. (9).
-
-    Returns:
-        `f[...]`, the utility.
-    """
+    """Compute a client's weight in a buffer times its share of arrivals, eq. (9)."""
     # Deviation: (9) mixes true and reported rates of the other clients. Here both A and C are sums
     # of reported rates.
     return report / ((1 + others.other_delay * report) * (report + others.other_rate))
@@ -135,11 +107,7 @@ def utility(report: Value, others: Competition) -> Value:
 
 @checked
 def utility_slope(report: Value, others: Competition) -> Value:
-    """Compute the derivative of `utility` with respect to the reported rate.
-
-    Returns:
-        `f[...]`, the derivative; its sign is that of A - C r^2.
-    """
+    """Compute the derivative of `utility` by the reported rate, of the sign of A - C r^2."""
     both = (1 + others.other_delay * report) * (report + others.other_rate)
     return (others.other_rate - others.other_delay * report**2) / both**2
 
@@ -149,9 +117,6 @@ def optimal_report(others: Competition) -> float:
     """Compute the reported rate with the largest utility, (A / C)^(1/2). Derived.
 
     A client whose true rate is smaller does best to report its true rate.
-
-    Returns:
-        The rate; infinite in a buffer of one slot.
     """
     return math.sqrt(others.other_rate / others.other_delay) if others.other_delay > 0 else math.inf
 
@@ -160,12 +125,8 @@ def optimal_report(others: Competition) -> float:
 def is_truthful(rate: float, others: Competition) -> bool:
     """Tell whether reporting the true rate is optimal in this buffer, C r^2 <= A. Derived.
 
-    Args:
-        rate: r, the true rate of the client.
-
-    Returns:
-        Whether it is. With equal rates this holds if and only if b <= n; the utility still rises at
-        the true rate if and only if b < n.
+    With equal rates this holds if and only if b <= n; the utility still rises at the true rate
+    if and only if b < n.
     """
     # Deviation: the paper claims truthfulness for large n and concludes, by rescaling all rates,
     # that it holds in general. But A and C r^2 scale alike, so rescaling changes nothing.
@@ -174,22 +135,14 @@ def is_truthful(rate: float, others: Competition) -> bool:
 
 @checked
 def weight_bounds(max_staleness: Whole, *, buffer_size: Count) -> tuple[float, float]:
-    """Bound a normalised weight from below and above, stated before (11).
-
-    Returns:
-        The lower and the upper bound. Both are attained.
-    """
+    """Bound a normalised weight from below and above, stated before (11). Both are attained."""
     b, most = buffer_size, buffer_size * max_staleness + 1
     return 1 / ((b - 1) * most + 1), most / (b * (max_staleness + 1))
 
 
 @checked
 def squared_weight_gap(max_staleness: Whole, *, buffer_size: Count) -> float:
-    """Compute U, the largest squared difference of a normalised weight from 1 / b. Derived.
-
-    Returns:
-        U, in closed form; 0 for b = 1 or tau_max = 0.
-    """
+    """Compute U, the largest squared difference of a normalised weight from 1 / b. Derived."""
     return ((buffer_size - 1) * max_staleness / (buffer_size * (max_staleness + 1))) ** 2
 
 
@@ -197,11 +150,7 @@ def squared_weight_gap(max_staleness: Whole, *, buffer_size: Count) -> float:
 def squared_weight_gap_printed(max_staleness: Whole, *, buffer_size: Count) -> float:
     """Compute U as the paper prints it, the larger of two squares, eq. (11).
 
-    The square that belongs to the upper bound is always the larger one, so this equals
-    `squared_weight_gap`.
-
-    Returns:
-        U.
+    The square of the upper bound is always the larger one, so this is `squared_weight_gap`.
     """
     return max(
         (1 / buffer_size - limit) ** 2
@@ -211,20 +160,12 @@ def squared_weight_gap_printed(max_staleness: Whole, *, buffer_size: Count) -> f
 
 @checked
 def bound(setup: FedStaleWeightSetup, *, num_ticks: Count) -> BoundTerms:
-    """Compute the right side of (10), as printed.
+    """Compute the right side of (10), as printed, in units of a squared gradient.
 
-    It is meant to bound the mean over t < T of the squared gradient of f at w_t, and does not:
-
-    - For b >= 2 it exceeds G, and so any squared gradient (`is_vacuous`).
-    - For b = 1 it is false. It is of order eta_l^2, but drawing clients leaves an error of order
-      eta_l, and unequal rates leave an error that does not vanish with eta_l.
-
-    Args:
-        setup: Constants of the problem and of the run.
-        num_ticks: T, the number of server steps.
-
-    Returns:
-        The terms, in units of a squared gradient.
+    It is meant to bound the mean over t < T of the squared gradient of f at w_t, and does not.
+    For b >= 2 it exceeds G, and so any squared gradient (`is_vacuous`). For b = 1 it is false:
+    it is of order eta_l^2, but drawing clients leaves an error of order eta_l, and unequal
+    rates leave an error that does not vanish with eta_l.
     """
     b, tau, rates = setup.buffer_size, setup.max_staleness, setup.client_lr
     gradient_square = setup.local_variance + setup.global_variance + setup.gradient_bound
@@ -241,10 +182,6 @@ def bound(setup: FedStaleWeightSetup, *, num_ticks: Count) -> BoundTerms:
 def is_vacuous(max_staleness: Whole, *, buffer_size: Count) -> bool:
     """Tell whether the last term of (10) alone is at least G, 4 b^2 U >= 1. Derived.
 
-    Args:
-        max_staleness: tau_max,b.
-
-    Returns:
-        Whether it is, which is so for all b >= 2 and tau_max,b >= 1.
+    It is so for all b >= 2 and tau_max,b >= 1.
     """
     return 4 * buffer_size**2 * squared_weight_gap(max_staleness, buffer_size=buffer_size) >= 1

@@ -33,19 +33,8 @@ def measure_indifference(sizes: Sizes) -> dict[str, Any]:
         hyper = study.HYPER.replace(client_table=ClientTable(rate, study.SPREAD))
         arrived = study.arrivals(sizes.seeds, study.HYPER.buffer_size * sizes.ticks, [hyper])
         drawn = study.buffered(arrived, **study.RAW)
-        each = [study.influence(study.lane(drawn, i), study.NUM)[0] for i in range(sizes.seeds)]
-        found[f"{phi:g}"] = float(np.mean(each))
+        found[f"{phi:g}"] = float(np.mean(study.influences(drawn)[:, 0]))
     return {"influence": found, "share": 1 / study.NUM}
-
-
-def judge_indifference(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 23 from numbers of `measure_indifference`."""
-    share, found = measured["share"], measured["influence"]
-    off = max(abs(value / share - 1) for value in found.values())
-    told = ", ".join(f"{value:.4f} at {phi}" for phi, value in found.items())
-    why = f"influence {told} of its speed; 1 / n is {share:.4f}"
-    holds = off < CLAIMS[23].criterion.close
-    return verdict(23, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_synchronous() -> dict[str, float]:
@@ -92,21 +81,8 @@ def judge_synchronous(measured: Mapping[str, float]) -> Verdict:
 
 def measure_divergence(sizes: Sizes) -> dict[str, float | None]:
     """Find the least step sizes at which runs diverge, with and without normalising."""
-    problem = Quadratic.of(study.GROUPS.astype(float)[:, None])
-    least = {}
-    for name, settings in (("normalised", {}), ("not normalised", study.RAW)):
-        run = fedjax_sim.sweep(
-            study.SYSTEM,
-            problem,
-            study.HYPER.replace(**settings),
-            seeds=2,
-            settings={"lr": list(RATES)},
-            budget=fedjax_sim.Ticks(sizes.quadratic_ticks),
-            num_evals=4,
-        )
-        bad = ~(run.curves.loss.isel(eval=-1).max("seed", skipna=False).values < 10)
-        least[name] = RATES[int(np.argmax(bad))] if bad.any() else None
-    return least
+    ways: dict[str, dict[str, Any]] = {"normalised": {}, "not normalised": study.RAW}
+    return study.least_diverging(ways, RATES, sizes.quadratic_ticks)
 
 
 def judge_divergence(measured: Mapping[str, float | None]) -> Verdict:
@@ -117,7 +93,7 @@ def judge_divergence(measured: Mapping[str, float | None]) -> Verdict:
     return verdict(25, measured, sizes["not normalised"] < sizes["normalised"], why)
 
 
-JUDGES: Judges = {23: judge_indifference, 24: judge_synchronous, 25: judge_divergence}
+JUDGES: Judges = {**CLAIMS.declared(23), 24: judge_synchronous, 25: judge_divergence}
 
 
 def run(arguments: Arguments) -> Outcome:

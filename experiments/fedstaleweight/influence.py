@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
@@ -22,7 +21,7 @@ from experiments.fedstaleweight import formulas
 from experiments.fedstaleweight.claims import CLAIMS, verdict
 from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict, draw, rule
 from fedjax_sim.core.settings import check
-from fedjax_sim.core.types import Array, Params, Timeline
+from fedjax_sim.core.types import Timeline
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.results import plots
 from fedjax_sim.results.diagnostics import fairness_report, influence
@@ -39,6 +38,8 @@ RATE = np.r_[np.full(NUM_FAST, 1 / 1.5), np.full(NUM - NUM_FAST, 1 / 10)]
 SPREAD = np.r_[np.full(NUM_FAST, 1 / 3), np.full(NUM - NUM_FAST, 1 / 5)]
 GROUPS = (np.arange(NUM) >= NUM_FAST).astype(int)
 SLOW, FAIR = 1, 1 / 3
+OPPOSED = Quadratic.of(GROUPS.astype(float)[:, None])
+"""Fast clients want 0 and slow ones 1, so that a late mean is the slow group's influence."""
 MEAN, ALG1, RAW = {"rule": "mean"}, {"rule": "alg1"}, {"normalised": False}
 REVERSE = {"rule": "exponential", "base": 2.0}
 AVERAGES: dict[str, dict[str, Any]] = {
@@ -53,15 +54,6 @@ RATIOS = (1.0, 2.0, 4.0, 20 / 3, 15.0, 40.0)
 
 
 EVALS = 400
-
-
-@struct.dataclass
-class Watched(Quadratic):
-    """Quadratics of one parameter, which is evaluated too."""
-
-    def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Return loss and parameter."""
-        return {**super().evaluate(params), "model": params[0]}
 
 
 STUDY = Study(
@@ -82,12 +74,8 @@ STUDY = Study(
 def arrivals(lanes: int, num: int, hypers: Sequence[Any] = (HYPER,)) -> Timeline:
     """Draw arrivals one by one: leaves `[hypers * lanes, num, 1]`.
 
-    Clients never wait for the server here, so that arrivals do not depend on the buffer.
-
-    Args:
-      lanes: Number of seeds.
-      num: Number of arrivals per lane.
-      hypers: Settings that differ in numbers only.
+    Clients never wait for the server here, so that arrivals do not depend on the buffer. The
+    settings differ in numbers only.
     """
     drawn = draw(
         SYSTEM, [hyper.replace(buffer_size=1, rule="mean") for hyper in hypers], lanes, num
@@ -96,16 +84,7 @@ def arrivals(lanes: int, num: int, hypers: Sequence[Any] = (HYPER,)) -> Timeline
 
 
 def buffered(alone: Timeline, buffer_size: int = 5, **settings: Any) -> Timeline:
-    """Put arrivals into buffers, with weights.
-
-    Args:
-      alone: Arrivals one by one, leaves `[L, num, 1]`.
-      buffer_size: b.
-      **settings: Settings of the weights.
-
-    Returns:
-      Leaves `[L, T, b]`.
-    """
+    """Put arrivals `[L, num, 1]` into buffers, with weights: leaves `[L, T, b]`."""
     num_ticks = alone.time.shape[1] // buffer_size
     shape = (-1, num_ticks, buffer_size)
 
@@ -138,12 +117,14 @@ def lane(drawn: Timeline, i: int) -> Timeline:
     return Timeline(*(leaf[i] for leaf in drawn))
 
 
-def slow_influence(
-    drawn: Timeline, num_clients: int = NUM, groups: np.ndarray = GROUPS
-) -> np.ndarray:
+def influences(drawn: Timeline) -> np.ndarray:
+    """Return the influence of each client in each lane: `f64[L, N]`."""
+    return np.array([influence(lane(drawn, i), NUM) for i in range(len(drawn.time))])
+
+
+def slow_influence(drawn: Timeline) -> np.ndarray:
     """Return the influence of the slow group in each lane: `f64[L]`."""
-    each = [influence(lane(drawn, i), num_clients) for i in range(len(drawn.time))]
-    return np.array([shares[groups == SLOW].sum() for shares in each])
+    return influences(drawn)[:, GROUPS == SLOW].sum(axis=1)
 
 
 def staleness_of(drawn: Timeline) -> np.ndarray:
@@ -152,50 +133,6 @@ def staleness_of(drawn: Timeline) -> np.ndarray:
 
 
 # Schedules of the paper's setting: claims 1 to 4, 6, 7, 16, 20 -----------------------------------
-
-
-def judge_staleness(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 1 from numbers of `measure_influence`."""
-    off = measured["largest error"]
-    holds = harness.unless_unknown(off < CLAIMS[1].criterion.error, measured)
-    return verdict(1, measured, holds, f"largest error {off:.2%} of 2 %")
-
-
-def judge_estimate(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 2 from numbers of `measure_influence`."""
-    missed = measured["largest error"]
-    holds = harness.unless_unknown(missed < CLAIMS[2].criterion.error, measured)
-    return verdict(2, measured, holds, f"largest error {missed:.2%} of 2 %")
-
-
-def judge_mean(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 3 from numbers of `measure_influence`."""
-    slow, marks = measured["slow influence"], CLAIMS[3].criterion
-    holds = abs(slow - marks.slow) < marks.close and measured["influence is the share"]
-    why = f"{slow:.4f} +- {measured['standard error']:.4f}"
-    return verdict(3, measured, harness.unless_unknown(holds, measured), why)
-
-
-def judge_raised(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 4 from numbers of `measure_influence`."""
-    slow, before, after = (
-        measured[name] for name in ("slow influence", "deviation, mean", "deviation, eq8")
-    )
-    marks = CLAIMS[4].criterion
-    holds = (
-        abs(slow - marks.slow) < marks.close
-        and abs(before - marks.before) < marks.close
-        and abs(after - marks.after) < marks.close
-    )
-    why = f"{slow:.4f} +- {measured['standard error']:.4f}; deviation {before:.3f} and {after:.3f}"
-    return verdict(4, measured, harness.unless_unknown(holds, measured), why)
-
-
-def judge_unnormalised(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 6 from numbers of `measure_influence`."""
-    slow = measured["slow influence"]
-    holds = harness.unless_unknown(abs(slow - FAIR) < CLAIMS[6].criterion.close, measured)
-    return verdict(6, measured, holds, f"{slow:.4f}, deviation {measured['deviation']:.3f}")
 
 
 def judge_averages(measured: Mapping[str, float]) -> Verdict:
@@ -213,24 +150,10 @@ def judge_weights(measured: Mapping[str, Any]) -> Verdict:
     return verdict(16, measured, harness.unless_unknown(inside and gap < exact, measured), why)
 
 
-def judge_formulas(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 20 from numbers of `measure_influence`."""
-    eq8, alg1, marks = measured["eq8"], measured["alg1"], CLAIMS[20].criterion
-    holds = (
-        abs(eq8 - marks.eq8) < marks.close and abs(alg1 - marks.alg1) < marks.close and alg1 < eq8
-    )
-    why = f"{eq8:.4f} and {alg1:.4f}; their accuracies are in fedstaleweight/fig2"
-    return verdict(20, measured, harness.unless_unknown(holds, measured), why)
-
-
 def measure_influence(sizes: Sizes, alone: Timeline) -> tuple[dict[int, dict[str, Any]], Figure]:
-    """Measure staleness, shares and influence under the weightings.
+    """Measure staleness, shares and influence under the weightings, and draw the influence.
 
-    Args:
-      alone: Arrivals one by one, leaves `[seeds, 5 * ticks, 1]`.
-
-    Returns:
-      The numbers by claim, and a picture of influence.
+    Given are arrivals one by one, and returned are the numbers by claim.
     """
     ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "alg1": ALG1, "raw": RAW}
     drawn = {name: buffered(alone, **settings) for name, settings in ways.items()}
@@ -371,21 +294,8 @@ def ratio_study(sizes: Sizes) -> tuple[dict[str, list[float]], Figure]:
     return found, _lines(lines, "speed of the fast over that of the slow", log=True)
 
 
-def judge_buffered_staleness(measured: Mapping[str, int]) -> Verdict:
-    """Judge claim 15 from numbers of `measure_buffered_staleness`."""
-    why = (
-        f"{measured['updates']} updates; largest {measured['largest without']} and "
-        f"{measured['largest with a buffer of 5']}"
-    )
-    return verdict(15, measured, harness.unless_unknown(measured["outside"] == 0, measured), why)
-
-
 def measure_buffered_staleness(sizes: Sizes, arrived: Timeline) -> dict[str, int]:
-    """Measure the staleness of the same arrivals with a buffer and without, for claim 15.
-
-    Args:
-      arrived: Arrivals one by one, of which the first ones of two seeds are used.
-    """
+    """Measure the staleness of the first arrivals with a buffer and without, for claim 15."""
     num = sizes.ticks // 4
     first = jax.tree.map(lambda leaf: leaf[:2, : num * 5], arrived)
     alone = staleness_of(first).reshape(2, -1)
@@ -425,37 +335,14 @@ def _lines(
 
 
 def throttled_influence(arrived: Timeline, **settings: Any) -> np.ndarray:
-    """Return the influence of client 0 when it works at a share of its rate, all others at theirs.
+    """Return the influence of client 0 at each of `THROTTLES` of its rate: `f64[shares, seeds]`.
 
-    A client's influence per server step is its utility (eqs. (4) and (9)). Telling the truth pays
-    if influence grows with the reported rate up to the true one. For one composition of a buffer
-    that holds if and only if C r^2 <= A (`formulas.is_truthful`). Over the
-    compositions of a run it may hold even where it fails for one, which is what is measured here.
-
-    Args:
-      arrived: Arrivals one by one at each of `THROTTLES`, leaves `[shares * seeds, num, 1]`.
-      **settings: Settings of the weights.
-
-    Returns:
-      `f64[shares, seeds]`.
+    A client's influence per server step is its utility (eqs. (4) and (9)). Telling the truth
+    pays if influence grows with the reported rate up to the true one. For one composition of a
+    buffer that holds if and only if C r^2 <= A (`formulas.is_truthful`). Over the compositions
+    of a run it may hold even where it fails for one, which is what is measured here.
     """
-    drawn = buffered(arrived, **settings)
-    found = np.array([influence(lane(drawn, i), NUM)[0] for i in range(len(drawn.time))])
-    return found.reshape(len(THROTTLES), -1)
-
-
-def judge_throttling(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
-    """Judge claim 12 from the influence by weights and share of its rate."""
-    ours, reverse = (measured[name] for name in ("FedStaleWeight", "reverse exponential"))
-    holds = bool((np.diff(list(ours.values())) < 0).all())
-    by_share, by_share_reverse = (
-        ", ".join(f"{x:.4f}" for x in each.values()) for each in (ours, reverse)
-    )
-    why = (
-        f"{by_share} at 1, 0.7, 0.5, 0.25 and 0.1 of its rate; under reverse exponential weights, "
-        f"which grow faster, {by_share_reverse}"
-    )
-    return verdict(12, measured, harness.unless_unknown(holds, measured), why)
+    return influences(buffered(arrived, **settings))[:, 0].reshape(len(THROTTLES), -1)
 
 
 def measure_throttling(sizes: Sizes) -> tuple[dict[str, dict[str, float]], str, Figure]:
@@ -512,16 +399,6 @@ def judge_peak(measured: Mapping[str, Any]) -> Verdict:
     return verdict(
         13, measured, harness.unless_unknown(before > 0 > behind and all(right), measured), why
     )
-
-
-def judge_equal_rates(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 14 from the slopes of utility by the buffer's size."""
-    rises = measured["b = 2"] > 0 and measured["b = 5"] > 0
-    holds = rises and abs(measured["b = 6"]) < CLAIMS[14].criterion.zero
-    why = "slope of utility at the true rate for n = 6: " + ", ".join(
-        f"{x:.2g} at {name}" for name, x in measured.items()
-    )
-    return verdict(14, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_utility() -> dict[int, dict[str, Any]]:
@@ -582,32 +459,25 @@ def measure_fixed_points(sizes: Sizes) -> dict[str, dict[str, float]]:
 
     The model's mean over the second half of a run is then the slow group's influence.
     """
-    problem = Watched.of(GROUPS.astype(float)[:, None])
-    late = {}
-    ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "raw": RAW}
+    late, ways = {}, {"mean": MEAN, "eq8": {}, "raw": RAW}
     for name, settings in ways.items():
         run = fedjax_sim.sweep(
             SYSTEM,
-            problem,
+            OPPOSED,
             HYPER.replace(**settings),
             seeds=sizes.seeds,
             budget=fedjax_sim.Ticks(sizes.quadratic_ticks),
             num_evals=EVALS,
+            keep=fedjax_sim.Keep(models=True),
         )
-        found = harness.estimate(run.curves.model.values[:, EVALS // 2 :].mean(axis=1))
+        models = np.asarray(run.samples).reshape(sizes.seeds, -1)
+        found = harness.estimate(models[:, EVALS // 2 :].mean(axis=1))
         late[name] = {
             "mean": float(found.mean),
             "standard error": float(found.error),
             "seeds": sizes.seeds,
         }
     return late
-
-
-def judge_vacuous(measured: Mapping[str, bool]) -> Verdict:
-    """Judge claim 17."""
-    words = "" if measured["vacuous"] else "not "
-    why = f"4 b^2 U >= 1 for {words}all b >= 2 and staleness >= 1 up to 20 and 40"
-    return verdict(17, measured, measured["vacuous"], why)
 
 
 def measure_vacuous() -> dict[str, bool]:
@@ -695,43 +565,39 @@ def judge_stability(measured: Mapping[str, float | None]) -> Verdict:
 
 def measure_stability(sizes: Sizes) -> dict[str, float | None]:
     """Find the local step sizes at which a run on quadratics of curvature 1 diverges: claim 19."""
-    problem = Quadratic.of(GROUPS.astype(float)[:, None])
     rates = [0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0]
-    least = {}
     ways: dict[str, dict[str, Any]] = {"buffer mean": MEAN, "FedStaleWeight": {}}
+    return least_diverging(ways, rates, sizes.quadratic_ticks)
+
+
+def least_diverging(
+    ways: Mapping[str, Mapping[str, Any]], rates: Sequence[float], ticks: int
+) -> dict[str, float | None]:
+    """Return the least step size at which a run on `OPPOSED` diverges, by way of weighting."""
+    least = {}
     for name, settings in ways.items():
         run = fedjax_sim.sweep(
             SYSTEM,
-            problem,
+            OPPOSED,
             HYPER.replace(**settings),
             seeds=2,
-            settings={"lr": rates},
-            budget=fedjax_sim.Ticks(sizes.quadratic_ticks),
+            settings={"lr": list(rates)},
+            budget=fedjax_sim.Ticks(ticks),
             num_evals=4,
         )
-        loss = run.curves.loss.isel(eval=-1).max("seed", skipna=False).values
-        bad = ~(loss < 10)
+        bad = ~(run.curves.loss.isel(eval=-1).max("seed", skipna=False).values < 10)
         least[name] = rates[int(np.argmax(bad))] if bad.any() else None
     return least
 
 
 JUDGES: Judges = {
-    1: judge_staleness,
-    2: judge_estimate,
-    3: judge_mean,
-    4: judge_raised,
+    **CLAIMS.declared(1, 2, 3, 4, 6, 12, 14, 15, 17, 20),
     5: judge_buffers,
-    6: judge_unnormalised,
     7: judge_averages,
-    12: judge_throttling,
     13: judge_peak,
-    14: judge_equal_rates,
-    15: judge_buffered_staleness,
     16: judge_weights,
-    17: judge_vacuous,
     18: judge_fixed_points,
     19: judge_stability,
-    20: judge_formulas,
     21: judge_theorem,
     22: judge_strategy,
 }

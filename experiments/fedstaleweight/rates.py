@@ -74,11 +74,7 @@ def measure_rates(sizes: Sizes) -> Found:
 
 
 def measure_influence(sizes: Sizes) -> Found:
-    """Measure the slow group's weight in AsyncFedED by where its quadratics settle.
-
-    Fast clients want 0 and slow ones 1, so that the long-run mean is the slow group's influence.
-    """
-    problem = Quadratic.of(study.GROUPS.astype(float)[:, None])
+    """Measure the slow group's weight in AsyncFedED by where its quadratics settle."""
     table = ClientTable(study.RATE, study.SPREAD)
     means = {}
     for name, system in (("AsyncFedED", asyncfeded), ("one rate", fedjax_sim.SYSTEMS["fedbuff"])):
@@ -94,7 +90,7 @@ def measure_influence(sizes: Sizes) -> Found:
         )
         run = fedjax_sim.sweep(
             getattr(system, "system", system),
-            problem,
+            study.OPPOSED,
             hyper,
             seeds=sizes.seeds,
             budget=fedjax_sim.Ticks(sizes.arrivals),
@@ -104,14 +100,6 @@ def measure_influence(sizes: Sizes) -> Found:
         models = np.asarray(run.samples, float).reshape(sizes.seeds, -1)
         means[name] = harness.interval(models[:, models.shape[1] // 2 :].mean(axis=1))._asdict()
     return {"influence": means, "seeds": sizes.seeds}
-
-
-def judge_rates(found: Found) -> Verdict:
-    """Judge claim 27 by the largest left side over its right side."""
-    shares = found["left over right"]
-    most = max(shares.values())
-    told = ", ".join(f"{share:.3f} ({name})" for name, share in shares.items())
-    return verdict(27, found, harness.unless_unknown(most <= 1, most), f"left over right {told}")
 
 
 def judge_influence(found: Found) -> Verdict:
@@ -132,7 +120,7 @@ def judge_influence(found: Found) -> Verdict:
     return verdict(28, found, ruling, why, seeds=found["seeds"])
 
 
-JUDGES: Judges = {27: judge_rates, 28: judge_influence}
+JUDGES: Judges = {**CLAIMS.declared(27), 28: judge_influence}
 
 
 def run(arguments: Arguments) -> Outcome:

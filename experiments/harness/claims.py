@@ -1,29 +1,14 @@
 """The numbered claims of a paper, the mark at which each one holds, and verdicts on them."""
 
 import importlib
-import operator
-import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
-from experiments.harness.statistics import (
-    FAILS,
-    HOLDS,
-    UNDECIDED,
-    Ruling,
-    all_of,
-    begins,
-    has_nan,
-    rule,
-    unless_unknown,
-)
+from experiments.harness import declared
+from experiments.harness.statistics import FAILS, HOLDS, UNDECIDED, Ruling, has_nan, rule
 from fedjax_sim.studies.tables import table as table
 
 
@@ -64,6 +49,11 @@ class Criterion:
     def __str__(self) -> str:
         return self._text
 
+    @property
+    def marks(self) -> Mapping[str, Any]:
+        """The numbers by name."""
+        return self._numbers
+
 
 ORIGINS = ("statement", "table", "figure", "derived", "ours")
 """Whose a claim is: a statement, table or figure of the paper, a number that follows from it, or a
@@ -80,6 +70,11 @@ class Claim(NamedTuple):
       place: Where in the paper: section, equation, figure or table.
       text: What the paper says, quoted or in close paraphrase.
       criterion: When the deciding part counts as true.
+      judged: The criterion as comparisons, all of which must be true; see `declared`. Empty if a
+        function of the experiment judges the claim.
+      told: The sentence that stands behind such a verdict, with fields for measured numbers.
+      least: The least number of chains or the like, by its name among the measured numbers, with
+        which the claim is judged.
       kind: "measured" (runs with sampling error), "exact" (numbers compared to rounding error) or
         "algebra" (follows from formulas, so that the test has one outcome but for a mistake in
         code; does not count).
@@ -91,13 +86,6 @@ class Claim(NamedTuple):
       corrected: Whether what is judged is corrected, because the claim as printed is false.
       changed: The verdict before the last change of the criterion, and why it is another now.
       cost: What a run would cost, of a claim that was not run.
-      parts: The comparisons by which `Claims.judge` decides, by name of the part; see `compared`.
-        Only claims have some whose criterion is no more than comparisons.
-      deciding: How the names of the deciding parts begin; empty if all decide.
-      told: The sentence on what was measured, with the numbers as fields of `str.format`; see
-        `Told`.
-      least: The least number of chains or the like, by its name among the numbers measured, with
-        which the claim is judged.
       id: Paper and number, such as "favano-9"; filled by `Claims`.
       since: Date of the criterion; filled by `Claims` where it is that of most of the paper's.
     """
@@ -106,6 +94,9 @@ class Claim(NamedTuple):
     place: str
     text: str
     criterion: Criterion
+    judged: tuple[str, ...] = ()
+    told: str = ""
+    least: Mapping[str, int] = {}
     kind: str = "measured"
     follows: str = ""
     stated: str = ""
@@ -113,10 +104,6 @@ class Claim(NamedTuple):
     corrected: bool = False
     changed: str = ""
     cost: str = ""
-    parts: Mapping[str, Sequence[str]] = {}
-    deciding: str = ""
-    told: str = ""
-    least: Mapping[str, int] = {}
     id: str = ""
     since: str = ""
 
@@ -166,78 +153,6 @@ class Verdict(NamedTuple):
         return self._replace(verdict=UNDECIDED, scope="", why=reason + self.why)
 
 
-COMPARISON = re.compile(r"(.+?) (<=|>=|<|>|within) (\S+(?: \+ \S+)?)(?: of (\S+?))?(?: by (.+))?")
-COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-
-
-def compared(text: str, measured: Mapping[str, Any], criterion: Criterion) -> bool | None:
-    """Compare measured numbers with a mark.
-
-    >>> criterion = Criterion("All are below {most:g}, and 2 to {near:g}.", most=3, near=0.1)
-    >>> compared("values < most", {"values": [1.0, 2.5]}, criterion)
-    True
-    >>> compared("values within near of 2", {"values": [1.0, 2.5]}, criterion)
-    False
-
-    Args:
-      text: A name of what was measured, "<", "<=", ">", ">=" or "within", and a mark of the
-        criterion, a number, or the sum of both. Of nested numbers all are compared; "*" stands for
-        all that was measured. "by NAME" after them counts distances in measured errors.
-      measured: The numbers by name.
-      criterion: The marks.
-    """
-    found = COMPARISON.fullmatch(text)
-    assert found is not None, f"{text!r} is no comparison"
-    name, sign, *words, error = found.groups()
-    mark, middle = (
-        sum(
-            float(word) if re.match(r"-?[\d.]", word) else getattr(criterion, word)
-            for word in text.split(" + ")
-        )
-        for text in (words[0], words[1] or "0")
-    )
-    values = _leaves(measured if name == "*" else measured[name])
-    if words[1]:
-        values = np.abs(values - middle)
-    if error:
-        unit = _leaves(measured[error])
-        values = values / np.where(unit == 0, np.nan, unit)
-    return unless_unknown(
-        np.all(COMPARE.get(sign, operator.lt)(values, mark)), values if error else 0
-    )
-
-
-def _leaves(content: Any) -> np.ndarray:
-    """Return nested numbers in one row."""
-    return np.hstack(jax.tree.leaves(content))
-
-
-class Told(dict[str, Any]):
-    """Measured numbers as fields of a sentence, such as "{largest deviation:.1f}".
-
-    "min NAME" and "max NAME" are the extremes of nested numbers. Lists and mappings are written
-    with commas, and "*" stands for all that was measured.
-    """
-
-    def __getitem__(self, name: str) -> Any:
-        if name in self or name == "*":
-            return _Written(self if name == "*" else self.get(name))
-        extreme, _, rest = name.partition(" ")
-        return _Written({"min": np.min, "max": np.max}[extreme](_leaves(self.get(rest))))
-
-
-@dataclass(frozen=True)
-class _Written:
-    """A number, or several that are formatted alike."""
-
-    value: Any
-
-    def __format__(self, spec: str) -> str:
-        if isinstance(self.value, Mapping):
-            return ", ".join(f"{name} {value:{spec}}" for name, value in self.value.items())
-        return ", ".join(f"{x:{spec}}" for x in np.atleast_1d(self.value).tolist())
-
-
 class Erratum(NamedTuple):
     """A printed formula or statement that is wrong.
 
@@ -279,7 +194,8 @@ class Claims(Mapping[int, Claim]):
       errata: The paper's printed formulas that this project found wrong.
 
     Raises:
-      ValueError: If a claim is algebra without a reason, or has one and is not.
+      ValueError: If a claim is algebra without a reason, or has one and is not, or if the
+        comparisons that judge it leave out one of its marks.
     """
 
     def __init__(
@@ -297,6 +213,13 @@ class Claims(Mapping[int, Claim]):
                     f"{paper}-{number}: `follows` is given if, and only if, a claim is algebra, "
                     f"got {claim.follows!r} and {claim.kind!r}"
                 )
+            unused = [
+                mark
+                for mark in claim.criterion.marks
+                if mark not in " ".join((*claim.judged, claim.told))
+            ]
+            if claim.judged and unused:
+                raise ValueError(f"{paper}-{number}: no comparison uses {', '.join(unused)}")
         self.pictures, self.errata = pictures or {}, errata
         self._claims = {
             number: claim._replace(id=f"{paper}-{number}", since=claim.since or since)
@@ -308,17 +231,15 @@ class Claims(Mapping[int, Claim]):
         """Read the claims and errata of a paper from its `claims.toml`.
 
         A claim is a table with the fields of `Claim`, of which `criterion` has the words and
-        `marks` their numbers; `holds` has the comparisons of a claim without parts. Texts may be
-        wrapped anywhere between two words.
+        `marks` their numbers. Texts may be wrapped anywhere between two words.
         """
         file = Path(__file__).parents[1] / paper / "claims.toml"
         content = _unwrapped(tomllib.loads(file.read_text(encoding="utf-8")))
         claims, errata = {}, [Erratum(**each) for each in content.pop("errata", ())]
         for number, row in content.pop("claims").items():
             criterion = Criterion(row.pop("criterion"), **row.pop("marks", {}))
-            row["by"] = tuple(row.get("by", ()))
-            if "holds" in row:
-                row["parts"] = {"": row.pop("holds")}
+            for name in ("by", "judged"):
+                row[name] = tuple(row.get(name, ()))
             claims[int(number)] = Claim(**row, criterion=criterion)
         return cls(paper, claims, errata=errata, **content)
 
@@ -331,22 +252,16 @@ class Claims(Mapping[int, Claim]):
     def __len__(self) -> int:
         return len(self._claims)
 
-    def judge(self, number: int, measured: Mapping[str, Any]) -> Verdict:
-        """Judge a claim by its comparisons; it is undecided if a number is NaN or missing."""
-        claim, leaves = self[number], jax.tree.leaves(measured, is_leaf=lambda leaf: leaf is None)
-        is_known = not has_nan(measured) and all(leaf is not None for leaf in leaves)
-        parts = {
-            name: all_of(compared(each, measured, claim.criterion) for each in comparisons)
-            if is_known
-            else None
-            for name, comparisons in claim.parts.items()
-        }
-        ruling = rule(parts, deciding=begins(claim.deciding))
-        return self.verdict(number, measured, ruling, claim.told.format_map(Told(measured)))
+    def declared(self, *numbers: int) -> Judges:
+        """Return functions that judge claims by the comparisons that they state themselves."""
+        return {number: partial(self._judge, number) for number in numbers}
 
-    def judges(self, *numbers: int) -> Judges:
-        """Return the functions that judge claims by their comparisons."""
-        return {number: partial(self.judge, number) for number in numbers}
+    def _judge(self, number: int, measured: Any) -> Verdict:
+        claim = self[number]
+        marks = claim.criterion.marks
+        holds = declared.all_hold(claim.judged, measured, marks)
+        why = declared.sentence(claim.told, measured, marks)
+        return self.verdict(number, measured, holds, why)
 
     def verdict(
         self, number: int, measured: Any, ruling: Ruling | bool | None, why: str, *, seeds: int = 0
@@ -367,8 +282,8 @@ class Claims(Mapping[int, Claim]):
         claim = self[number]
         few = [
             f"{measured[name]} {name}"
-            for name, number_needed in claim.least.items()
-            if name in (measured or ()) and not measured[name] >= number_needed  # Nor if it is NaN.
+            for name, needed in claim.least.items()
+            if name in (measured or ()) and not measured[name] >= needed  # Nor if it is NaN.
         ]
         judged = Verdict(
             id=claim.id,

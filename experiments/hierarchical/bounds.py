@@ -221,18 +221,6 @@ def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], tic
 # Verdicts ----------------------------------------------------------------------------------------
 
 
-def judge_centralised(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 4 from numbers of `measure_centralised`."""
-    worst = measured["largest relative difference"]
-    why = (
-        "losses of 50 rounds with 1, 2 and 3 groups differ from FedAvg of one step of all "
-        f"clients by {worst:.0e} at most"
-    )
-    return verdict(
-        4, measured, harness.unless_unknown(worst < CLAIMS[4].criterion.same, measured), why
-    )
-
-
 def measure_centralised(problem: Logistic) -> dict[str, float]:
     """Compare losses with those of FedAvg with one local step of every client, for claim 4."""
     common: dict[str, Any] = {"num_clients": 8, "batch_size": 1, "lr": 0.5}
@@ -250,19 +238,6 @@ def measure_centralised(problem: Logistic) -> dict[str, float]:
         ).curves.loss.values
         differences.append(np.abs(found / expected - 1))
     return {"largest relative difference": float(np.max(differences))}
-
-
-def judge_lemma(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 5 from numbers of `measure_lemma`."""
-    attained, expected = measured["attained"], measured["expected"]
-    within = measured["over sharp bound"] <= 1 and measured["sharp bound over (18)"] <= 1
-    holds = within and abs(attained / expected - 1) < CLAIMS[5].criterion.exact
-    why = (
-        f"measured over (18) at most {measured['over bound']:.3f}, over the sharp bound "
-        f"{measured['over sharp bound']:.3f}; "
-        f"opposing gradients {attained:.6f}, expected {expected:.6f}"
-    )
-    return verdict(5, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_lemma(means: Means, lr: float) -> dict[str, float]:
@@ -286,16 +261,6 @@ def measure_lemma(means: Means, lr: float) -> dict[str, float]:
     }
 
 
-def judge_global(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 6 from numbers of `measure_global`."""
-    left, direct, paper = (measured[name] for name in ("left", "direct", "paper"))
-    why = (
-        f"left {left:.4f}, bound without the detour {direct:.4f}, (20) {paper:.4f}, "
-        f"{measured['rounds']} rounds"
-    )
-    return verdict(6, measured, harness.unless_unknown(left <= direct <= paper, measured), why)
-
-
 def measure_global(means: Means, lr: float) -> dict[str, Any]:
     """Compute both sides of Theorem 2 along a run, for claim 6."""
     terms: dict[str, Any] = {
@@ -315,20 +280,6 @@ def measure_global(means: Means, lr: float) -> dict[str, Any]:
         "terms": whole._asdict(),
         "rounds": len(means.iterations),
     }
-
-
-def judge_group(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
-    """Judge claim 7 from numbers of `measure_group`."""
-    holds = all(
-        m["left"] <= m["bound"]
-        and bool(m["vacuous"]) == (m["bound"] > m["G^2"]) == name.startswith("many rounds")
-        for name, m in measured.items()
-    )
-    told = "; ".join(
-        f"{name}: {m['left']:.4f} against {m['bound']:.4f}, G^2 {m['G^2']:.3f}"
-        for name, m in measured.items()
-    )
-    return verdict(7, measured, harness.unless_unknown(holds, measured), told)
 
 
 def measure_group(means: Means, alone: Means, lr: float) -> dict[str, dict[str, float]]:
@@ -372,44 +323,23 @@ def judge_corollary(measured: Mapping[str, Sequence[float]]) -> Verdict:
     return verdict(8, measured, harness.unless_unknown(holds, measured), why)
 
 
-def judge_isolated(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
-    """Judge claim 33 on the groups that are alone in their one round, of those of claim 7."""
-    alone = {name: m for name, m in measured.items() if name.startswith("one round")}
-    holds = all(m["left"] <= m["bound"] <= m["G^2"] for m in alone.values())
-    told = "; ".join(
-        f"{name}: {m['left']:.4f} against {m['bound']:.4f}, G^2 {m['G^2']:.3f}"
-        for name, m in alone.items()
-    )
-    return verdict(33, alone, harness.unless_unknown(holds, alone), told)
+def measure_remarks() -> dict[int, dict[str, float]]:
+    """Compute the terms of Lemma 1's formula that claims 30 to 32, remarks on it, are about."""
+    most = int(CLAIMS[31].criterion.most)
+    t = np.arange(1, most + 1)
 
+    def lemma(sizes: Sequence[int]) -> np.ndarray:
+        return formulas.deviation_bound(t, lr=1.0, gradient_square=1.0, group_size=sizes)
 
-def judge_remarks() -> list[Verdict]:
-    """Judge claims 30 to 32, the remarks on Lemma 1, by its formula."""
-    t = np.arange(1, CLAIMS[31].criterion.most + 1)
-
-    def lemma(lr: Any, sizes: Sequence[int]) -> np.ndarray:
-        return formulas.deviation_bound(t, lr=lr, gradient_square=1.0, group_size=sizes)
-
-    second = {"one group": formulas.imbalance([8]), "two equal groups": formulas.imbalance([8, 8])}
-    ratio = lemma(1.0, [8]) / (4.0 * t**2)
-    groups = {"one": [8], "two": [3, 5], "three": [1, 9, 90]}
-    # (18) is alpha^2 times that at alpha = 1.
-    at_rate = {
-        name: float(np.max(lemma(1.0, sizes) / (2 * (t**2 + len(sizes)))))
-        for name, sizes in groups.items()
+    ratio, groups = lemma([8]) / (4.0 * t**2), {"one": [8], "two": [3, 5], "three": [1, 9, 90]}
+    return {
+        30: {"one group": formulas.imbalance([8]), "two equal groups": formulas.imbalance([8, 8])},
+        31: {"largest": ratio.max(), **{f"at t = {k}": ratio[k - 1] for k in (1, 2, most)}},
+        # (18) is alpha^2 times that at alpha = 1.
+        32: {
+            name: np.max(lemma(sizes) / (2 * (t**2 + len(sizes)))) for name, sizes in groups.items()
+        },
     }
-    told = [
-        f"the second term of (18) is 2 alpha^2 G^2 times {second['one group']:g} with one group "
-        f"and {second['two equal groups']:g} with two equal ones",
-        f"(18) over 4 alpha^2 t^2 G^2: {ratio[0]:g} at t = 1, {ratio[1]:.3g} at 2, "
-        f"{ratio[-1]:.3g} at {t[-1]}",
-        f"largest (18) at that rate: {', '.join(f'{x:.3g} ({n})' for n, x in at_rate.items())}",
-    ]
-    return [
-        verdict(30, second, second["one group"] == 0, told[0]),
-        verdict(31, {"at t = 1": ratio[0], "at t = 2": ratio[1]}, bool((ratio < 1).all()), told[1]),
-        verdict(32, at_rate, max(at_rate.values()) <= 1 + 1e-12, told[2]),
-    ]
 
 
 @styled()
@@ -459,17 +389,7 @@ def measure_corollary(
     return {"scaled": scaled, "bounds": limits, "rounds": list(rounds)}, figure
 
 
-JUDGES: Judges = {
-    4: judge_centralised,
-    5: judge_lemma,
-    6: judge_global,
-    7: judge_group,
-    8: judge_corollary,
-    30: lambda _: judge_remarks()[0],
-    31: lambda _: judge_remarks()[1],
-    32: lambda _: judge_remarks()[2],
-    33: judge_isolated,
-}
+JUDGES: Judges = {**CLAIMS.declared(4, 5, 6, 7, 30, 31, 32, 33), 8: judge_corollary}
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -483,13 +403,14 @@ def run(arguments: Arguments) -> Outcome:
     alone = means_of(apart, problem, (30, 60), 60)
     corollary, figure = measure_corollary(problem, max(2, seeds // 4), ROUNDS)
     groups = measure_group(means, alone, lr)
-    verdicts = [
-        judge_centralised(measure_centralised(problem)),
-        judge_lemma(measure_lemma(means, lr)),
-        judge_global(measure_global(means, lr)),
-        judge_group(groups),
-        judge_corollary(corollary),
-        *judge_remarks(),
-        judge_isolated(groups),
-    ]
+    measured = {
+        4: measure_centralised(problem),
+        5: measure_lemma(means, lr),
+        6: measure_global(means, lr),
+        7: groups,
+        8: corollary,
+        33: {name: each for name, each in groups.items() if name.startswith("one round")},
+        **measure_remarks(),
+    }
+    verdicts = harness.judge_all(JUDGES, measured)
     return Outcome({}, {"corollary.png": figure}, verdicts, {"seeds": seeds, "lr": lr})

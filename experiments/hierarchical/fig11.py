@@ -122,13 +122,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claim 21: the equal split is ahead.
-
-    Args:
-      inputs: Leads of the equal split by learning rate ("leads"), accuracies at T ("ends"), that
-        of the most frequent character ("chance"), and the expected idle times and rounds ("idle",
-        "rounds").
-    """
+    """Judge claim 21: the equal split is ahead by its leads at learning rates that suit a run."""
     leads = setup.read_leads(inputs["leads"])
     judged = {
         rate: {f"{EQUAL} over {UNEQUAL}": each.above(LEAST_LEAD)} for rate, each in leads.items()

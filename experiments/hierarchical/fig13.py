@@ -55,12 +55,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claim 23: a growing S is ahead of a fixed one, by more for a larger final S.
-
-    Args:
-      inputs: Leads of the growing S by final S and learning rate ("leads"), and accuracies at T
-        ("ends").
-    """
+    """Judge claim 23: a growing S is ahead of a fixed one, by more for a larger final S."""
     leads = {s: setup.read_leads(each) for s, each in inputs["leads"].items()}
     finals = sorted(leads, key=float)
     judged: dict[str, dict[str, bool | None]] = {}

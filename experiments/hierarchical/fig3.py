@@ -23,18 +23,10 @@ LOOKS = 5
 
 
 def fluctuation(data: xr.Dataset, first: float, last: float) -> np.ndarray:
-    """Return by how much the groups' accuracies fall from one evaluation to the next, in points.
+    """Return the groups' mean fall in accuracy between evaluations, in points, per seed.
 
     Rises count as 0, as they may be what is learnt; a group that restarts from the global model
-    falls back.
-
-    Args:
-      data: Curves of one learning rate.
-      first: Begin of the part that is looked at, as a share of the time.
-      last: Its end.
-
-    Returns:
-      Mean fall per evaluation over the groups, for each seed.
+    falls back. `first` and `last` are shares of the time between which it is looked at.
     """
     found = []
     for i in range(2):
@@ -51,10 +43,7 @@ def fluctuation(data: xr.Dataset, first: float, last: float) -> np.ndarray:
 
 @plots.styled()
 def picture(data: xr.Dataset, title: str) -> Figure:
-    """Draw the accuracies of one seed, over the whole time and over its beginning.
-
-    Groups are lines, the global model is a step function.
-    """
+    """Draw one seed's accuracies of the groups and the global model, and their beginning."""
     figure = Figure(figsize=(12, 4.2))
     first = data.isel(seed=0)
     time = first.time.values
@@ -106,12 +95,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claim 11: accuracies fall more between looks early than late.
-
-    Args:
-      inputs: Points lost between looks in the first and last fifth of the time, with the interval
-        of their difference, by learning rate ("falls"), and accuracies at T ("ends").
-    """
+    """Judge claim 11: accuracies fall more between looks in the first fifth of T than late."""
     falls = inputs["falls"]
     judged = {
         rate: {"more early than late": Interval.read(each["difference"]).above()}

@@ -46,13 +46,8 @@ def together(sizes: Sequence[int]) -> dict[str, Any]:
 def alone(sizes: Sequence[int], group: int, time: float) -> dict[str, Any]:
     """Return the settings of one group without the others until T, with evaluations by then.
 
-    Its only round would end at 2 T, so that an evaluation falls on T. The last one of a round with
-    S = T would come later, and after an exchange.
-
-    Args:
-      sizes: Sizes of all groups.
-      group: The group.
-      time: T.
+    Its only round would end at 2 T, so that an evaluation falls on T. The last one of a round
+    with S = T would come later, and after an exchange.
     """
     delays = linear_delays(sizes, setup.FIG3)
     shift, mean = ([float(each[group])] for each in (delays.shift, delays.mean_exp))
@@ -107,11 +102,7 @@ def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict
 
 
 def gains(size: Sizes, name: str, runs: Mapping[str, Measured]) -> dict[str, Any]:
-    """Return what the judge needs of a panel.
-
-    Args:
-      runs: The cooperating groups first, and each group alone.
-    """
+    """Return what the judge needs of a panel, whose first run is that of cooperating groups."""
     together, *apart = (setup.final(each.curves, size.time) for each in runs.values())
     return {
         "sizes": list(PANELS[name][0]),
@@ -123,13 +114,7 @@ def gains(size: Sizes, name: str, runs: Mapping[str, Measured]) -> dict[str, Any
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 12 and 13, each model at its own learning rate.
-
-    Args:
-      inputs: By panel ("panels") the gains of the cooperative model over each group alone, the
-        accuracies at T of both ("together", "alone"), the sizes of the groups, and the learning
-        rates.
-    """
+    """Judge claims 12 and 13 by gains from cooperating, each model at its own learning rate."""
     gains, samples, parts, words = {}, {}, {}, {}
     for name, panel in inputs["panels"].items():
         gains[name] = [Interval.read(each) for each in panel["gains"]]

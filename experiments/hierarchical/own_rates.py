@@ -41,14 +41,10 @@ ROUNDS = {2: 59.6, 4: 68.2, 8: 56.9}
 class Panel(NamedTuple):
     """A figure whose runs are compared.
 
-    Attributes:
-      full: The size of the paper's figure.
-      num_clients: Number of clients.
-      is_iid: Whether clients' data are i.i.d.; they follow Dirichlet(0.5) otherwise.
-      runs: Settings of the compared runs by name.
-      judge: Gives the parts of each of the figure's claims, with the numbers in words.
-      pairs: Runs whose crossings are kept, by name.
-      times_seeds: How many times the study's number of seeds are run.
+    `full` is its size in the paper, and `runs` are the settings of each run. `judge` gives the
+    parts of each of the figure's claims, with the numbers in words. Of `pairs` crossings are
+    kept. Clients' data are i.i.d., or follow Dirichlet(0.5), and `times_seeds` times the
+    study's seeds are run.
     """
 
     full: Sizes
@@ -273,11 +269,7 @@ def of_panel(size: Sizes, name: str) -> Sizes:
 def inputs_of(
     arguments: Arguments, size: Sizes, name: str, runs: Mapping[str, Measured]
 ) -> dict[str, Any]:
-    """Return the numbers that the judge of a panel needs.
-
-    Args:
-      runs: Its runs.
-    """
+    """Return the numbers that the judge of a panel needs."""
     panel, curves = PANELS[name], {label: each.curves for label, each in runs.items()}
     ends = {label: setup.final(each, size.time) for label, each in curves.items()}
     grid = np.linspace(0, size.time, 101)[5:]
@@ -308,13 +300,7 @@ def inputs_of(
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge the claims on all panels.
-
-    Args:
-      inputs: For each of the "panels" the accuracies at T in percent ("ends"), "rates" and
-        "rounds" by run, when pairs of runs change places ("crossings"), and the early leads of S =
-        0 in Fig. 8 ("early").
-    """
+    """Judge the claims on all panels, by the accuracies at T in percent and what else is kept."""
     verdicts = []
     for name, found in inputs["panels"].items():
         ends = {label: Sample.read(each) for label, each in found["ends"].items()}

@@ -128,12 +128,7 @@ def judge_fixed_points(measured: Mapping[str, Any]) -> Verdict:
 
 
 def measure_fixed_points() -> dict[str, Any]:
-    """Measure fixed points for claim 9.
-
-    Two groups have optima -1 and 1, and 1 and 10 iterations a round.
-
-    There is no noise.
-    """
+    """Measure the fixed points of two groups with optima -1 and 1, for claim 9, without noise."""
     centers = jnp.asarray([[-1.0], [1.0]])
     problem = Diagonal(jnp.ones(1), centers, jnp.zeros(()), jnp.zeros(1))
     rates = (0.01, 0.03, 0.1, 0.3)
@@ -233,11 +228,7 @@ LESS = 10
 
 
 def run_all(sizes: Sizes) -> Curves:
-    """Run five sweeps.
-
-    They have noise or none, division by the iterations or plain averaging; the fifth has less
-    noise.
-    """
+    """Run five sweeps: noise or none, divided by the iterations or averaged, and less noise."""
     options = {"budget": fedjax_sim.Time(sizes.time), "num_evals": 200}
     runs = []
     for rule, noise in itertools.product(("divide_by_steps", "average"), (NOISE, 0.0)):
@@ -325,25 +316,6 @@ def judge_lead_times(measured: Mapping[str, Any]) -> Verdict:
     )
 
 
-def judge_average(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 26 from numbers of `measure_regimes`."""
-    early, floors, marks = measured["early"], measured["floor over that of S = 0"], CLAIMS[26]
-    holds = (
-        early["S = 20"] < early["S = 5"] < early["S = 0"]
-        and floors["average"] > marks.criterion.average
-        and floors["divide_by_steps"] < marks.criterion.divided
-    )
-    numbers = ", ".join(f"{loss:.3g} ({name})" for name, loss in early.items())
-    return verdict(
-        26,
-        measured,
-        harness.unless_unknown(holds, measured),
-        f"no division, no noise, time 200: {numbers}; with noise late loss of S = 5 over that of "
-        f"S = 0 {floors['average']:.2f}, "
-        f"divided by the iterations {floors['divide_by_steps']:.2f}",
-    )
-
-
 def measure_regimes(curves: Curves, sizes: Sizes) -> list[dict[str, Any]]:
     """Measure the numbers for claims 24 to 26, one mapping for each."""
     grid = np.linspace(35, sizes.time, 150)
@@ -375,14 +347,9 @@ def measure_regimes(curves: Curves, sizes: Sizes) -> list[dict[str, Any]]:
 def mirror_difference(num_ticks: int = 12) -> float:
     """Swap association and delays where iterations take deterministic times, and compare models.
 
-    Quadratic clients with full gradients, in double precision: the clients of the fast group are
-    the first ten of one run and the last ten of the other.
-
-    Args:
-      num_ticks: Number of rounds.
-
-    Returns:
-      The largest difference between the last global models of two seeds, over their largest norm.
+    Quadratic clients with full gradients, in double precision: the clients of the fast group
+    are the first ten of one run and the last ten of the other. Returned is the largest
+    difference between the last global models of two seeds, over their largest norm.
     """
     with jax.enable_x64(True):
         centers = np.random.default_rng(0).normal(size=(30, 3))
@@ -413,20 +380,9 @@ def mirror_difference(num_ticks: int = 12) -> float:
     return float(np.max(np.abs(first - second)) / np.max(np.linalg.norm(first, axis=-1)))
 
 
-def judge_mirror(measured: Mapping[str, float]) -> Verdict:
-    """Judge claim 28 from the difference of mirrored runs."""
-    apart = measured["models apart"]
-    is_same = harness.unless_unknown(apart <= CLAIMS[28].criterion.same, apart)
-    return verdict(28, measured, is_same, f"models differ by {apart:.0e} of their norm")
-
-
 @plots.styled()
 def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]]:
-    """Draw the time to a target loss against the sync time, by theory and by runs.
-
-    Returns:
-      The picture, and the best of the candidates by either.
-    """
+    """Draw the time to a loss against S, by theory and by runs; return the best candidates too."""
     figure = Figure(figsize=(8, 4.4))
     axes = figure.subplots()
     fine = np.concatenate([[0.0], np.linspace(0.5, 22, 44)])
@@ -461,8 +417,7 @@ JUDGES: Judges = {
     10: judge_rates,
     24: judge_quiet,
     25: judge_lead_times,
-    26: judge_average,
-    28: judge_mirror,
+    **CLAIMS.declared(26, 28),
 }
 
 
@@ -471,14 +426,15 @@ def run(arguments: Arguments) -> Outcome:
     sizes = STUDY.choose(arguments, least_seeds=2)
     curves = run_all(sizes)
     quiet, lead_times, average = measure_regimes(curves, sizes)
-    verdicts = [
-        judge_fixed_points(measure_fixed_points()),
-        judge_rates(measure_rates(max(8, sizes.seeds // 4))),
-        judge_quiet(quiet),
-        judge_lead_times(lead_times),
-        judge_average(average),
-        judge_mirror({"models apart": mirror_difference()}),
-    ]
+    measured = {
+        9: measure_fixed_points(),
+        10: measure_rates(max(8, sizes.seeds // 4)),
+        24: quiet,
+        25: lead_times,
+        26: average,
+        28: {"models apart": mirror_difference()},
+    }
+    verdicts = harness.judge_all(JUDGES, measured)
     figure, best = best_sync_time(curves, sizes)
     table = at(curves.noisy.sel(lr=1.0), [t for t in TIMES if t <= sizes.time], "loss").mean("seed")
     rows = [

@@ -51,8 +51,6 @@ from fedjax_sim.systems import hierarchical
 CHANCE = 10.0
 """Accuracy of the best constant answer to ten equally frequent classes, in percent."""
 SMOKE = "not judged: a smoke run on handwritten digits is too small"
-OWN = "own"
-"""Stands for the learning rate where each of the compared runs has its own."""
 ALL_COLLAPSED = "every learning rate collapsed"
 """Name of the only part of a claim that no learning rate decides."""
 EVERY_TICK = 1_000_000
@@ -140,13 +138,7 @@ def load(arguments: Arguments, size: Sizes) -> Dataset:
 
 
 def clock(sizes: Sequence[int], coefficients: Sequence[float], **changes: Any) -> dict[str, Any]:
-    """Return the settings for the delays of groups.
-
-    Args:
-      sizes: Group sizes that the delays are those of; a run may have fewer clients.
-      coefficients: The paper's {d, b, e, f, d_g, b_g, e_g, f_g}.
-      **changes: Further settings.
-    """
+    """Return the settings of the delays of groups of these sizes; a run may have fewer clients."""
     delays = linear_delays(sizes, coefficients)
     return (
         fixed_clock(
@@ -162,13 +154,9 @@ def clock(sizes: Sequence[int], coefficients: Sequence[float], **changes: Any) -
 def fixed_clock(
     shift: Sequence[float], mean: Sequence[float], exchange_shift: float, exchange_mean: float
 ) -> dict[str, Any]:
-    """Return the settings for delays that do not depend on group sizes.
+    """Return the settings of delays that do not depend on group sizes.
 
-    Args:
-      shift: Shift of an iteration, one per group.
-      mean: Mean of its exponential part, one per group.
-      exchange_shift: Shift of an exchange.
-      exchange_mean: Mean of its exponential part.
+    `shift` and `mean`, one per group, are those of an iteration, and the others of an exchange.
     """
     slopes = (
         "shift_per_client",
@@ -195,15 +183,9 @@ def split(
     clients: slice = slice(None),
     **options: Any,
 ) -> list[Classification]:
-    """Make one problem per seed over the same images.
+    """Make one problem per seed over the same images, divided in a way of `partition`.
 
-    Args:
-      size: The size of the run, with the network, and whether inputs are standardised or in [0, 1].
-      kind: How examples are divided, a name of `fedjax_sim.partition`.
-      num_clients: Number of clients.
-      seeds: The seeds, by default those of the size from 0.
-      clients: The clients that take part, by default all.
-      **options: Options of the division.
+    Those of `clients` alone take part. Further options are those of the division.
     """
     parts = [
         partition.make(kind, data.train_labels, num_clients=num_clients, seed=seed, **options)
@@ -220,10 +202,7 @@ def split(
 
 
 def dirichlet(data: Dataset, size: Sizes, num_clients: int, **how: Any) -> list[Classification]:
-    """Make the benchmark's split: Dirichlet(0.5) over clients, with at least ten examples each.
-
-    Clients that remain poor are topped up. `how` is as in `split`.
-    """
+    """Make the benchmark's split: Dirichlet(0.5) over clients, topped up to ten examples each."""
     least = min(10, len(data.train_labels) // num_clients)
     options: dict[str, Any] = {"alpha": 0.5, "min_examples": least, "top_up": True}
     return split(data, size, "dirichlet", num_clients, **options, **how)
@@ -258,13 +237,7 @@ def play(
 def at(data: xr.Dataset, times: Any, metric: str = "accuracy") -> xr.DataArray:
     """Return a metric at equal times, that of the last model finished by then.
 
-    Args:
-      data: Curves.
-      times: Times.
-      metric: Name of the metric.
-
-    Returns:
-      The metric with the dimensions of the lanes and "at"; NaN for failed lanes.
+    It has the dimensions of the lanes and "at", and is NaN for failed lanes.
     """
     lanes = [name for name in data[metric].dims if name != "eval"]
     values, x = (data[name].transpose(*lanes, "eval") for name in (metric, "time"))
@@ -305,22 +278,13 @@ def spreads(ends: Mapping[str, xr.DataArray]) -> dict[str, dict[str, Sample]]:
 
 
 def inputs_of(arguments: Arguments, study: Study, size: Sizes, **found: Any) -> dict[str, Any]:
-    """Return the numbers that verdicts need, with how they were run.
-
-    Args:
-      study: The study.
-      **found: The numbers.
-    """
+    """Return the numbers that verdicts need, with how they were run."""
     how = {"smoke": arguments.smoke, "seeds": size.seeds, "words": words_of(size)}
     return {**how, "reduced": smaller(study.full, size), **found}
 
 
 def smaller(full: Sizes, size: Sizes) -> str:
-    """Say how a run differs from the figure's in data set, network and time; empty if it does not.
-
-    Args:
-      full: The size of the figure.
-    """
+    """Say how a run differs from the figure's in data, network and time; empty if it does not."""
     pairs = [
         (_network_words(size), _network_words(full)),
         (f"T = {size.time:g}", f"{full.time:g}") if size.time != full.time else ("", ""),
@@ -348,14 +312,7 @@ def settle(
 ) -> Verdict:
     """Give the verdict on a claim from its parts, or none after a smoke run.
 
-    Args:
-      inputs: What `inputs_of` returns.
-      number: The claim's number.
-      measured: What was measured.
-      parts: Whether each part of the claim is true, None if that is undecided.
-      why: The numbers behind the verdict.
-      deciding: Which parts decide; by default all do.
-      smoke: Why a smoke run is not judged.
+    `inputs` are those of `inputs_of`, and `deciding` tells which parts decide.
     """
     if inputs["smoke"]:
         return verdict(number, measured, NOT_RUN, smoke)
@@ -371,15 +328,10 @@ def by_rate(
 ) -> dict[str, bool | None]:
     """Name the parts of a claim by learning rate, and leave out rates that decide nothing.
 
-    Left out are rates at which most seeds of a compared run diverged or are below twice chance, and
-    of the others those that suit none of the runs, as each has a higher mean accuracy at another.
-    Chance is `CHANCE` unless the inputs have another "chance". If no rate is left, the only part is
-    `ALL_COLLAPSED`, which leaves the claim undecided.
-
-    Args:
-      inputs: What `inputs_of` returns, with the accuracies at T as "ends" by run and rate.
-      judged: Whether each part is true, by rate and by name of the part.
-      compared: Names of the compared runs.
+    Left out are rates at which most seeds of a compared run diverged or are below twice chance,
+    and of the others those that suit none of the runs, as each has a higher mean accuracy at
+    another. Chance is `CHANCE` unless the inputs have another "chance". If no rate is left, the
+    only part is `ALL_COLLAPSED`, which leaves the claim undecided.
     """
     ends, chance = inputs["ends"], inputs.get("chance", CHANCE)
     rows = [
@@ -400,7 +352,7 @@ def by_rate(
     for rate in good:
         known = [(row[rate], top) for row, top in zip(rows, best, strict=True) if rate in row]
         if not known or any(sample.mean >= top for sample, top in known):
-            parts |= {f"{words} {at_rate(rate)}": value for words, value in judged[rate].items()}
+            parts |= {f"{words} at lr {rate}": value for words, value in judged[rate].items()}
     return parts or {ALL_COLLAPSED: None}
 
 
@@ -419,31 +371,20 @@ def described(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Crossing(NamedTuple):
-    """A crossing of two curves.
-
-    Attributes:
-      time: When they change places.
-      led_before: Whether the first curve led before.
-    """
+    """When two curves change places, and whether the first one led before."""
 
     time: float
     led_before: bool
 
 
 def crossings(pair: Sequence[xr.Dataset], times: np.ndarray) -> list[list[Any]] | None:
-    """Return when two curves change places, None if that cannot be told.
+    """Return when two curves change places, as `Crossing` has it, None if that cannot be told.
 
     At a time one is ahead if the 95 % t interval of the difference, paired by seed, is above or
-    below zero, and one of the means is at least twice chance. They change places at the first time
-    at which the other one is ahead. It cannot be told if a seed diverged, or if nothing is found
-    and at the last time none is ahead, or both are below twice chance after the first quarter.
-
-    Args:
-      pair: The curves of two runs with dimensions seed and eval.
-      times: Times at which they are compared.
-
-    Returns:
-      The time of each, and whether the first run led before: a `Crossing` as JSON keeps it.
+    below zero, and one of the means is at least twice chance. They change places at the first
+    time at which the other one is ahead. It cannot be told if a seed diverged, or if nothing is
+    found and at the last time none is ahead, or both are below twice chance after the first
+    quarter.
     """
     if any(bool(each.failed.any()) for each in pair):
         return None
@@ -451,7 +392,8 @@ def crossings(pair: Sequence[xr.Dataset], times: np.ndarray) -> list[list[Any]] 
     is_readable = 100 * np.maximum(first.mean(axis=1), second.mean(axis=1)) >= 2 * CHANCE
     sign = np.zeros(len(times), int)
     for i in np.flatnonzero(is_readable):
-        sign[i] = _sign_of(interval(first[i] - second[i]))
+        each = interval(first[i] - second[i])
+        sign[i] = 0 if abs(each.mean) <= each.half else np.sign(each.mean)
     is_clear = np.flatnonzero(sign)
     changes = np.flatnonzero(np.diff(sign[is_clear]))
     if not len(changes) and not (sign[-1] and is_readable[len(times) // 4 :].all()):
@@ -459,23 +401,12 @@ def crossings(pair: Sequence[xr.Dataset], times: np.ndarray) -> list[list[Any]] 
     return [[float(times[is_clear[k + 1]]), bool(sign[is_clear[k]] > 0)] for k in changes]
 
 
-def _sign_of(difference: Interval) -> int:
-    """Return 1 or -1 for an interval above or below zero, 0 for one that covers it."""
-    return 0 if abs(difference.mean) <= difference.half else int(np.sign(difference.mean))
-
-
 def passes_once(
     places: Sequence[Sequence[Any]] | None, ends: Sequence[Sample]
 ) -> dict[str, bool | None]:
-    """Judge whether S = 20 passes S = 0 once, and near 750 (claim 16).
+    """Judge whether S = 20 passes S = 0 once, and near 750 (claim 16), by their `crossings`.
 
-    Args:
-      places: What `crossings` returns for both.
-      ends: Their accuracies at T.
-
-    Returns:
-      Whether each of the two is true, None where it cannot be told: also if neither is ahead at T,
-      as they may have changed places again.
+    Neither can be told if neither run is ahead at T, as they may have changed places again.
     """
     once: bool | None = None
     near: bool | None = None
@@ -498,10 +429,7 @@ def told_crossings(places: Sequence[Sequence[Any]] | None) -> str:
 
 
 def best_lr(baseline: xr.DataArray) -> float:
-    """Return the learning rate with which a baseline ends best, by the mean over seeds.
-
-    Rates at which a seed failed do not count. Dimensions of `baseline` are lr and seed.
-    """
+    """Return the learning rate with the best mean over seeds, none of which failed there."""
     return float(baseline.mean("seed", skipna=False).fillna(-1.0).idxmax("lr"))
 
 
@@ -545,12 +473,7 @@ def table_of(data: Mapping[str, xr.Dataset], time: float, chance: float = CHANCE
 
 def by_lr(leads: Mapping[str, Interval]) -> str:
     """Describe leads at each learning rate."""
-    return ", ".join(f"{each} {at_rate(rate)}" for rate, each in leads.items())
-
-
-def at_rate(rate: str) -> str:
-    """Name the learning rate of a comparison."""
-    return "at own rates" if rate == OWN else f"at lr {rate}"
+    return ", ".join(f"{each} at lr {rate}" for rate, each in leads.items())
 
 
 def outcome(
@@ -561,10 +484,9 @@ def outcome(
     shown: str | None = None,
     inputs: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Collect what a figure returns.
+    """Collect what a figure returns, by default with a table of the accuracies at T.
 
-    It prints a table, by default of the accuracies at T. Pictures against time
-    come first, as only the first few are committed.
+    Pictures against time come first, as only the first few are committed.
     """
     figures = dict(sorted(figures.items(), key=lambda item: item[0].endswith("_rounds.png")))
     if shown is None:

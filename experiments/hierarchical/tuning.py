@@ -39,24 +39,14 @@ MakeTasks = Callable[[Dataset, Sequence[int]], list[Classification]]
 
 
 class Stages(NamedTuple):
-    """The problems of both stages, one per seed.
-
-    Attributes:
-      first: Those on which rates are chosen; held-out training images are their test set.
-      second: Those with all training images and the test set.
-    """
+    """The problems on which rates are chosen, by held-out images, and those of the results."""
 
     first: list[Classification]
     second: list[Classification]
 
 
 class Measured(NamedTuple):
-    """A run at its own learning rate.
-
-    Attributes:
-      tuned: The choice of the rate, with the accuracies on held-out images.
-      curves: Curves on the test set; dimensions seed and eval.
-    """
+    """The choice of a run's learning rate, and its curves there, by seed, on the test set."""
 
     tuned: studies.Tuned
     curves: xr.Dataset
@@ -82,11 +72,7 @@ def tuning_seeds(size: Sizes) -> range:
 
 
 def stages(data: Dataset, size: Sizes, make: MakeTasks) -> Stages:
-    """Make the problems of both stages.
-
-    Args:
-      make: How clients get their images.
-    """
+    """Make the problems of both stages."""
     held = studies.hold_out(data, HELD_OUT)
     return Stages(make(held, tuning_seeds(size)), make(data, range(size.seeds)))
 
@@ -99,14 +85,9 @@ def measure(
     changes: Mapping[str, Any],
     metric: str = "accuracy",
 ) -> Measured:
-    """Choose the rate of a run, and run it there.
+    """Choose the rate of a run by an accuracy, and run it there.
 
-    Args:
-      name: The run's name, under which it is kept.
-      tasks: The problems of both stages.
-      changes: Settings of the run.
-      metric: Name of the accuracy by which the rate is chosen. The returned curves have it as
-        `accuracy`.
+    The returned curves have this metric as `accuracy`.
     """
     num_clients = tasks.second[0].counts.shape[0]
     hyper = hierarchical.system.paper(**{"num_clients": num_clients, **changes})

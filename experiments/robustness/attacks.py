@@ -13,7 +13,7 @@ average, and all clients are equally fast, so that all are heard equally often. 
 the two is the age of messages: the buffer has those of clients that started some server steps ago.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,12 +25,11 @@ from experiments.harness.images import dirichlet_problems, pooled
 from experiments.robustness.pictures import pictures
 from experiments.robustness.verdicts import SHARES, judge, told
 from fedjax_sim import datasets, models, studies
-from fedjax_sim.core.types import System
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.server import attacks, rules
 from fedjax_sim.server.rules import CentredClipping, Krum, Mean, Median, Rule, TrimmedMean
-from fedjax_sim.studies import Criterion, Tuned
+from fedjax_sim.studies import Contestant, Criterion, Tuned
 from fedjax_sim.systems import fedavg, fedbuff
 
 FIRST_TUNING_SEED = 1000
@@ -101,22 +100,6 @@ STUDY = Study(
 )
 
 
-class Contest(NamedTuple):
-    """One of the two systems, with what is tuned.
-
-    Attributes:
-      name: The system's name.
-      system: The system.
-      hyper: Settings that all lanes share.
-      grid: Values of each tuned setting by name.
-    """
-
-    name: str
-    system: System
-    hyper: Any
-    grid: Mapping[str, Sequence[float]]
-
-
 def rules_of(sizes: Any) -> dict[str, Rule]:
     """List the rules.
 
@@ -135,16 +118,16 @@ def rules_of(sizes: Any) -> dict[str, Rule]:
     return dict(zip(chosen, rules.rules_of_one_program(list(chosen.values())), strict=True))
 
 
-def contests(sizes: Any) -> list[Contest]:
+def contests(sizes: Any) -> dict[str, Contestant]:
     """List the systems. Staleness has no weight, as some of the rules do not weigh."""
     shared = {**SHARED, "num_clients": sizes.clients}
     buffered: Any = fedbuff.Hyper(**shared, buffer_size=sizes.heard, concurrency=sizes.at_work)
-    buffered = buffered.replace(rule="mean")
-    rates = {"lr": sizes.rates}
-    return [
-        Contest("FedAvg", fedavg.system, fedavg.Hyper(**shared, num_selected=sizes.heard), rates),
-        Contest("FedBuff", fedbuff.system, buffered, {**rates, "server_lr": sizes.server_rates}),
-    ]
+    rates, waiting = {"lr": sizes.rates}, fedavg.Hyper(**shared, num_selected=sizes.heard)
+    both = {**rates, "server_lr": sizes.server_rates}
+    return {
+        "FedAvg": Contestant(fedavg.system, waiting, rates),
+        "FedBuff": Contestant(fedbuff.system, buffered.replace(rule="mean"), both),
+    }
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -154,19 +137,16 @@ def run(arguments: Arguments) -> Outcome:
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
     of_tuning = _problems(sizes, studies.hold_out(data, HELD_OUT), seeds)
     of_test = _problems(sizes, data, range(sizes.seeds))
-    ends: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    chosen: dict[str, Any] = {}
-    tuned: dict[str, Tuned] = {}
-    curves: dict[str, xr.Dataset] = {}
-    for contest in contests(sizes):
-        found = _Runs(contest, sizes, arguments, of_tuning, of_test)
-        tuned |= {f"{contest.name}, {rule}": each for rule, each in found.tune().items()}
-        ends[contest.name], own[contest.name], chosen[contest.name] = found.measure()
-        curves |= found.curves
+    found = {
+        name: measure(name, contest, sizes, arguments, (seeds, of_tuning), of_test)
+        for name, contest in contests(sizes).items()
+    }
+    tuned = {f"{name}, {rule}": t for name, each in found.items() for rule, t in each.tuned.items()}
+    curves = {name: c for each in found.values() for name, c in each.curves.items()}
+    chosen = {name: each.chosen for name, each in found.items()}
     inputs = {
-        "ends": ends,
-        "own": own,
+        "ends": {name: each.ends for name, each in found.items()},
+        "own": {name: each.own for name, each in found.items()},
         "chance": 100 / data.num_classes,
         "dataset": data.name,
         "reduced": sizes.words,
@@ -193,142 +173,93 @@ def _problems(sizes: Any, data: Dataset, seeds: Sequence[int]) -> list[Classific
     )
 
 
-class _Runs:
-    """The runs of one system.
+class Found(NamedTuple):
+    """What the runs of one system found.
 
-    Sweeps that vary the same settings and have equally many lanes share their programs. So each
-    kind of tuning is one sweep, and rules with different rates run in sweeps of equal shape.
+    Attributes:
+      tuned: The choice of every rule's rates without attackers.
+      ends: Accuracies in percent by rule, and by attack and share, or "none".
+      own: Those at rates chosen under an attack, by rule and attack.
+      chosen: All chosen rates by rule and attack.
+      curves: The curves of all sweeps.
     """
 
-    def __init__(
-        self,
-        contest: Contest,
-        sizes: Any,
-        arguments: Arguments,
-        of_tuning: list[Classification],
-        of_test: list[Classification],
-    ):
-        """Take the system, the sizes, and the problems of each seed."""
-        self._contest, self._sizes, self._arguments = contest, sizes, arguments
-        self._of_tuning, self._of_test = of_tuning, of_test
-        self._rules = rules_of(sizes)
-        names = sizes.attacks
-        made = attacks.attacks_of_one_program([ATTACKS[name] for name in names])
-        self._attacks = dict(zip(names, made, strict=True))
-        self._tuned: dict[str, Tuned] = {}
-        self.curves: dict[str, xr.Dataset] = {}
+    tuned: dict[str, Tuned]
+    ends: dict[str, dict[str, Any]]
+    own: dict[str, dict[str, Sample]]
+    chosen: dict[str, dict[str, dict[str, float]]]
+    curves: dict[str, xr.Dataset]
 
-    def tune(self) -> dict[str, Tuned]:
-        """Choose the rates of every rule without attackers, by rule."""
-        swept = {"aggregator": list(self._rules.values()), **self._contest.grid}
-        scores = self._tuning("tuning", swept)
-        self._tuned = {
-            rule: studies.choose(_taken(scores, aggregator=place))
-            for place, rule in enumerate(self._rules)
-        }
-        return self._tuned
 
-    def measure(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Run every rule without and with attacks, and with rates chosen under each attack.
+def measure(
+    system: str,
+    contest: Contestant,
+    sizes: Any,
+    arguments: Arguments,
+    tuning: tuple[Sequence[int], list[Classification]],
+    of_test: list[Classification],
+) -> Found:
+    """Tune every rule, and run it without and with attacks, and at rates chosen under each attack.
 
-        Returns:
-          Accuracies in percent by rule and by attack and share; those at rates chosen under each
-          attack, by rule and attack; and all chosen rates, by rule and attack.
-        """
-        shares = self._sizes.shares
-        swept = {"adversary.attack": list(self._attacks.values()), "malicious": list(shares)}
-        ends: dict[str, dict[str, Any]] = {}
-        for rule, each in self._tuned.items():
-            clean = self._test(f"{rule}, no attack", rule, each.choice)
-            found = self._test(f"{rule}, attacks", rule, each.choice, settings=swept)
-            ends[rule] = {"none": sample_of(clean)} | {
-                attack: {
-                    f"{share:.0%}": sample_of(_taken(found, attack=i, malicious=j))
-                    for j, share in enumerate(shares)
-                }
-                for i, attack in enumerate(self._attacks)
-            }
-        chosen = self._tune_under_attack()
-        own = {
-            rule: {
-                attack: ends[rule][attack][f"{TUNED_AT:.0%}"]
-                if choice == self._tuned[rule].choice
-                else sample_of(
-                    self._test(
-                        f"{rule}, {attack}, own rates",
-                        rule,
-                        choice,
-                        attack=self._attacks[attack],
-                        malicious=TUNED_AT,
-                    )
-                )
-                for attack, choice in of_rule.items()
-            }
-            for rule, of_rule in chosen.items()
-        }
-        clean_choice = {rule: {"none": each.choice} for rule, each in self._tuned.items()}
-        return ends, own, {rule: clean_choice[rule] | chosen[rule] for rule in chosen}
+    Sweeps that vary the same settings and have equally many lanes share their programs. So each
+    kind of tuning, with its seeds and their problems, is one sweep, and rules with different rates
+    run in sweeps of equal shape.
+    """
+    of_rules, names = rules_of(sizes), sizes.attacks
+    made = attacks.attacks_of_one_program([ATTACKS[name] for name in names])
+    all_rules = {"aggregator": list(of_rules.values())}
+    all_attacks = {"adversary.attack": list(made)}
+    curves: dict[str, xr.Dataset] = {}
 
-    def _tune_under_attack(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Choose the rates of every rule under every attack, by rule and attack."""
-        swept = {
-            "aggregator": list(self._rules.values()),
-            "adversary.attack": list(self._attacks.values()),
-            **self._contest.grid,
-        }
-        scores = self._tuning("tuning under attack", swept, malicious=TUNED_AT)
-        return {
-            rule: {
-                attack: studies.choose(_taken(scores, aggregator=i, attack=j)).choice
-                for j, attack in enumerate(self._attacks)
-            }
-            for i, rule in enumerate(self._rules)
-        }
-
-    def _tuning(self, name: str, swept: Mapping[str, Sequence[Any]], **given: Any) -> xr.DataArray:
-        """Run all points of a grid on the problems of tuning, and score them."""
-        first = FIRST_TUNING_SEED
-        seeds = range(first, first + self._sizes.tuning_seeds)
-        hyper = self._contest.hyper.replace(**given)
-        return self._sweep(name, self._of_tuning, hyper, seeds, swept)
-
-    def _test(
-        self,
-        name: str,
-        rule: str,
-        choice: Mapping[str, float],
-        *,
-        settings: Mapping[str, Sequence[Any]] | None = None,
-        **given: Any,
-    ) -> xr.DataArray:
-        """Run a rule at chosen rates on the problems of the results."""
-        hyper = self._contest.hyper.replace(aggregator=self._rules[rule], **choice, **given)
-        return self._sweep(name, self._of_test, hyper, range(self._sizes.seeds), settings)
-
-    def _sweep(
-        self,
-        name: str,
-        of_seeds: list[Classification],
-        hyper: Any,
-        seeds: Sequence[int],
-        swept: Mapping[str, Sequence[Any]] | None,
+    def ends_of(
+        name: str, seeds: Sequence[int], problem: Any, swept: Any = None, **given: Any
     ) -> xr.DataArray:
         """Run lanes one after another; return final accuracies, 0 where a lane diverged."""
-        name = f"{self._contest.name}, {name}"
-        ran = fedjax_sim.sweep(
-            self._contest.system,
-            of_seeds,
-            hyper,
+        name = f"{system}, {name}"
+        curves[name] = fedjax_sim.sweep(
+            contest.system,
+            problem,
+            contest.hyper.replace(**given),
             seeds=seeds,
             settings=swept,
-            budget=fedjax_sim.Ticks(self._sizes.rounds),
+            budget=fedjax_sim.Ticks(sizes.rounds),
             num_evals=NUM_EVALS,
             layout=ONE_AFTER_ANOTHER,
             watch=fedjax_sim.Watch(progress=True),
-            **self._arguments.kept(name),
+            **arguments.kept(name),
         ).curves
-        self.curves[name] = ran
-        return Criterion().values(ran)
+        return Criterion().values(curves[name])
+
+    def tested(name: str, rule: str, choice: Any, swept: Any = None, **given: Any) -> xr.DataArray:
+        how = {"aggregator": of_rules[rule], **choice, **given}
+        return ends_of(f"{rule}, {name}", range(sizes.seeds), of_test, swept, **how)
+
+    scores = ends_of("tuning", *tuning, {**all_rules, **contest.grid})
+    tuned = {rule: studies.choose(_taken(scores, aggregator=i)) for i, rule in enumerate(of_rules)}
+    ends: dict[str, dict[str, Any]] = {}
+    for rule, each in tuned.items():
+        ends[rule] = {"none": sample_of(tested("no attack", rule, each.choice))}
+        swept = {**all_attacks, "malicious": list(sizes.shares)}
+        found = tested("attacks", rule, each.choice, swept)
+        for i, attack in enumerate(names):
+            ends[rule][attack] = {
+                f"{share:.0%}": sample_of(_taken(found, attack=i, malicious=j))
+                for j, share in enumerate(sizes.shares)
+            }
+    swept = {**all_rules, **all_attacks, **contest.grid}
+    scores = ends_of("tuning under attack", *tuning, swept, malicious=TUNED_AT)
+    own: dict[str, dict[str, Sample]] = {rule: {} for rule in of_rules}
+    chosen = {rule: {"none": each.choice} for rule, each in tuned.items()}
+    for i, rule in enumerate(of_rules):
+        for j, attack in enumerate(names):
+            choice = studies.choose(_taken(scores, aggregator=i, attack=j)).choice
+            if choice == tuned[rule].choice:
+                own[rule][attack] = ends[rule][attack][f"{TUNED_AT:.0%}"]
+            else:
+                how = {"attack": made[j], "malicious": TUNED_AT}
+                own[rule][attack] = sample_of(tested(f"{attack}, own rates", rule, choice, **how))
+            chosen[rule][attack] = choice
+    return Found(tuned, ends, own, chosen, curves)
 
 
 def _taken(scores: xr.DataArray, **places: int) -> xr.DataArray:

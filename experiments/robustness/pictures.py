@@ -20,13 +20,7 @@ SHORT = {"sign flip": "flip", "inner product": "inner"}
 def pictures(
     inputs: Mapping[str, Any], tuned: Mapping[str, Tuned], title: str
 ) -> dict[str, Figure]:
-    """Draw all pictures.
-
-    Args:
-      inputs: The accuracies, see `experiments.robustness.verdicts.judge`.
-      tuned: What tuning without attackers found, by system and rule.
-      title: The data, in words.
-    """
+    """Draw all pictures, from the inputs of `verdicts.judge` and tuning without attackers."""
     ends, shares = Ends(inputs), shares_of(inputs)
     pairs = [[(rule, attack) for attack in ends.attacks] for rule in ends.rules]
     coords = {"rule": list(ends.rules), "attack": [SHORT.get(each, each) for each in ends.attacks]}

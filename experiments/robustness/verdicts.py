@@ -60,12 +60,9 @@ def _mean(samples: Sequence[Sample]) -> Sample:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge all claims on the final accuracies.
+    """Judge all claims on the final accuracies in percent, by system, rule, attack and share.
 
-    Args:
-      inputs: "ends" has a `Sample` of accuracies in percent for every system, rule, attack and
-        share, the latter in percent, and for the attack "none"; "own" one for every system, rule
-        and attack at rates chosen under that attack.
+    Of "none" as attack there is no share, and "own" are those at rates chosen under an attack.
     """
     if inputs["smoke"]:
         return [CLAIMS.verdict(number, None, harness.NOT_RUN, SMOKE) for number in CLAIMS]

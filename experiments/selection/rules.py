@@ -134,13 +134,9 @@ on single reports, and may make as many server steps as there.
 
 
 class Method(NamedTuple):
-    """A system with its settings.
+    """A system with its settings that are not tuned, and the grid of those that are.
 
-    Attributes:
-      system: The system.
-      hyper: Settings that are not tuned.
-      every: Server steps from one evaluation to the next, fewer than 1 % of a run's.
-      grid: Values of each tuned setting by name.
+    It is evaluated after `every` server steps, fewer than 1 % of a run's.
     """
 
     system: System
@@ -285,15 +281,9 @@ def _sweep(
 
 
 def read(curves: xr.Dataset, budget: float) -> xr.Dataset:
-    """Read accuracy and server steps at equal distances of virtual time.
+    """Read accuracy and server steps at equal distances of virtual time, the dimension `moment`.
 
-    Args:
-      curves: Curves with dimension `eval`.
-      budget: The budget of time.
-
-    Returns:
-      `accuracy`, averaged over the last moments and 0 where a run diverged, and `ticks`, with the
-      dimension `moment`, whose coordinate is the virtual time.
+    Accuracy is averaged over the last moments, and 0 where a run diverged.
     """
     moments = np.linspace(0, budget, MOMENTS + 1)
 

@@ -23,15 +23,7 @@ MOST_TESTED = 300
 
 
 class Task(NamedTuple):
-    """What is learnt.
-
-    Attributes:
-      tuning: The problem on held-out training examples, or one for each tuning seed.
-      test: The same on test examples, for the seeds of the results.
-      chance: Accuracy without learning, in percent.
-      name: Name of the data.
-      title: Data and clients in words.
-    """
+    """What is learnt: for tuning on held-out examples, and for the results; chance in percent."""
 
     tuning: Any
     test: Any
@@ -98,11 +90,9 @@ def who_say_most(data: Text, number: int) -> Text:
 
 
 def hold_out_ends(data: Text, share: float) -> Text:
-    """Replace the test set by the last training sequences of each speaker.
+    """Replace the test set by the last training sequences of each speaker, a share of them.
 
-    Args:
-      data: A text whose training sequences are in the order of their speakers.
-      share: Share of a speaker's sequences that is held out.
+    The text's training sequences are in the order of their speakers.
     """
     speakers = data.train_speakers
     counts = np.bincount(speakers, minlength=len(data.speakers))
@@ -129,12 +119,6 @@ class Window(nn.Module):
 
     Inputs are codes `i[..., L]`, outputs the logits of the character that follows each of them,
     `[..., L, num_classes]`. Before the first character of a sequence the window has zeros.
-
-    Attributes:
-      num_classes: Number of character codes.
-      seen: Characters in the window.
-      embedding: Numbers that stand for a character.
-      hidden: Units of the hidden layer.
     """
 
     num_classes: int

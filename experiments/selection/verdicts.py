@@ -70,11 +70,8 @@ Judged = tuple[dict[str, Any], dict[str, bool | None], str]
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     """Judge all claims on images, or all on speakers, as far as their systems were run.
 
-    Args:
-      inputs: By system: "ends", a `Sample` of accuracies in percent at the end of the budget;
-        "times", of virtual times to the target; "first times" and "rounds", of times and server
-        steps to the first evaluation that reaches it; "missed", how many runs did not reach it.
-        And "first claim", the number of the first claim that is judged, by default 1.
+    The inputs are those of `rules.run`, of which "first claim" is the number of the first
+    claim.
     """
     first = inputs.get("first claim", 1)
     if inputs["smoke"]:

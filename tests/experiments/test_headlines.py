@@ -79,18 +79,18 @@ GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
         fald.judge_everyone,
         {"floors": [5e-3, 3e-3, 1e-3, 5e-4, 1e-4], "rounds": [*range(5)]},
     ),
-    "fedem-26": (fedem.judge_corollary, {"largest share": 0.9, "cases": 1}),
+    "fedem-26": (fedem.JUDGES[26], {"largest share": 0.9, "cases": 1}),
     "fedem-27": (
-        fedem.judge_evaluations,
+        fedem.JUDGES[27],
         {"powers": {"omega": 0.5, "n": 0.5}, "with whole batches": 1.0},
     ),
     "fedem-28": (fedem.judge_bits, {"cases": {"dithering": 2.0}, "one block": {"10": 1.5}}),
     "fedem-29": (
-        fedem.judge_dithering,
+        fedem.JUDGES[29],
         {"largest share": 0.9, "standard errors off": 2.0, "draws": 10},
     ),
     "fedstaleweight-23": (
-        fedstaleweight.judge_indifference,
+        fedstaleweight.JUDGES[23],
         {"influence": {"1": 0.066, "0.1": 0.067}, "share": 1 / 15},
     ),
     "fedstaleweight-24": (
@@ -117,10 +117,10 @@ GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
             "seeds": dict.fromkeys(reduction.METHODS, 6),
         },
     ),
-    "fedem-32": (fedem_extensions.judge_chances, {"share of the bound": {"9": 0.9}, "seeds": 5}),
-    "fedem-33": (fedem_extensions.judge_stream, {"share of the bound": {"9": 0.9}, "seeds": 5}),
+    "fedem-32": (fedem_extensions.JUDGES[32], {"share of the bound": {"9": 0.9}, "seeds": 5}),
+    "fedem-33": (fedem_extensions.JUDGES[33], {"share of the bound": {"9": 0.9}, "seeds": 5}),
     "fedem-34": (
-        fedem_extensions.judge_sparsity,
+        fedem_extensions.JUDGES[34],
         {"zeros": 2, "other zeros": 0, "largest error": 1e-12, "seeds": 5},
     ),
     "fald-28": (
@@ -141,7 +141,7 @@ GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
             }
         },
     ),
-    "fedstaleweight-27": (rates.judge_rates, {"left over right": {"falling, 1": 0.9}}),
+    "fedstaleweight-27": (rates.JUDGES[27], {"left over right": {"falling, 1": 0.9}}),
     "fedstaleweight-28": (
         rates.judge_influence,
         {

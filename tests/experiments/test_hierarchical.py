@@ -290,10 +290,10 @@ def test_every_group_has_a_bound_of_its_own() -> None:
     setting = clock.SETTINGS["Fig. 11, 30 + 10"]
     schedule = draw(hierarchical.system, [setting.hypers()[1]], 3, 20)
     found = clock.compare(Timeline(*(leaf[0] for leaf in schedule)), setting, 12.0)
-    assert found.allowed == [4, 8]
-    np.testing.assert_array_equal(
-        [found.least, found.most], [schedule.steps[0].min((0, 1)), schedule.steps[0].max((0, 1))]
-    )
+    least, most, allowed = zip(*found.by_group, strict=True)
+    assert allowed == (4, 8)
+    steps = schedule.steps[0]
+    np.testing.assert_array_equal([least, most], [steps.min((0, 1)), steps.max((0, 1))])
 
 
 def test_speakers_are_dealt_evenly_and_whole() -> None:

@@ -33,7 +33,7 @@ def test_smoke_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", ["smoke", "full"])
 def test_both_systems_hear_equally_many_clients_that_are_equally_fast(size: str) -> None:
     sizes = attacks.STUDY.choose(Arguments(**{size: True} if size != "full" else {}))
-    waiting, buffered = (each.hyper for each in attacks.contests(sizes))
+    waiting, buffered = (each.hyper for each in attacks.contests(sizes).values())
     assert value_of(waiting, "num_selected") == value_of(buffered, "buffer_size") == sizes.heard
     for hyper in (waiting, buffered):
         check(hyper)

@@ -39,21 +39,21 @@ OF_SHAPE = (
     *("moved", "the start", "EM, pooled", "means", "RMSE"),
 )
 CASES: dict[str, Case] = {
-    "theory 1": Case(theory.judge_fixed_points, {"theta off T(S)": 4.3e-16}),
-    "theory 2": Case(theory.judge_monotony, {"FedEM apart from EM by hand": 2.5e-14}),
-    "theory 3": Case(theory.judge_gradient, {}, ("asymmetry",)),
+    "theory 1": Case(theory.JUDGES[1], {"theta off T(S)": 4.3e-16}),
+    "theory 2": Case(theory.JUDGES[2], {"FedEM apart from EM by hand": 2.5e-14}),
+    "theory 3": Case(theory.JUDGES[3], {}, ("asymmetry",)),
     "theory 4": Case(
         theory.judge_quantizers, {"largest relative variance": 0.99, "draws": 40_000}, ("draws",)
     ),
-    "theory 5": Case(theory.judge_memories, {"rounds": 60}, ("rounds",)),
-    "theory 6": Case(theory.judge_field, {}, ("variance over bound",)),
+    "theory 5": Case(theory.JUDGES[5], {"rounds": 60}, ("rounds",)),
+    "theory 6": Case(theory.JUDGES[6], {}, ("variance over bound",)),
     "theory 7": Case(
         theory.judge_theorems, {theory.EXACTLY: {"largest share": 0.9957, "cases": 225}}, ("cases",)
     ),
-    "theory 8": Case(theory.judge_irrelevance, {}),
-    "theory 10": Case(theory.judge_forgetting, {}),
+    "theory 8": Case(theory.JUDGES[8], {}),
+    "theory 10": Case(theory.JUDGES[10], {}),
     "theory 12": Case(theory.judge_reduction, {}),
-    "theory 14": Case(theory.judge_spider, {"steps": 24}, ("steps",)),
+    "theory 14": Case(theory.JUDGES[14], {"steps": 24}, ("steps",)),
     "fig1 18": Case(fig1.judge, {}, ("FedEM",)),
     "fig2 20": Case(fig2.judge, {EM: ENDED}, ("paper's", "RMSE", "F")),
     "fig3 19": Case(fig3.judge, {"images": 70_000, "epochs": 1000}, ("images", "epochs")),
@@ -69,7 +69,7 @@ CASES: dict[str, Case] = {
     "ablations 22": Case(ablations.judge_noisy, {}, ("clients", LAST_ROUND, SHORTER, ROUNDS)),
     "ablations 23": Case(ablations.judge_few, {}, ("by omega, twice the step",)),
     "ablations 24": Case(ablations.judge_reduced, {}),
-    "fig2_shape 25": Case(fig2_shape.judge, {}, OF_SHAPE),
+    "fig2_shape 25": Case(fig2_shape.JUDGES[25], {}, OF_SHAPE),
     "ablations 17": Case(ablations.judge_clients, {}, ("simulated",)),
 }
 """By experiment and number of the claim."""

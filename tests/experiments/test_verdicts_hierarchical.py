@@ -21,22 +21,22 @@ ENTRIES = {
 }
 JUDGES: dict[int, Callable[[Any], Verdict]] = {
     1: clock.judge_rounds,
-    2: clock.judge_iterations,
-    3: clock.judge_monotone,
-    17: clock.judge_savings,
-    4: bounds.judge_centralised,
-    5: bounds.judge_lemma,
-    6: bounds.judge_global,
-    7: bounds.judge_group,
+    2: clock.JUDGES[2],
+    3: clock.JUDGES[3],
+    17: clock.JUDGES[17],
+    4: bounds.JUDGES[4],
+    5: bounds.JUDGES[5],
+    6: bounds.JUDGES[6],
+    7: bounds.JUDGES[7],
     8: bounds.judge_corollary,
-    33: bounds.judge_isolated,
+    33: bounds.JUDGES[33],
     9: quadratics.judge_fixed_points,
     10: quadratics.judge_rates,
     24: quadratics.judge_quiet,
     25: quadratics.judge_lead_times,
-    26: quadratics.judge_average,
-    27: clock.judge_printed,
-    28: quadratics.judge_mirror,
+    26: quadratics.JUDGES[26],
+    27: clock.JUDGES[27],
+    28: quadratics.JUDGES[28],
 }
 LEAD = "least relative lead of S = 0"
 ROUNDS = ENTRIES["hierarchical-1"]["measured"]["rounds"]

@@ -26,14 +26,9 @@ from fedjax_sim.theory.fedem import FedEMSetup
 
 
 class BoundTerms(NamedTuple):
-    """The terms of a bound on the mean E||h||^2.
+    """The terms of W(S_0) - min W, sigma^2 and G_0 in a bound on the mean of E||h||^2.
 
     The factor that multiplies E||h||^2 in the theorem is already divided out.
-
-    Attributes:
-        initial: Term of W(S_0) - min W.
-        noise: Term of sigma^2.
-        memory: Term of G_0, the mean squared distance of the first memories to h_i(S_0).
     """
 
     initial: float
@@ -61,16 +56,8 @@ def bound(
 ) -> BoundTerms:
     """Bound the mean E||h(S_k)||^2 by Theorem 3, which is (8) of Theorem 1 for p = 1.
 
-    Args:
-        setup: The run.
-        gamma: Step size, positive and at most `largest_step_size`; the limit is not checked.
-        k_max: Number of rounds, at least 1.
-        gap: W(S_0) - min W.
-        sigma2: sigma^2 of the clients' mini-batch statistics.
-        memory_error: G_0; 0 if the memories start at h_i(S_0). Its term is that of (28) and (D.4).
-
-    Returns:
-        The terms of the bound; `total` is the bound.
+    That gamma is at most `largest_step_size` is not checked. The term of `memory_error`, G_0,
+    is that of (28) and (D.4).
     """
     constants, omega = setup.constants, setup.total_omega
     left = constants.least - gamma * constants.lyapunov_smoothness
@@ -92,14 +79,8 @@ def bound(
 def field_variance_bound(setup: FedEMSetup, *, delta2: AtLeast0, sigma2: AtLeast0) -> float:
     """Bound E||H - h||^2 at a given state (Prop. C.3.2 and D.3).
 
-    The bound is an equality if the compressor has the variance omega ||x||^2 for every vector x.
-
-    Args:
-        setup: The run.
-        delta2: Mean over clients of E||Delta_i||^2, where Delta_i is what client i compresses.
-        sigma2: sigma^2 of the clients' mini-batch statistics.
-
-    Returns:
-        The bound.
+    `delta2` is the mean over clients of E||Delta_i||^2, where Delta_i is what client i
+    compresses. The bound is attained if the compressor has the variance omega ||x||^2 for every
+    vector x.
     """
     return (setup.total_omega * delta2 + sigma2) / setup.num_clients

@@ -24,14 +24,11 @@ Numbers = npt.NDArray[np.float64]
 class NoisyMean(NamedTuple):
     """Closed forms of FedEM's constants on the noisy-mean model with given data.
 
-    Attributes:
-        constants: Constants of the assumptions; L is the quadratic mean over all examples.
-        slope: a, positive. The mean field is h(s) = a (s_* - s).
-        optimum: `f64[q]`, s_*, the root of h.
-        local_fields: `f64[N, q]`, h_i(s_*) of each client; their mean is 0.
-        noise: `f64[N]`, variance at theta = 0 of the statistic of one example drawn from the
-            client's data. If all kappa are equal, theta does not matter, and it is b sigma_i^2 of
-            mini-batches drawn with replacement.
+    `constants` are those of the assumptions, with L the quadratic mean over all examples;
+    `slope` is a of the mean field h(s) = a (s_* - s), `optimum` s_*, and `local_fields`
+    h_i(s_*), whose mean is 0. `noise` is each client's variance, at theta = 0, of the statistic
+    of one example. If all kappa are equal, theta does not matter, and it is b sigma_i^2 of
+    mini-batches drawn with replacement.
     """
 
     constants: Constants
@@ -41,14 +38,7 @@ class NoisyMean(NamedTuple):
     noise: Numbers
 
     def gap(self, statistics: npt.ArrayLike) -> float:
-        """Compute W(s) - min W.
-
-        Args:
-            statistics: `f64[q]`, s.
-
-        Returns:
-            The gap, at least 0.
-        """
+        """Compute W(s) - min W at s, `f64[q]`."""
         return (
             self.constants.lyapunov_smoothness
             / 2
@@ -58,15 +48,9 @@ class NoisyMean(NamedTuple):
 
 @checked
 def describe_noisy_mean(y: npt.ArrayLike, kappa: npt.ArrayLike, ridge: AtLeast0) -> NoisyMean:
-    """Compute the closed forms of the noisy-mean model for given data. Derived.
+    """Compute the closed forms for examples `f64[N, M, q]` and kappa `f64[N, M]`. Derived.
 
-    Args:
-        y: `f64[N, M, q]`, the examples of each client.
-        kappa: `f64[N, M]` or one number, in (0, 1]; 1 / (1 + variance of the example's noise).
-        ridge: Strength of the quadratic penalty, at least 0.
-
-    Returns:
-        The closed forms.
+    kappa is 1 / (1 + variance of the example's noise), in (0, 1].
     """
     y = np.asarray(y, float)
     kappa = np.broadcast_to(np.asarray(kappa, float), y.shape[:2])
@@ -84,12 +68,7 @@ def describe_noisy_mean(y: npt.ArrayLike, kappa: npt.ArrayLike, ridge: AtLeast0)
 
 
 class Moments(NamedTuple):
-    """Expected squares along a run of FedEM on the noisy-mean model, at k = 0, ..., k_max.
-
-    Attributes:
-        mean_field: `f64[k_max + 1]`, E||h(S_k)||^2.
-        memory: `f64[k_max + 1]`, E G_k.
-    """
+    """E||h(S_k)||^2 and E G_k before the first round and after each, `f64[k_max + 1]`."""
 
     mean_field: Numbers
     memory: Numbers
@@ -108,23 +87,12 @@ def exact_moments(
 ) -> Moments:
     """Compute E||h(S_k)||^2 and E G_k of FedEM on the noisy-mean model exactly.
 
-    This needs one kappa for all examples and a compressor whose variance is omega ||x||^2 for every
-    vector x, e.g. rand-sparsification. Write D_i = V_i - h_i(S) and let H - h be the noise of the
-    field, whose variance is (omega_p G + (1 + omega_p) sigma^2) / n. A round changes h to
-    (1 - a gamma) h - a gamma (H - h), and D_i to (1 - alpha p) D_i + a gamma h + noise. Hence
-    E||h||^2, E<mean of D_i, h> and E G follow a linear recursion.
-
-    Args:
-        setup: The run.
-        slope: a, of h(s) = a (s_* - s).
-        gamma: Step size.
-        k_max: Number of rounds, at least 0.
-        sigma2: sigma^2 of the clients' mini-batch statistics.
-        mean_field: ||h(S_0)||^2.
-        memory_error: G_0, of memories whose mean is h(S_0).
-
-    Returns:
-        The moments before the first round and after each round.
+    This needs one kappa for all examples and a compressor whose variance is omega ||x||^2 for
+    every vector x, e.g. rand-sparsification. Write D_i = V_i - h_i(S) and let H - h be the
+    noise of the field, whose variance is (omega_p G + (1 + omega_p) sigma^2) / n. A round
+    changes h to (1 - a gamma) h - a gamma (H - h), and D_i to (1 - alpha p) D_i + a gamma h +
+    noise. Hence E||h||^2, E<mean of D_i, h> and E G follow a linear recursion. It starts at
+    `mean_field`, ||h(S_0)||^2, and at `memory_error`, G_0, of memories whose mean is h(S_0).
     """
     n, omega, memory_rate, step = (
         setup.num_clients,
@@ -160,17 +128,9 @@ def exact_moments(
 def heterogeneity_floor(*, slope: float, gamma: AtLeast0, message_variance: npt.ArrayLike) -> float:
     """Approximate the level at which E||h||^2 settles without memories on the noisy-mean model.
 
-    Statistics are exact. The messages' variance is taken at s_*; how it differs away from s_* is
-    neglected.
-
-    Args:
-        slope: a, of h(s) = a (s_* - s).
-        gamma: Step size, less than 2 / a.
-        message_variance: `f64[N]`, variance at s_* of what each client sends: h_i(s_*) compressed,
-            then dropped with probability 1 - p and otherwise divided by p.
-
-    Returns:
-        The level.
+    Statistics are exact, and gamma is below 2 / a. `message_variance` is `f64[N]`, the variance
+    at s_* of what each client sends: h_i(s_*) compressed, then dropped with probability 1 - p
+    and otherwise divided by p. How it differs away from s_* is neglected.
     """
     variance = np.asarray(message_variance, float)
     return slope * gamma / (2 - slope * gamma) * float(np.sum(variance)) / variance.size**2

@@ -29,11 +29,7 @@ from fedjax_sim.theory.fedem import Constants
 
 @checked
 def batch_size(inner_steps: Above0, omega: AtLeast0) -> int:
-    """Compute the mini-batch size of Theorem 2, b = ceil(k_in / (1 + omega)^2).
-
-    Returns:
-        b, at least 1.
-    """
+    """Compute the mini-batch size of Theorem 2, b = ceil(k_in / (1 + omega)^2)."""
     # The factor keeps rounding errors from raising an exact quotient to the next integer.
     return math.ceil(inner_steps / (1 + omega) ** 2 * (1 - 1e-12))
 
@@ -49,8 +45,7 @@ def field_bound(
 ) -> float:
     """Bound the mean E||H||^2 over all steps of a run by Prop. E.4; with gamma of (10) it is (11).
 
-    Args:
-        inverse_step_size: Lambda_*; gamma Lambda_* must be below 1, which is not checked.
+    `inverse_step_size` is Lambda_*; that gamma Lambda_* is below 1 is not checked.
     """
     return gap / (gamma * num_steps) / (constants.least * (1 - gamma * inverse_step_size))
 
@@ -65,15 +60,7 @@ def mean_field_bound(
     batch_size: float,
     field: AtLeast0,
 ) -> float:
-    """Bound the mean E||h||^2 given the mean E||H||^2 (E.6).
-
-    With k_in / b = (1 + omega)^2 it is (12).
-
-    Args:
-        inner_steps: k_in.
-        batch_size: b.
-        field: Mean E||H||^2, or a bound on it.
-    """
+    """Bound the mean E||h||^2 given the mean E||H||^2 (E.6); (12) if k_in / b = (1 + omega)^2."""
     return (
         2
         * (1 + gamma**2 * constants.smoothness**2 / num_clients * inner_steps / batch_size)
@@ -93,11 +80,7 @@ def memory_bound(
 ) -> float:
     """Bound the mean E G over the steps k = 0, ..., k_in - 1 of all outer loops (Prop. E.7).
 
-    alpha, b and gamma are those of Theorem 2.
-
-    Args:
-        gamma: Step size (10).
-        memory_error: G_{1,0}; 0 if the memories start at h_i(S_0).
+    alpha, b and gamma are those of Theorem 2. `memory_error` is G_{1,0}.
     """
     of_gap = 16 * gamma * (1 + omega) ** 2 * constants.smoothness**2 / constants.least * gap
     return (2 * (1 + omega) * memory_error + of_gap) / num_steps
@@ -110,14 +93,9 @@ def memory_bound(
 def best_inner_steps(num_examples: Above0, omega: AtLeast0) -> float:
     """Compute the k_in that minimises the evaluations per step for b = k_in / (1 + omega)^2.
 
-    It is (1 + omega) sqrt(m / 2), at which each client makes 2 sqrt(2 m) / (1 + omega) evaluations
-    per step. If b would be below 1 there, that is for m < 2 (1 + omega)^2, it is the k_in at which
-    b = 1. Derived: as long as b = 1, more inner steps make each of them cheaper.
-
-    Args:
-        num_examples: m, examples of each client.
-
-    Returns:
-        k_in, not rounded.
+    It is (1 + omega) sqrt(m / 2), at which each client makes 2 sqrt(2 m) / (1 + omega)
+    evaluations per step, and not rounded. If b would be below 1 there, that is for m < 2 (1 +
+    omega)^2, it is the k_in at which b = 1. Derived: as long as b = 1, more inner steps make
+    each of them cheaper.
     """
     return (1 + omega) * max(math.sqrt(num_examples / 2), 1 + omega)

@@ -40,13 +40,7 @@ from fedjax_sim.theory.hierarchical import Delays, Numbers
 
 @checked
 class Constants(NamedTuple):
-    """The constants of assumptions (14)-(17).
-
-    Attributes:
-        smoothness: L, of every client's loss.
-        gradient_square: G^2, bound on the second moment of a client's stochastic gradient.
-        gradient_variance: sigma^2, bound on the variance of a client's stochastic gradient.
-    """
+    """The constants L, G^2 and sigma^2 of assumptions (14)-(17)."""
 
     smoothness: Above0
     gradient_square: float
@@ -54,14 +48,10 @@ class Constants(NamedTuple):
 
 
 class GlobalBound(NamedTuple):
-    """The right side of (20), term by term, in units of a squared gradient.
+    """The right side of (20), term by term: B_1 to B_5, in units of a squared gradient.
 
-    Attributes:
-        descent: B_1, from the decrease of the loss.
-        others: B_2, from the moves of all groups in the previous round.
-        noise: B_3, from gradient noise.
-        previous: B_4, from each group's iteration counts in the previous round.
-        drift: B_5, from each group's local iterations within the round.
+    They come from the decrease of the loss, the moves of all groups in the previous round,
+    gradient noise, each group's iterations in the previous round, and those within the round.
     """
 
     descent: float
@@ -79,11 +69,8 @@ class GlobalBound(NamedTuple):
 class GroupBound(NamedTuple):
     """The right side of (19), term by term, in units of a squared gradient.
 
-    Attributes:
-        descent: From the decrease of the group's loss.
-        noise: From gradient noise.
-        restarts: The term in (U - 1) G^2, from restarting at the global model.
-        iterations: The term in the squared iteration counts.
+    They come from the decrease of the group's loss, gradient noise, restarting at the global
+    model, and squared iteration counts.
     """
 
     descent: float
@@ -99,11 +86,7 @@ class GroupBound(NamedTuple):
 
 @checked
 def imbalance(group_size: npt.ArrayLike) -> float:
-    """Compute kappa = M sum_i |N_i|^2 / N^2.
-
-    Returns:
-        kappa, between 1 and M; 1 for equal groups.
-    """
+    """Compute kappa = M sum_i |N_i|^2 / N^2, between 1, for equal groups, and M."""
     size = np.asarray(group_size, np.float64)
     return float(len(size) * np.sum(size**2) / np.sum(size) ** 2)
 
@@ -112,14 +95,7 @@ def imbalance(group_size: npt.ArrayLike) -> float:
 def deviation_bound(
     iterations: npt.ArrayLike, *, lr: AtLeast0, gradient_square: float, group_size: npt.ArrayLike
 ) -> Numbers:
-    """Bound E||x^(u+1) - x_i^(u, t_i)||^2 by 2 alpha^2 (t_i^2 + kappa) G^2, Lemma 1, eq. (18).
-
-    Args:
-        iterations: `f64[...]`, t_i.
-
-    Returns:
-        `f64[...]`, the bound.
-    """
+    """Bound E||x^(u+1) - x_i^(u, t_i)||^2 by 2 alpha^2 (t_i^2 + kappa) G^2, Lemma 1, eq. (18)."""
     t = np.asarray(iterations, np.float64)
     return 2 * lr**2 * (t**2 + imbalance(group_size)) * gradient_square
 
@@ -130,14 +106,8 @@ def deviation_bound_sharp(
 ) -> Numbers:
     """Bound the same as `deviation_bound` by (alpha G (t_i + 1 - 2 w_i))^2. Derived.
 
-    It is attained if the gradient is v in group i and -v in all other groups.
-
-    Args:
-        iterations: `f64[..., M]`, t_i.
-        group_weight: `f64[..., M]`, w_i, the group's share of all clients.
-
-    Returns:
-        `f64[..., M]`, the bound; 0 for a single group with t = 1.
+    w_i is the group's share of all clients, and t_i and w_i are `f64[..., M]`. It is attained
+    if the gradient is v in group i and -v in all other groups.
     """
     t, w = np.asarray(iterations, np.float64), np.asarray(group_weight, np.float64)
     return lr**2 * gradient_square * (t + 1 - 2 * w) ** 2
@@ -155,11 +125,7 @@ def group_bound(
 ) -> GroupBound:
     """Bound the mean squared gradient of f_i over all local iterations of group i, Theorem 1.
 
-    Args:
-        descent: E f_i(x^1) minus E f_i at the group's model at the end of the last round.
-
-    Returns:
-        The terms of (19).
+    `descent` is E f_i(x^1) minus E f_i at the group's model at the end of the last round.
     """
     t = np.asarray(iterations, np.float64)[:, group]
     total, rounds = float(np.sum(t)), len(t)
@@ -177,14 +143,11 @@ def group_bound(
 
 @checked
 def is_group_bound_vacuous(iterations: npt.ArrayLike, *, group: Whole) -> bool:
-    """Tell whether (19) exceeds G^2 for every alpha, and with it any squared gradient. Derived.
+    """Tell whether (19) exceeds G^2 for every alpha, provided f_i has not increased. Derived.
 
-    The two terms in G^2 sum to at least 2 sqrt(2) (1 - t^U / sum_u t^u) G^2. So (19) is vacuous for
-    every run of two rounds or more, unless f_i has increased or the last round holds more than 64 %
-    of all iterations.
-
-    Returns:
-        Whether it does, provided that f_i has not increased.
+    The two terms in G^2 sum to at least 2 sqrt(2) (1 - t^U / sum_u t^u) G^2. So (19) is vacuous
+    for every run of two rounds or more, unless f_i has increased or the last round holds more
+    than 64 % of all iterations.
     """
     t = np.asarray(iterations, np.float64)[:, group]
     return bool(2 * math.sqrt(2) * (1 - t[-1] / np.sum(t)) >= 1)
@@ -201,34 +164,12 @@ def global_bound(
 ) -> GlobalBound:
     """Bound the mean over rounds of E||grad f(x^u)||^2, Theorem 2, eq. (20).
 
-    Args:
-        iterations: `i64[U, M]`, t_i^u. The counts before the first round are taken as 0.
-
-    Returns:
-        The terms of (20).
+    The counts before the first round are taken as 0.
     """
     t = np.asarray(iterations, np.float64)
-    previous = np.vstack([np.zeros_like(t[:1]), t[:-1]])
-    return bound_of_means(
-        np.mean(previous**2, axis=0), _drift(t), len(t), lr, constants, group_size, descent
-    )
-
-
-def _drift(iterations: Numbers) -> Numbers:
-    """Average (t - 1) (2t - 1) / 6, which is the mean of l^2 over l < t, over rounds: `f64[M]`."""
-    return np.mean((iterations - 1) * (2 * iterations - 1) / 6, axis=0)
-
-
-def bound_of_means(
-    previous_square: Numbers,
-    drift: Numbers,
-    rounds: float,
-    lr: float,
-    constants: Constants,
-    group_size: npt.ArrayLike,
-    descent: float,
-) -> GlobalBound:
-    """Compute the terms of (20) from the means over rounds of squared counts and of drift."""
+    previous_square = np.mean(np.vstack([np.zeros_like(t[:1]), t[:-1]]) ** 2, axis=0)
+    # The mean of l^2 over l < t, over rounds.
+    drift = np.mean((t - 1) * (2 * t - 1) / 6, axis=0)
     smooth, square, variance = constants
     size = np.asarray(group_size, np.float64)
     kappa, share = imbalance(size), len(size) * size**2 / np.sum(size) ** 2
@@ -236,7 +177,7 @@ def bound_of_means(
     # Deviation: (20), (39), (40) and (41) print the fourth term without G^2, a factor that comes
     # with the use of Lemma 1 there.
     return GlobalBound(
-        descent=2 * descent / (lr * rounds),
+        descent=2 * descent / (lr * len(t)),
         others=3 * scale * square * kappa**2,
         noise=lr * smooth * kappa * variance,
         previous=3 * scale * square * float(share @ previous_square),
@@ -255,11 +196,8 @@ def global_bound_direct(
 ) -> GlobalBound:
     """Bound the same as `global_bound`, without a detour of the proof. Derived.
 
-    The paper's proof goes through the group models of the previous round. Without this detour the
-    drift term is a quarter of that in (20), and the second and fourth terms are 0.
-
-    Returns:
-        The terms. At S = 0 only the terms of descent and noise are left.
+    The paper's proof goes through the group models of the previous round. Without this detour
+    the drift term is a quarter of that in (20), and the second and fourth terms are 0.
     """
     whole = global_bound(
         iterations, lr=lr, constants=constants, group_size=group_size, descent=descent
@@ -269,15 +207,7 @@ def global_bound_direct(
 
 @checked
 def corollary_lr(rounds: Whole, *, smoothness: Above0) -> float:
-    """Compute alpha = min(1 / sqrt(U), 1 / L) of Corollary 1.
-
-    Args:
-        rounds: U.
-        smoothness: L.
-
-    Returns:
-        The learning rate.
-    """
+    """Compute alpha = min(1 / sqrt(U), 1 / L) of Corollary 1."""
     return min(1 / math.sqrt(rounds), 1 / smoothness)
 
 
@@ -293,18 +223,7 @@ def corollary_bound(
 ) -> float:
     """Bound the mean squared gradient over U rounds at `corollary_lr`, Corollary 1.
 
-    From (41) with the factor G^2 restored.
-
-    Args:
-        rounds: U, at least L^2.
-        sync_time: S, in units of time.
-        delays: Laws of the delays.
-
-    Returns:
-        The bound, in units of a squared gradient; it is O(1 / sqrt(U)).
-
-    Raises:
-        ValueError: If `rounds` is below L^2.
+    From (41) with the factor G^2 restored. U below L^2 is refused with a ValueError.
     """
     smooth, square, variance = constants
     if rounds < smooth**2:

@@ -13,15 +13,9 @@ from fedjax_sim.theory.hierarchical import Delays
 def linear_delays(sizes: npt.ArrayLike, coefficients: Sequence[float]) -> Delays:
     """Compute the delays of groups of given sizes under the paper's linear model (Sec. V).
 
-    Group i has c_i = d size + b and 1 / lambda_i = e size + f. The global server has the same form
-    with the number of groups in place of the size.
-
-    Args:
-        sizes: `i64[M]`, number of clients of each group.
-        coefficients: d, b, e, f, d_g, b_g, e_g, f_g, in the paper's order.
-
-    Returns:
-        The delays.
+    Group i has c_i = d size + b and 1 / lambda_i = e size + f. The global server has the same
+    form with the number of groups in place of the size. The coefficients are d, b, e, f, d_g,
+    b_g, e_g, f_g, in the paper's order.
     """
     d, b, e, f, d_g, b_g, e_g, f_g = coefficients
     clients = np.asarray(sizes, np.float64)

@@ -37,13 +37,9 @@ MOST_ROUNDS = 1e7
 class Quadratics(NamedTuple):
     """The sum over coordinates of h_j / 2 x_j^2, the same loss for all clients, and a run on it.
 
-    Attributes:
-        curvature: `f64[P]`, h.
-        noise_variance: Variance of each coordinate of a client's stochastic gradient.
-        start_square: `f64[P]`, squared distance of the initial model to the optimum, by coordinate.
-        lr: alpha.
-        group_size: `i64[M]`, number of clients of each group.
-        rule: How the global server combines the groups, "divide_by_steps" or "average".
+    `noise_variance` is that of each coordinate of a client's gradient, `start_square` the
+    squared distance of the initial model to the optimum, and `rule` how the global server
+    combines groups.
     """
 
     curvature: Numbers
@@ -55,26 +51,13 @@ class Quadratics(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a round does to the mean square of each coordinate: new = contraction * old + noise.
-
-    Attributes:
-        contraction: `f64[P]`.
-        noise: `f64[P]`.
-    """
+    """What a round does to the mean squares `f64[P]`: new = contraction * old + noise."""
 
     contraction: Numbers
     noise: Numbers
 
     def after(self, start_square: npt.ArrayLike, rounds: npt.ArrayLike) -> Numbers:
-        """Compute the mean squares after some rounds.
-
-        Args:
-            start_square: `f64[P]`, mean squares at the start.
-            rounds: `f64[...]`, number of rounds, which need not be whole.
-
-        Returns:
-            `f64[..., P]`, the mean squares.
-        """
+        """Compute the mean squares after rounds, which need not be whole: `f64[..., P]`."""
         u = np.asarray(rounds, np.float64)[..., None]
         power = self.contraction**u
         return power * np.asarray(start_square) + self.noise * np.where(
@@ -95,13 +78,9 @@ def group_moments(
 ) -> tuple[Numbers, Numbers]:
     """Compute how far a group moves towards its optimum in t iterations, and its noise.
 
-    Args:
-        iterations: `f64[...]`, t; broadcasts against `curvature`.
-        curvature: `f64[...]`, h.
-
-    Returns:
-        `f64[...]`, the share 1 - q^t of the way; and `f64[...]`, the variance of the group's noise,
-        in units of alpha^2 times the variance of the noise of one step.
+    They are the share 1 - q^t of the way, and the variance of the group's noise, in units of
+    alpha^2 times the variance of the noise of one step. `iterations` broadcasts against
+    `curvature`, h.
     """
     q = 1 - lr * np.asarray(curvature, np.float64)
     t = np.asarray(iterations, np.float64)
@@ -117,17 +96,11 @@ def _one_for_zero(x: Numbers) -> Numbers:
 def contraction_and_floor(
     iterations: Whole, *, lr: AtLeast0, curvature: Above0
 ) -> tuple[float, float]:
-    """Compute rate and noise floor of rounds in equal groups, rule "divide_by_steps".
+    """Compute rate and noise floor of rounds of t iterations in all groups, which are equal.
 
-    All groups do the same number of iterations in each round.
-
-    Args:
-        iterations: t.
-        curvature: h.
-
-    Returns:
-        rho, the factor of the mean in each round; and v, the stationary variance, in units of
-        alpha^2 times a client's noise variance over the number of all clients.
+    Under "divide_by_steps" they are rho, the factor of the mean in each round, and the
+    stationary variance, in units of alpha^2 times a client's noise variance over the number of
+    all clients.
     """
     moved, noise = group_moments(iterations, lr=lr, curvature=curvature)
     rho = 1 - float(moved) / iterations
@@ -146,23 +119,11 @@ def fixed_point(
 ) -> float:
     """Compute the model at which the moves of noise-free groups with fixed iterations balance.
 
-    It is a weighted mean of the groups' optima. With equal iterations and curvatures it is the
-    optimum of the weighted sum of the groups' losses, under both rules. As alpha goes to 0,
+    It is a weighted mean of the groups' optima y_i. With equal iterations and curvatures it is
+    the optimum of the weighted sum of the groups' losses, under both rules. As alpha goes to 0,
     "divide_by_steps" always leads to this optimum, while "average" weights group i by w_i t_i.
-
-    Args:
-        optima: `f64[M]`, y_i.
-        iterations: `i64[M]`, t_i.
-        curvature: `f64[]` or `f64[M]`, h of each group.
-        group_weight: `f64[M]`, w_i.
-        rule: "divide_by_steps" or "average". Rule "fednova" has the same fixed point as
-            "divide_by_steps".
-
-    Returns:
-        The fixed point.
-
-    Raises:
-        ValueError: If `rule` is neither "divide_by_steps" nor "average".
+    `curvature` is h of all groups or of each. Rule "fednova" has the same fixed point as
+    "divide_by_steps".
     """
     moved, _ = group_moments(iterations, lr=lr, curvature=curvature)
     pull = np.asarray(group_weight) * moved / _divisor(rule, np.asarray(iterations, np.float64))
@@ -178,13 +139,7 @@ def _divisor(rule: str, iterations: Numbers) -> Numbers:
 
 @checked
 def one_round(problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> Round:
-    """Compute what a round does, averaged over the law of the groups' iterations.
-
-    The iteration counts of the groups are independent of each other.
-
-    Returns:
-        Contraction and noise of a round.
-    """
+    """Compute what a round does, averaged over the independent laws of the groups' iterations."""
     weight = problem.group_size / np.sum(problem.group_size)
     pull = np.zeros_like(problem.curvature)
     variance, noise = pull.copy(), pull.copy()
@@ -210,12 +165,6 @@ def loss_at(
 
     The only approximation is that the number of rounds by then is replaced by its expectation,
     which ignores that this number depends on the iterations of the rounds.
-
-    Args:
-        time: `f64[...]`, times T since the start of the run.
-
-    Returns:
-        `f64[...]`, the mean losses.
     """
     law = hierarchical.round_time(sync_time, delays)
     rounds = np.maximum((np.asarray(time, np.float64) + _overshoot(law)) / law.mean - 1, 0)
@@ -226,10 +175,9 @@ def loss_at(
 
 @checked
 def time_to(target: float, problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> float:
-    """Approximate the time at which the mean loss first reaches a target, in the way of `loss_at`.
+    """Approximate the time at which the mean loss first reaches a target, as `loss_at` does.
 
-    Returns:
-        The time; infinite if the target is not reached within `MOST_ROUNDS` rounds.
+    It is infinite if the target is not reached within `MOST_ROUNDS` rounds.
     """
     effect = one_round(problem, sync_time=sync_time, delays=delays)
 
@@ -257,19 +205,13 @@ def _overshoot(law: RoundTime) -> float:
 def optimal_sync_time(
     target: float, problem: Quadratics, *, delays: Delays, candidates: Sequence[float]
 ) -> tuple[float, Numbers]:
-    """Find which sync time reaches a target loss first.
+    """Find which candidate S reaches a target loss first, and the time that each of them takes.
 
     Under "divide_by_steps" this is 0 if there is no noise or the target is far above the noise
     floors: local iterations take time, while a round moves the model by about the length of one
     step however many there are. What local iterations gain is a lower noise floor. For targets
-    below the floor of S = 0, the best sync time is above 0.
-
-    Args:
-        candidates: Sync times S to choose from, in units of time.
-
-    Returns:
-        The best candidate (the first if several are equally good), and the time that each candidate
-        takes, `f64[len(candidates)]`, as by `time_to`.
+    below the floor of S = 0, the best sync time is above 0. The first of equally good ones
+    counts.
     """
     times = np.array(
         [time_to(target, problem, sync_time=sync_time, delays=delays) for sync_time in candidates]

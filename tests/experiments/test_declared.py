@@ -1,0 +1,82 @@
+"""Criteria that claims state as comparisons, and the sentences behind their verdicts."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.harness import Claims, Criterion, declared
+from experiments.harness.claims import Claim
+
+MEASURED: dict[str, Any] = {
+    "off": 0.3,
+    "by n": {"n = 1": [1.0, 2.0], "n = 2": [3.0, 4.0]},
+    "same": True,
+    "rows": {"a": {"left": 2.0, "right": 3.0}, "b": {"left": 1.0, "right": 3.0}},
+}
+MARKS = {"most": 0.5, "close": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("comparison", "expected"),
+    [
+        ("off < most", True),
+        ("off > most", False),
+        ("off < 1/4", False),
+        ("off within close of most", False),  # 0.2 apart, rounded up
+        ("off within close of 0.4", True),
+        ("off within close times 0.26", True),
+        ("off within close times 0.24", False),
+        ("by n / * / 0 <= by n / * / 1", True),
+        ("by n / * / 1 <= by n / * / 0", False),
+        ("by n / * / * <= 3.5", False),
+        ("by n / n = 1 / * < 2.5", True),
+        ("same is 1", True),
+        ("rows / * / left falls", True),
+        ("rows / * / right falls", False),
+    ],
+)
+def test_comparisons(comparison: str, expected: bool) -> None:
+    assert declared.holds(comparison, MEASURED, MARKS) is expected
+
+
+@pytest.mark.parametrize("unknown", [np.nan, np.inf, None])
+def test_a_number_that_is_not_known_leaves_the_claim_open(unknown: Any) -> None:
+    assert declared.all_hold(["off < most"], MEASURED, MARKS) is True
+    assert declared.all_hold(["off < most"], {**MEASURED, "other": unknown}, MARKS) is None
+    assert declared.all_hold(["off > most"], {"off": unknown}, MARKS) is None
+
+
+@pytest.mark.parametrize(
+    ("comparison", "complaint"),
+    [
+        ("off most", "is no comparison"),
+        ("of < most", "nothing was measured at 'of'"),
+        ("off < least", "nothing was measured at 'least'"),
+        ("off < off", "'off' is a mark and a measured number"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(comparison: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        declared.holds(comparison, MEASURED, {**MARKS, "off": 1.0})
+
+
+def test_a_sentence_has_the_measured_numbers() -> None:
+    told = "off {off:.2f}; {by n / * / 0:at NAME <:.1f>}; {by n / n = 1 / *:g}; {by n / *:NAME}"
+    expected = "off 0.30; at n = 1 1.0, at n = 2 3.0; 1, 2; n = 1, n = 2"
+    assert declared.sentence(told, MEASURED, MARKS) == expected
+    rows = "{rows / *:NAME <left:g>, <right:.1f>}"
+    assert declared.sentence(rows, MEASURED, MARKS) == "a 2, 3.0; b 1, 3.0"
+    assert declared.sentence("{largest of by n / * / *:.1f}, {most}", MEASURED, MARKS) == "4.0, 0.5"
+
+
+def test_a_claim_that_states_its_comparisons_uses_all_its_marks() -> None:
+    def claims(judged: str) -> Claims:
+        mark = Criterion("Off by less than {most}, or {close}.", most=0.5, close=0.2)
+        claim = Claim("ours", "here", "It is near.", mark, judged=(judged,), told="off {off:g}")
+        return Claims("fedem", {1: claim}, since="2026-11-30")
+
+    with pytest.raises(ValueError, match="fedem-1: no comparison uses close"):
+        claims("off < most")
+    found = claims("off within close of most").declared(1)[1](MEASURED)
+    assert (found.id, found.verdict, found.why) == ("fedem-1", "fails", "off 0.3")
