@@ -32,9 +32,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
     "is": operator.eq,
 }
-COMPARISON = re.compile(
-    r"(.+) (?:falls|(<|<=|>|>=|is|within (.+) (of|times)) (.+?)(?: by (.+))?)"
-)
+COMPARISON = re.compile(r"(.+) (?:falls|(<|<=|>|>=|is|within (.+) (of|times)) (.+?)(?: by (.+))?)")
 FIELD = re.compile(r"\{(?:(largest|smallest) of )?([^{}:]+):?([^{}]*)\}")
 NUMBER = re.compile(r"<([^<>:]*):([^<>]*)>")
 
@@ -77,9 +75,11 @@ def sentence(told: str, measured: Any, marks: Mapping[str, Any]) -> str:
         def one(name: str, value: Any) -> str:
             def number(found: re.Match[str]) -> str:
                 numbers = value[found[1]] if found[1] else value
-                if not isinstance(numbers, Sequence) or isinstance(numbers, str):
-                    return format(numbers, found[2])
-                return ", ".join(format(each, found[2]) for each in numbers)
+                if isinstance(numbers, Mapping):
+                    return ", ".join(f"{key} {each:{found[2]}}" for key, each in numbers.items())
+                if found[2] and isinstance(numbers, Sequence):
+                    return ", ".join(format(each, found[2]) for each in numbers)
+                return format(numbers, found[2])
 
             return NUMBER.sub(number, words.replace("NAME", name))
 
