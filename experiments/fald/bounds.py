@@ -149,14 +149,9 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
             averaged[is_noisy], np.asarray(formulas.gradient_noise_bound(setup))[is_noisy]
         ),
     }
-    taken = oracle.one_round(
-        clients,
-        step_size=case.step_size,
-        local_steps=case.local_steps,
-        rho=case.rho,
-        participation=case.who,
-    )
-    at_rest = followed(case, setup, oracle.stationary(taken), case.local_steps, before=FOREVER)
+    how: dict[str, Any] = {"step_size": case.step_size, "local_steps": case.local_steps}
+    rest = gaussian.at_rest(clients, rho=case.rho, participation=case.who, **how)
+    at_rest = followed(case, setup, rest, case.local_steps, before=FOREVER)
     return largest([alone, followed(case, setup, start, num_steps), at_rest])
 
 
@@ -327,9 +322,11 @@ def measure_constant() -> Found:
         goal, setup = oracle.target_law(clients), formulas.setup_of(clients, np.zeros(1), 0.0)
         floors[name] = [gaussian.floor(clients, step_size=eta, local_steps=5) for eta in sizes]
         for eta in sizes:
-            taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
-            rest = oracle.stationary(taken)
-            laws = oracle.iterate_rounds(taken, oracle.point(np.full(1, 3.0)), 40)
+            how: dict[str, Any] = {"step_size": eta, "local_steps": 5}
+            rest, laws = (
+                gaussian.at_rest(clients, **how),
+                gaussian.laws(clients, 40, start=3.0, **how),
+            )
             # By the triangle inequality, W2 to the target exceeds the floor by at most W2 to the
             # law at rest.
             excess = wasserstein2(*laws, *rest)
@@ -376,9 +373,7 @@ def picture(late: Decreasing) -> Figure:
     setup = formulas.setup_of(clients, np.zeros(1), 0.0)
     rounds = np.arange(81)
     for i, eta in enumerate((0.1, 0.02, 0.004)):
-        taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
-        laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(1)), 80)
-        distance = wasserstein2(*laws, *oracle.target_law(clients))
+        distance = gaussian.exact_distances(clients, 80, step_size=eta, local_steps=5)
         allowed = formulas.bound(setup, 5 * rounds, step_size=eta, local_steps=5)
         left.semilogy(5 * rounds, distance, label=f"{eta:g}", **look(i))
         left.semilogy(5 * rounds, allowed, **look(i, "none", linewidth=1))

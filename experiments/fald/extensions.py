@@ -67,16 +67,9 @@ def measure_random(sizes: Sizes) -> Found:
             averaging="random",
             gradient="exact",
         )
-        run = fedjax_sim.sweep(
-            langevin.system,
-            problem,
-            hyper,
-            seeds=sizes.seeds,
-            budget=Ticks(sizes.ticks),
-            num_evals=1,
-            keep=Keep(models=True),
-            layout=Layout(slots_at_once=4, lanes_at_once=True, lane_devices=1),
-        )
+        layout = Layout(slots_at_once=4, lanes_at_once=True, lane_devices=1)
+        how: dict[str, Any] = {"budget": Ticks(sizes.ticks), "num_evals": 1, "layout": layout}
+        run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.seeds, **how)
     chains = np.asarray(run.models, float).ravel()
     mean, var = moments(STEP_SIZES[0], is_random=True)
     errors_of_chains = [

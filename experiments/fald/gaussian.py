@@ -114,24 +114,32 @@ def dissimilarity(clients: GaussianTarget) -> float:
     return float(np.linalg.norm(np.einsum("cij,cj->ci", clients.hessians, apart), axis=1).max())
 
 
-def _laws(clients: GaussianTarget, num_rounds: int, how: Mapping[str, Any]) -> Gaussian:
-    """Compute the exact laws after 0, ..., R rounds from 0."""
+def laws(clients: GaussianTarget, num_rounds: int, *, start: float = 0.0, **how: Any) -> Gaussian:
+    """Compute the exact laws after 0, ..., R rounds.
+
+    Args:
+      clients: The clients.
+      num_rounds: R.
+      start: Every coordinate of the first model.
+      **how: The other arguments of `one_round`; rho is 0 and everyone is averaged by default.
+    """
     taken = oracle.one_round(clients, **{"rho": 0.0, **how})
-    return oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
+    return oracle.iterate_rounds(taken, oracle.point(np.full(clients.shape[1], start)), num_rounds)
 
 
 def exact_distances(clients: GaussianTarget, num_rounds: int, **how: Any) -> np.ndarray:
-    """Return W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`.
+    """Return W2 of these laws to the target: `f64[R + 1]`."""
+    return wasserstein2(*laws(clients, num_rounds, **how), *oracle.target_law(clients))
 
-    `how` has the other arguments of `one_round`; rho is 0 and everyone is averaged by default.
-    """
-    return wasserstein2(*_laws(clients, num_rounds, how), *oracle.target_law(clients))
+
+def at_rest(clients: GaussianTarget, **how: Any) -> Gaussian:
+    """Compute the exact stationary law; how: as in `laws`."""
+    return oracle.stationary(oracle.one_round(clients, **{"rho": 0.0, **how}))
 
 
 def floor(clients: GaussianTarget, **how: Any) -> float:
-    """Return W2 of the exact stationary law to the target; how: as in `exact_distances`."""
-    taken = oracle.one_round(clients, **{"rho": 0.0, **how})
-    return float(wasserstein2(*oracle.stationary(taken), *oracle.target_law(clients)))
+    """Return W2 of the exact stationary law to the target; how: as in `laws`."""
+    return float(wasserstein2(*at_rest(clients, **how), *oracle.target_law(clients)))
 
 
 class Cell(NamedTuple):
@@ -139,7 +147,7 @@ class Cell(NamedTuple):
 
     Attributes:
       clients: The problem.
-      how: The settings, as `exact_distances` takes them.
+      how: The settings, as `laws` takes them.
       models: `f[R, rounds + 1, P]`, the chains of the first set.
       distance: `f64[sets, rounds + 1]`, W2 to the target of the normal law fitted to each set.
     """
@@ -171,7 +179,7 @@ class Cell(NamedTuple):
             return np.inf
         last = self.distance.shape[-1] - 1
         chosen = [1, last // 2, last] if at is None else [*at]
-        models, exact = self.models[:, chosen], _laws(self.clients, last, self.how)
+        models, exact = self.models[:, chosen], laws(self.clients, last, **self.how)
         is_mixed = self.how.get("participation", oracle.FULL) != oracle.FULL
         far = deviations(
             fit_gaussian(np.moveaxis(models, 0, 1)),
@@ -263,8 +271,8 @@ def cells(
         models = np.asarray(run.samples)
         models = models.reshape(-1, len(problems), num_chains, num_rounds + 1, models.shape[-1])
         models = np.moveaxis(models, 1, 0)
-        laws = zip(*fit_gaussian(np.moveaxis(models, -3, -2)), problems, strict=True)
-        far = [wasserstein2(mean, spread, *each.posterior(1.0)) for mean, spread, each in laws]
+        fits = zip(*fit_gaussian(np.moveaxis(models, -3, -2)), problems, strict=True)
+        far = [wasserstein2(mean, spread, *each.posterior(1.0)) for mean, spread, each in fits]
         return models, np.stack(far)
 
     models, first = ran(0)  # One set's models are enough to keep.

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from experiments import harness
-from experiments.fald import gaussian
+from experiments.fald import fig1, gaussian
 from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas import exact_laws, rounds
 from experiments.fald.formulas.bounds import LangevinSetup
@@ -38,9 +38,7 @@ def released(setup: PrivacySetup, places: np.ndarray) -> np.ndarray:
 def measure_privacy() -> Found:
     """Compute exact deltas at the theorem's epsilon, over its delta, for claim 24."""
     found = {}
-    for scheme, (num, drawn) in itertools.product(
-        ("with_replacement", "without_replacement"), ((6, 1), (3, 2))
-    ):
+    for scheme, (num, drawn) in itertools.product(exact_laws.SCHEMES[1:], ((6, 1), (3, 2))):
         setup = RUN._replace(
             num_clients=num,
             num_selected=drawn,
@@ -58,10 +56,8 @@ def measure_privacy() -> Found:
             warnings.simplefilter("ignore", OutsiderWarning)
             stated = guarantee(setup)
         for words, apart in (("alike", 0.0), ("apart", CLAIMS[24].criterion.apart)):
-            pair = [
-                released(setup, np.r_[place, np.full(num - 1, float(apart))])
-                for place in (0.0, shift)
-            ]
+            others = np.full(num - 1, float(apart))
+            pair = [released(setup, np.r_[place, others]) for place in (0.0, shift)]
             exact = max(
                 np.maximum(p - math.exp(stated.epsilon) * q, 0).sum() * (GRID[1] - GRID[0])
                 for p, q in (pair, pair[::-1])
@@ -83,24 +79,12 @@ def measure_best() -> Found:
         needed = [rounds.sufficient_steps(setup, 1e-3, local_steps=int(k)) / int(k) for k in tried]
         best.append(int(tried[int(np.argmin(needed))]))
     clients = gaussian.clients_of(gaussian.equal_problem(0.0))
-    exact = [
-        float(
-            rounds.rounds_to(
-                clients,
-                exact_laws.point(np.zeros(2)),
-                1e-3,
-                step_size=1e-7,
-                local_steps=k,
-                most_rounds=20_000,
-            )
-        )
-        for k in LOCAL_STEPS
-    ]
+    exact = {f"{k}": fig1.rounds_needed(clients, k) for k in LOCAL_STEPS}
     curvatures = np.linalg.eigvalsh(clients.hessians)
     return {
         "best": best,
         "power": float(np.polyfit(np.log(KAPPAS), np.log(best), 1)[0]),
-        "Fig. 1": dict(zip(map(str, LOCAL_STEPS), exact, strict=True)),
+        "Fig. 1": exact,
         "root": float(np.sqrt(curvatures.max() / curvatures.min())),
     }
 

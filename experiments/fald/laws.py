@@ -66,13 +66,11 @@ def measure_sgld(sizes: Sizes) -> Found:
     for seed, rho in itertools.product(range(5), RHOS):
         clients = gaussian.random_clients(seed)
         eta = 0.5 * float(formulas.setup_of(clients, np.zeros(2), rho).largest_step_size)
-        several = oracle.one_round(clients, step_size=eta, local_steps=1, rho=rho)
-        whole = oracle.one_round(oracle.centralised(clients), step_size=eta, local_steps=1, rho=0.0)
-        laws = [
-            oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), 100)
-            for taken in (several, whole)
-        ]
-        apart = largest(apart, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
+        how = {"step_size": eta, "local_steps": 1}
+        several = gaussian.laws(clients, 100, rho=rho, **how)
+        whole = gaussian.laws(oracle.centralised(clients), 100, **how)
+        both = zip(several, whole, strict=True)
+        apart = largest(apart, *(float(np.abs(a - b).max()) for a, b in both))
     far = off(run_chains(gaussian.r1(), sizes.seeds, local_steps=1))
     return {"largest difference": apart, "largest deviation": far, "chains": sizes.seeds}
 
@@ -96,12 +94,9 @@ def measure_noise(sizes: Sizes) -> Found:
     one = {"participants": "with_replacement", "num_selected": 1}
     for who in ({}, one):
         run = fedjax_sim.sweep(langevin.system, flat, hyper.replace(**who), **options)
-        moved = np.diff(
-            np.asarray(run.samples, float)[..., 0].reshape(3, sizes.seeds, ROUNDS + 1), axis=-1
-        )
-        drawn = np.stack([timeline.clients[:, 0] for timeline in run.timelines]).reshape(
-            3, sizes.seeds, ROUNDS
-        )
+        moved = np.diff(np.asarray(run.samples, float)[..., 0]).reshape(3, sizes.seeds, ROUNDS)
+        drawn = np.stack([timeline.clients[:, 0] for timeline in run.timelines])
+        drawn = drawn.reshape(moved.shape)
         for j, rho in enumerate(RHOS):
             groups = [(moved[j].ravel(), 1.0)]
             if who:
@@ -127,8 +122,8 @@ def measure_invariance() -> Found:
     reference = shared.shared_hessian(clients, np.ones(2), step_size=1e-7, num_steps=TOTAL)
     scale = float(np.sqrt(np.trace(reference.covariance)))
     for problem, local_steps, rho in itertools.product((clients, gathered), (1, 10, 300), RHOS):
-        taken = oracle.one_round(problem, step_size=1e-7, local_steps=local_steps, rho=rho)
-        law = oracle.iterate_rounds(taken, oracle.point(np.ones(2)), TOTAL // local_steps)
+        how = {"step_size": 1e-7, "local_steps": local_steps, "rho": rho}
+        law = gaussian.laws(problem, TOTAL // local_steps, start=1.0, **how)
         off = largest(off, np.abs(law.mean[-1] - reference.mean).max() / scale)
         off = largest(off, np.abs(law.covariance[-1] - reference.covariance).max() / scale**2)
     return {"largest relative difference": off}
@@ -136,11 +131,8 @@ def measure_invariance() -> Found:
 
 def measure_modes(sizes: Sizes) -> Found:
     """Compute the stationary mean of R1 with many local steps, and run its chains (claim 19)."""
-    law = oracle.stationary(
-        oracle.one_round(
-            gaussian.clients_of(gaussian.r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0
-        )
-    )
+    clients = gaussian.clients_of(gaussian.r1())
+    law = gaussian.at_rest(clients, step_size=STEP_SIZE, local_steps=100)
     far = off(run_chains(gaussian.r1(), sizes.seeds, local_steps=100))
     return {"mean": float(law.mean[0]), "largest deviation": far, "chains": sizes.seeds}
 
@@ -151,16 +143,19 @@ def measure_alone(sizes: Sizes) -> Found:
     At rho = 0 it has to sample that client's posterior.
     """
     problem, eta, num_steps = gaussian.r1(), 0.01, 1000
-    hyper: Any = langevin.paper(
-        num_clients=2, gradient="exact", step_size=eta, local_steps=num_steps
+    one = {"participants": "with_replacement", "num_selected": 1}
+    hyper = langevin.paper(
+        num_clients=2, gradient="exact", step_size=eta, local_steps=num_steps, **one
     )
-    hyper = hyper.replace(participants="with_replacement", num_selected=1)
-    options: dict[str, Any] = {
-        "settings": {"rho": RHOS},
-        "budget": fedjax_sim.Ticks(1),
-        "num_evals": 1,
-    }
-    run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.seeds, **options)
+    run = fedjax_sim.sweep(
+        langevin.system,
+        problem,
+        hyper,
+        seeds=sizes.seeds,
+        settings={"rho": RHOS},
+        budget=fedjax_sim.Ticks(1),
+        num_evals=1,
+    )
     models = np.asarray(run.models, float).reshape(3, sizes.seeds)
     drawn = np.array([timeline.clients[0, 0] for timeline in run.timelines]).reshape(3, sizes.seeds)
     clients = gaussian.clients_of(problem)
@@ -170,19 +165,12 @@ def measure_alone(sizes: Sizes) -> Found:
         goal = oracle.local_target(clients, rho)
         curvature = clients.hessians[c, 0, 0]
         variance = goal.covariance[c, 0, 0] / (1 - eta * curvature / 2)
-        far = largest(
-            far, abs(of_client.mean() - goal.mean[c, 0]) / np.sqrt(variance / len(of_client))
-        )
-        far = largest(
-            far, abs(of_client.var(ddof=1) / variance - 1) / np.sqrt(2 / (len(of_client) - 1))
-        )
+        num, ratio = len(of_client), of_client.var(ddof=1) / variance
+        off_mean = abs(of_client.mean() - goal.mean[c, 0]) / np.sqrt(variance / num)
+        far = largest(far, off_mean, abs(ratio - 1) / np.sqrt(2 / (num - 1)))
         wide = largest(wide, variance / goal.covariance[c, 0, 0] - 1)
-    return {
-        "largest deviation": far,
-        "step size": eta,
-        "largest excess": wide,
-        "chains": sizes.seeds,
-    }
+    found = {"largest deviation": far, "step size": eta, "largest excess": wide}
+    return {**found, "chains": sizes.seeds}
 
 
 # Under partial participation: claims 9 to 11, 18 -------------------------------------------------
@@ -197,9 +185,7 @@ def measure_floor() -> Found:
     """Compute W2 as the step size goes to 0, at K = 5, for rho below 1 and rho = 1 (claim 9)."""
     sizes = (1e-3, 1e-5, 1e-7)
     distances = {}
-    for scheme, rho in itertools.product(
-        ("with_replacement", "without_replacement"), (0.0, 0.5, 0.9, 1.0)
-    ):
+    for scheme, rho in itertools.product(oracle.SCHEMES[1:], (0.0, 0.5, 0.9, 1.0)):
         who = Participation(scheme, 2)
         distances[f"{scheme.replace('_', ' ')}, rho = {rho:g}"] = [
             gaussian.floor(uneven(), step_size=eta, local_steps=5, rho=rho, participation=who)
@@ -232,20 +218,19 @@ def measure_order() -> Found:
     """Compute how W2 of exact stationary laws differs by S, rho and scheme (claim 10)."""
     rhos = (0.0, 0.3, 0.6, 0.9, 1.0)
 
-    def bias(scheme: str, num_selected: int, rho: float, clients: GaussianTarget) -> float:
-        return gaussian.floor(
-            clients,
-            step_size=1e-3,
-            local_steps=5,
-            rho=rho,
-            participation=Participation(scheme, num_selected),
-        )
+    def bias(clients: GaussianTarget, who: Participation, rho: float) -> float:
+        return gaussian.floor(clients, step_size=1e-3, local_steps=5, rho=rho, participation=who)
 
     by_size, by_rho, by_scheme, same, none = np.inf, np.inf, np.inf, 0.0, 0.0
     for clients in (uneven(), gaussian.clients_of(gaussian.r2())):
         both = [
-            np.array([[bias(scheme, n, rho, clients) for n in range(1, 6)] for rho in rhos])
-            for scheme in ("with_replacement", "without_replacement")
+            np.array(
+                [
+                    [bias(clients, Participation(scheme, n), rho) for n in range(1, 6)]
+                    for rho in rhos
+                ]
+            )
+            for scheme in oracle.SCHEMES[1:]
         ]
         # Without replacement rho makes no difference at S = N where curvatures are equal.
         for each in (both[0], both[1][:, :4]):
@@ -253,7 +238,7 @@ def measure_order() -> Found:
             by_rho = np.minimum(by_rho, -np.diff(each, axis=0).max())
         by_scheme = np.minimum(by_scheme, (both[0] - both[1])[:, 1:].min())
         same = largest(same, np.abs(both[0][:, 0] - both[1][:, 0]).max())
-        full = [gaussian.floor(clients, step_size=1e-3, local_steps=5, rho=rho) for rho in rhos]
+        full = [bias(clients, EVERYONE, rho) for rho in rhos]
         none = largest(none, np.abs(both[1][:, -1] - full).max())
     return {
         "least fall in S": by_size,
@@ -271,14 +256,9 @@ def measure_mean(sizes: Sizes, cells: list[Cell]) -> Found:
     """
     clients = cells[0].clients
     mean = [float(cell.models[:, -1, 0].astype(float).mean()) for cell in cells]
-    after = oracle.iterate_rounds(
-        oracle.one_round(clients, step_size=STEP_SIZE, local_steps=4, rho=0.0),
-        oracle.point(np.zeros(1)),
-        ROUNDS,
-    )
-    subsets = [
-        np.mean(clients.centers[list(each), 0]) for each in itertools.combinations(range(5), 2)
-    ]
+    after = gaussian.laws(clients, ROUNDS, step_size=STEP_SIZE, local_steps=4)
+    pairs = itertools.combinations(range(5), 2)
+    subsets = [np.mean(clients.centers[list(pair), 0]) for pair in pairs]
     try:
         who = Participation("without_replacement", 2)
         run_chains(gaussian.r2(COUNTS), 3, local_steps=1, who=who)
@@ -317,13 +297,11 @@ def measure_inflation(sizes: Sizes, unequal: list[Cell]) -> Found:
 
     `unequal` are the chains with unequal weights.
     """
+    two, distinct = (Participation(scheme, 2) for scheme in oracle.SCHEMES[1:])
     cases = {
-        "with replacement": (gaussian.r2(), Participation("with_replacement", 2)),
-        "with replacement, unequal weights": (
-            gaussian.r2(COUNTS),
-            Participation("with_replacement", 2),
-        ),
-        "without replacement": (gaussian.r2(), Participation("without_replacement", 2)),
+        "with replacement": (gaussian.r2(), two),
+        "with replacement, unequal weights": (gaussian.r2(COUNTS), two),
+        "without replacement": (gaussian.r2(), distinct),
     }
     apart, far = 0.0, {}
     variances: dict[str, list[float]] = {}
@@ -331,19 +309,14 @@ def measure_inflation(sizes: Sizes, unequal: list[Cell]) -> Found:
         clients = gaussian.clients_of(problem)
         variances[name] = []
         for rho in (0.0, 0.7, 1.0):
-            taken = oracle.one_round(
-                clients, step_size=STEP_SIZE, local_steps=4, rho=rho, participation=who
-            )
-            closed = shared.shared_hessian_stationary(
-                clients, step_size=STEP_SIZE, local_steps=4, rho=rho, participation=who
-            )
-            rest = oracle.stationary(taken).covariance
-            apart = largest(apart, np.abs(rest - closed.covariance).max())
+            how: dict[str, Any] = {"step_size": STEP_SIZE, "local_steps": 4, "rho": rho}
+            closed = shared.shared_hessian_stationary(clients, participation=who, **how)
+            rest = gaussian.at_rest(clients, participation=who, **how)
+            apart = largest(apart, np.abs(rest.covariance - closed.covariance).max())
             variances[name].append(float(closed.covariance[0, 0]))
         is_run = name.endswith("weights")
-        far[name] = off(
-            unequal if is_run else run_chains(problem, sizes.seeds, local_steps=4, who=who)
-        )
+        cells = unequal if is_run else run_chains(problem, sizes.seeds, local_steps=4, who=who)
+        far[name] = off(cells)
     printed = {
         "with replacement": (1.630862, 1.115072, 0.578230),
         "with replacement, unequal weights": (1.624372, 1.108583, 0.571741),

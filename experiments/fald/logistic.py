@@ -28,6 +28,7 @@ from sklearn.linear_model import LogisticRegression
 
 import fedjax_sim
 from experiments import harness
+from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.harness import Arguments, Estimate, Judges, Outcome, Sizes, Study, Verdict, rule
@@ -213,7 +214,7 @@ def normal_bias(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the bias of the exact laws of quadratic clients, as in `Bias`: `f64[P]` each."""
     how: dict[str, Any] = {"step_size": step_size, "local_steps": local_steps, "rho": rho}
-    law, goal = oracle.stationary(oracle.one_round(clients, **how)), oracle.target_law(clients)
+    law, goal = gaussian.at_rest(clients, **how), oracle.target_law(clients)
     variance = np.diagonal(goal.covariance)
     wider = np.log(np.diagonal(law.covariance) / variance) / 2
     return (law.mean - goal.mean) / np.sqrt(variance), wider

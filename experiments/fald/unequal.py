@@ -138,11 +138,9 @@ def judge_heterogeneity(found: Found) -> Verdict:
     marks, rising = CLAIMS[6].criterion, floors["unequal"]["10"]
     flat = np.max([largest_change(values) for values in unbiased(floors)])
     why = (
-        f"unequal Hessians, K = 10: floor {rising[0]:.1e} at alpha = 0 to "
-        f"{rising[-1]:.1e} at 10; in the "
-        f"paper's own simulation, and at K = 1, it does not change (by {flat:.0e} of it); chains "
-        f"up to {far:.1f} standard errors from "
-        f"exact laws"
+        f"unequal Hessians, K = 10: floor {rising[0]:.1e} at alpha = 0 to {rising[-1]:.1e} at 10; "
+        f"in the paper's own simulation, and at K = 1, it does not change (by {flat:.0e} of it); "
+        f"chains up to {far:.1f} standard errors from exact laws"
     )
     ruling = rule(parts_by_floors(floors)) if far < marks.far else False
     return verdict(6, found, ruling, why)
@@ -172,48 +170,31 @@ def parts_by_floors(floors: Mapping[str, Mapping[str, Sequence[float]]]) -> dict
     }
 
 
-class Counted(NamedTuple):
-    """Rounds to the accuracy."""
+def count_rounds(sizes: Sizes) -> tuple[dict[str, dict[int, float]], dict[int, float]]:
+    """Count the rounds of exact laws in both protocols, and those of the bound.
 
-    rounds: dict[str, dict[int, float]]  # by protocol and number of local steps
-    step_sizes: dict[int, float]  # the best, by number of local steps
-
-
-def count_rounds(sizes: Sizes) -> Counted:
-    """Count the rounds of exact laws in both protocols, and the rounds of the bound."""
+    Returns:
+      The rounds to the accuracy by protocol and K, and the best step size by K.
+    """
     clients, start = gaussian.clients_of(gaussian.unequal_problem(0.0)), oracle.point(np.zeros(2))
-    noisy = clients._replace(
-        gradient_noise=np.broadcast_to(NOISE * np.eye(2), clients.hessians.shape)
-    )
+    noise = np.broadcast_to(NOISE * np.eye(2), clients.hessians.shape)
     setup = formulas.setup_of(clients, np.zeros(2), 0.0)
-    counted: dict[str, dict[int, float]] = {
-        "fixed": {},
-        "tuned": {},
-        "tuned, noisy gradients": {},
-        "bound": {},
+    fixed: dict[str, Any] = {"step_size": STEP_SIZE, "most_rounds": MOST_ROUNDS}
+    free: dict[str, Any] = {"between": BETWEEN, "most_rounds": MOST_ROUNDS, "refinements": 1}
+    exact, noisy = (
+        {k: tuned_rounds(each, start, ACCURACY, local_steps=k, **free) for k in sizes.counted}
+        for each in (clients, clients._replace(gradient_noise=noise))
+    )
+    rounds = {
+        "fixed": {
+            k: float(rounds_to(clients, start, ACCURACY, local_steps=k, **fixed))
+            for k in sizes.counted
+        },
+        "tuned": {k: found[0] for k, found in exact.items()},
+        "tuned, noisy gradients": {k: found[0] for k, found in noisy.items()},
+        "bound": {k: sufficient_steps(setup, ACCURACY, local_steps=k) / k for k in sizes.counted},
     }
-    step_sizes = {}
-    for k in sizes.counted:
-        counted["fixed"][k] = float(
-            rounds_to(
-                clients,
-                start,
-                ACCURACY,
-                step_size=STEP_SIZE,
-                local_steps=k,
-                most_rounds=MOST_ROUNDS,
-            )
-        )
-        how: dict[str, Any] = {
-            "local_steps": k,
-            "between": BETWEEN,
-            "most_rounds": MOST_ROUNDS,
-            "refinements": 1,
-        }
-        counted["tuned"][k], step_sizes[k] = tuned_rounds(clients, start, ACCURACY, **how)
-        counted["tuned, noisy gradients"][k] = tuned_rounds(noisy, start, ACCURACY, **how)[0]
-        counted["bound"][k] = sufficient_steps(setup, ACCURACY, local_steps=k) / k
-    return Counted(counted, step_sizes)
+    return rounds, {k: found[1] for k, found in exact.items()}
 
 
 def judge_rounds(found: Found) -> Verdict:
@@ -273,8 +254,8 @@ JUDGES: Judges = {6: judge_heterogeneity, 7: judge_rounds, 8: judge_rho}
 def run(arguments: Arguments) -> Outcome:
     """Run the chains, draw the figure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=3)
-    counted = count_rounds(sizes)
-    ran = run_chains(sizes, arguments, counted.step_sizes)
+    rounds, step_sizes = count_rounds(sizes)
+    ran = run_chains(sizes, arguments, step_sizes)
     by_chains = {"largest deviation of chains": ran.off(), "chains": sizes.seeds}
     gammas = {
         kind: [gaussian.dissimilarity(gaussian.clients_of(make(alpha))) for alpha in ALPHAS]
@@ -287,8 +268,8 @@ def run(arguments: Arguments) -> Outcome:
     by_alpha = {"floors": floors, "alphas": ALPHAS, "gamma": gammas, **by_chains}
     by_rho = {"floors": widths, "rhos": RHOS, **by_chains}
     by_steps = {
-        "rounds": counted.rounds,
-        "best step sizes": counted.step_sizes,
+        "rounds": rounds,
+        "best step sizes": step_sizes,
         "chains, fixed": {
             k: gaussian.first_within(cells[0].distance, ACCURACY) for k, cells in ran.fixed.items()
         },
@@ -312,34 +293,23 @@ def run(arguments: Arguments) -> Outcome:
         panels[2].loglog(shown, floors["equal"][steps], **look(c, "all", **OPEN))
         relative = np.array(widths["unequal"][steps]) / widths["unequal"][steps][0]
         panels[3].plot(RHOS, relative, label=f"K = {steps}", **look(c, "all"))
-    panels[2].set(
-        xlabel="alpha (0 at the left end)",
-        ylabel="exact floor of W2",
-        title="open marks: one Hessian",
-    )
+    panels[2].set(xlabel="alpha (0 at the left end)", ylabel="exact floor of W2")
+    panels[2].set_title("open marks: one Hessian")
     panels[2].legend()
     panels[3].set(xlabel="rho", ylabel="exact floor over that at rho = 0", title="alpha = 0")
     panels[3].legend()
-    for c, (name, values) in enumerate(counted.rounds.items()):
-        scale = 1.0 if name != "bound" else values[1] / counted.rounds["fixed"][1]
-        panels[4].loglog(
-            list(values),
-            np.array(list(values.values())) / scale,
-            label=PROTOCOLS[name],
-            **look(c, "all"),
-        )
-    panels[4].set(
-        xlabel="local steps K",
-        ylabel=f"rounds to W2 ≤ {ACCURACY:g}",
-        title="bound scaled to the first line at K = 1",
-    )
+    for c, (name, values) in enumerate(rounds.items()):
+        scale = 1.0 if name != "bound" else values[1] / rounds["fixed"][1]
+        scaled = np.array([*values.values()]) / scale
+        panels[4].loglog([*values], scaled, label=PROTOCOLS[name], **look(c, "all"))
+    panels[4].set(xlabel="local steps K", ylabel=f"rounds to W2 ≤ {ACCURACY:g}")
+    panels[4].set_title("bound scaled to the first line at K = 1")
     panels[4].legend()
     _participation(panels[5])
     for c, (k, cell) in enumerate(ran.tuned.items()):
-        cell.draw(panels[6], c, f"K = {k}, {counted.step_sizes[k]:.1e}")
-    panels[6].set(
-        xlabel="rounds", ylabel="W2", title=f"best step sizes for W2 ≤ {ACCURACY:g}, alpha = 0"
-    )
+        cell.draw(panels[6], c, f"K = {k}, {step_sizes[k]:.1e}")
+    best = f"best step sizes for W2 ≤ {ACCURACY:g}, alpha = 0"
+    panels[6].set(xlabel="rounds", ylabel="W2", title=best)
     panels[6].legend()
     config: dict[str, Any] = {**sizes.config(), "step_size": STEP_SIZE, "noise": NOISE}
     return Outcome({}, {"unequal.png": figure}, verdicts, config)
@@ -351,15 +321,10 @@ def _participation(axes: Any) -> None:
     sizes = np.geomspace(1e-9, 1e-6, 13)
     for c, (name, who) in enumerate(SCHEMES.items()):
         for rho, style in ((0.0, {}), (1.0, OPEN)):
-            floors = [
-                gaussian.floor(clients, step_size=eta, local_steps=100, rho=rho, participation=who)
-                for eta in sizes
-            ]
+            how: dict[str, Any] = {"local_steps": 100, "rho": rho, "participation": who}
+            floors = [gaussian.floor(clients, step_size=eta, **how) for eta in sizes]
             label = name if rho == 0 else None
             axes.loglog(sizes, floors, label=label, **look(c, "all", **style))
-    axes.set(
-        xlabel="step size",
-        ylabel="exact floor of W2",
-        title="K = 100, alpha = 0; open marks: rho = 1",
-    )
+    axes.set(xlabel="step size", ylabel="exact floor of W2")
+    axes.set_title("K = 100, alpha = 0; open marks: rho = 1")
     axes.legend()
