@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import harness
-from experiments.fedem.claims import CLAIMS, Found, verdict
+from experiments.fedem.claims import CLAIMS, Found
 from experiments.fedem.setup import exact_variance, toy_a
-from experiments.harness import Arguments, Judges, Outcome, Sizes, Study, Verdict
+from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim.server.compression import BlockQuantization, Dithering
 from fedjax_sim.theory import fedem as theory
 
@@ -78,18 +78,6 @@ def measure_bits() -> Found:
     }
 
 
-def judge_bits(found: Found) -> Verdict:
-    """Judge claim 28."""
-    parts = {
-        name: harness.unless_unknown(min(each.values()) >= 1, each) for name, each in found.items()
-    }
-    told = ", ".join(
-        f"{name} {value:.2f}" for each in found.values() for name, value in each.items()
-    )
-    ruling = harness.rule(parts, deciding=harness.begins("cases"))
-    return verdict(28, found, ruling, f"factor of fewer bits over omega: {told} entries in a block")
-
-
 def measure_dithering(sizes: Sizes) -> Found:
     """Compare dithering's exact variance with the stated order, and draws with it (claim 29)."""
     random, worst, far = np.random.default_rng(29), 0.0, 0.0
@@ -122,7 +110,7 @@ def measure_dithering(sizes: Sizes) -> Found:
     return {"largest share": worst, "standard errors off": far, "draws": sizes.draws}
 
 
-JUDGES: Judges = {**CLAIMS.declared(26, 27, 29), 28: judge_bits}
+JUDGES = CLAIMS.declared(26, 27, 28, 29)
 
 
 def run(arguments: Arguments) -> Outcome:

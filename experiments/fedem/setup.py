@@ -29,6 +29,10 @@ from fedjax_sim.theory.fedem import FedEMSetup
 
 BLOCKS = parse_compressor("block:norm=2:block=4")
 """The quantizer whose omega is 1."""
+SPARSE = parse_compressor("sparsification:keep=0.5")
+"""The quantizer by which omega is 1 for every vector."""
+N, M, DIM, KAPPA, RIDGE, BATCH = 10, 20, 4, 0.5, 0.25, 5
+"""Clients of toy A, examples of each, entries of these, kappa, ridge, and size of mini-batches."""
 
 
 def exact_variance(compressor: Any, vector: Any) -> Any:
@@ -43,12 +47,6 @@ PAPER: dict[str, Any] = {"alpha": 0.01, "participation": 0.75, "compression": BL
 def even(num_clients: int, examples: int) -> Partition:
     """Give each client equally many consecutive examples."""
     return Partition(np.arange(num_clients * examples), np.full(num_clients, examples))
-
-
-N, M, DIM, KAPPA, RIDGE, BATCH = 10, 20, 4, 0.5, 0.25, 5
-"""Clients of toy A, their examples and these' entries, its kappa and ridge, and a mini-batch."""
-SPARSE = parse_compressor("sparsification:keep=0.5")
-"""The quantizer by which omega is 1 for every vector."""
 
 
 class Toy:

@@ -1,6 +1,7 @@
 """The numbered claims of a paper, the mark at which each one holds, and verdicts on them."""
 
 import importlib
+import itertools
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import declared
-from experiments.harness.statistics import FAILS, HOLDS, UNDECIDED, Ruling, has_nan, rule
+from experiments.harness.statistics import FAILS, HOLDS, UNDECIDED, Ruling, begins, has_nan, rule
 from fedjax_sim.studies.tables import table as table
 
 
@@ -70,8 +71,9 @@ class Claim(NamedTuple):
       place: Where in the paper: section, equation, figure or table.
       text: What the paper says, quoted or in close paraphrase.
       criterion: When the deciding part counts as true.
-      judged: The criterion as comparisons, all of which must be true; see `declared`. Empty if a
-        function of the experiment judges the claim.
+      judged: The criterion as comparisons, all of which must be true, by name of the part of the
+        claim; see `declared`. Empty if a function of the experiment judges the claim.
+      deciding: How the names of the deciding parts begin; empty if all parts decide.
       told: The sentence that stands behind such a verdict, with fields for measured numbers.
       least: The least number of chains or the like, by its name among the measured numbers, with
         which the claim is judged.
@@ -94,7 +96,8 @@ class Claim(NamedTuple):
     place: str
     text: str
     criterion: Criterion
-    judged: tuple[str, ...] = ()
+    judged: Mapping[str, Sequence[str]] = {}
+    deciding: str = ""
     told: str = ""
     least: Mapping[str, int] = {}
     kind: str = "measured"
@@ -213,11 +216,8 @@ class Claims(Mapping[int, Claim]):
                     f"{paper}-{number}: `follows` is given if, and only if, a claim is algebra, "
                     f"got {claim.follows!r} and {claim.kind!r}"
                 )
-            unused = [
-                mark
-                for mark in claim.criterion.marks
-                if mark not in " ".join((*claim.judged, claim.told))
-            ]
+            words = " ".join((*itertools.chain(*claim.judged.values()), claim.told))
+            unused = [mark for mark in claim.criterion.marks if mark not in words]
             if claim.judged and unused:
                 raise ValueError(f"{paper}-{number}: no comparison uses {', '.join(unused)}")
         self.pictures, self.errata = pictures or {}, errata
@@ -238,8 +238,9 @@ class Claims(Mapping[int, Claim]):
         claims, errata = {}, [Erratum(**each) for each in content.pop("errata", ())]
         for number, row in content.pop("claims").items():
             criterion = Criterion(row.pop("criterion"), **row.pop("marks", {}))
-            for name in ("by", "judged"):
-                row[name] = tuple(row.get(name, ()))
+            row["by"] = tuple(row.get("by", ()))
+            if isinstance(row.get("judged"), list):  # There is one part.
+                row["judged"] = {"": row["judged"]}
             claims[int(number)] = Claim(**row, criterion=criterion)
         return cls(paper, claims, errata=errata, **content)
 
@@ -253,15 +254,24 @@ class Claims(Mapping[int, Claim]):
         return len(self._claims)
 
     def declared(self, *numbers: int) -> Judges:
-        """Return functions that judge claims by the comparisons that they state themselves."""
+        """Return functions that judge claims by the comparisons that they state themselves.
+
+        Raises:
+          ValueError: If a claim states none.
+        """
+        for number in numbers:
+            if not self[number].judged:
+                raise ValueError(f"{self[number].id} states no comparisons by which it is judged")
         return {number: partial(self._judge, number) for number in numbers}
 
     def _judge(self, number: int, measured: Any) -> Verdict:
         claim = self[number]
         marks = claim.criterion.marks
-        holds = declared.all_hold(claim.judged, measured, marks)
+        parts = {
+            name: declared.all_hold(each, measured, marks) for name, each in claim.judged.items()
+        }
         why = declared.sentence(claim.told, measured, marks)
-        return self.verdict(number, measured, holds, why)
+        return self.verdict(number, measured, rule(parts, deciding=begins(claim.deciding)), why)
 
     def verdict(
         self, number: int, measured: Any, ruling: Ruling | bool | None, why: str, *, seeds: int = 0

@@ -100,27 +100,11 @@ def measure_group_rates(seeds: int) -> dict[str, Any]:
     return {"apart": apart, "largest": largest["own rates"]}
 
 
-def judge_group_rates(measured: Mapping[str, Any]) -> Verdict:
-    """Judge claim 38 from numbers of `measure_group_rates`."""
-    marks, apart, largest = CLAIMS[38].criterion, measured["apart"], measured["largest"]
-    own, one = apart["own rates"], apart["one rate"]
-    are_alike = 1 / marks.alike < own < marks.alike and one > marks.apart
-    parts = {
-        "alike in all groups": harness.unless_unknown(are_alike, apart),
-        "at most 1": harness.unless_unknown(max(largest) <= 1, largest),
-    }
-    why = (
-        f"squared deviations of the groups are {largest[0]:.3f} and {largest[1]:.3f} at most; "
-        f"their means differ by a factor of {own:.2f}, and at one rate of {one:.2f}"
-    )
-    return verdict(38, measured, harness.rule(parts, deciding=harness.begins("alike")), why)
-
-
-JUDGES: Judges = {37: judge, 38: judge_group_rates}
+JUDGES: Judges = {37: judge, **CLAIMS.declared(38)}
 
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     seeds = STUDY.choose(arguments, least_seeds=2).seeds
-    verdicts = [judge(measure()), judge_group_rates(measure_group_rates(seeds))]
+    verdicts = harness.judge_all(JUDGES, {37: measure(), 38: measure_group_rates(seeds)})
     return Outcome({}, {}, verdicts, {"seeds": seeds})

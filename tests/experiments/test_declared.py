@@ -73,10 +73,14 @@ def test_a_sentence_has_the_measured_numbers() -> None:
 def test_a_claim_that_states_its_comparisons_uses_all_its_marks() -> None:
     def claims(judged: str) -> Claims:
         mark = Criterion("Off by less than {most}, or {close}.", most=0.5, close=0.2)
-        claim = Claim("ours", "here", "It is near.", mark, judged=(judged,), told="off {off:g}")
+        claim = Claim(
+            "ours", "here", "It is near.", mark, judged={"": [judged]}, told="off {off:g}"
+        )
         return Claims("fedem", {1: claim}, since="2026-11-30")
 
     with pytest.raises(ValueError, match="fedem-1: no comparison uses close"):
         claims("off < most")
     found = claims("off within close of most").declared(1)[1](MEASURED)
+    with pytest.raises(ValueError, match="fedem-9 states no comparisons"):
+        Claims.read("fedem").declared(9)
     assert (found.id, found.verdict, found.why) == ("fedem-1", "fails", "off 0.3")

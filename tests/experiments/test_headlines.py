@@ -84,7 +84,7 @@ GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
         fedem.JUDGES[27],
         {"powers": {"omega": 0.5, "n": 0.5}, "with whole batches": 1.0},
     ),
-    "fedem-28": (fedem.judge_bits, {"cases": {"dithering": 2.0}, "one block": {"10": 1.5}}),
+    "fedem-28": (fedem.JUDGES[28], {"cases": {"dithering": 2.0}, "one block": {"10": 1.5}}),
     "fedem-29": (
         fedem.JUDGES[29],
         {"largest share": 0.9, "standard errors off": 2.0, "draws": 10},
@@ -192,7 +192,7 @@ GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
         {"closest": {"1": {"S": 5.0, "apart": 1.0, "fewer": 30.0}}, "bounds": [2.0, 2.0]},
     ),
     "hierarchical-38": (
-        hierarchical.judge_group_rates,
+        hierarchical.JUDGES[38],
         {"apart": {"own rates": 1.2, "one rate": 5.0}, "largest": [0.02, 0.03]},
     ),
 }
