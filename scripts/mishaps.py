@@ -407,7 +407,7 @@ def interrupted_experiment(out: Path) -> str:
     """Press Ctrl-C in an experiment."""
     folder = out / "experiment"
     shutil.rmtree(folder, ignore_errors=True)
-    words = ["run", "favano/fig2", "--smoke", "--out", str(folder)]
+    words = ["run", "favano/lattice", "--smoke", "--out", str(folder)]
     process = start(words, module="experiments")
     while not (folder / "checkpoint" / "run.json").exists() and process.poll() is None:
         time.sleep(0.02)

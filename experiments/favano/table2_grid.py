@@ -22,19 +22,12 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
+from experiments import harness
+from experiments.favano import setup, table2
 from experiments.favano.claims import SMOKE, verdict
-from experiments.favano.setup import (
-    BLOCKED,
-    COLUMNS,
-    PUBLIC,
-    TINY,
-    Method,
-    by_split,
-    final_sample,
-    hyper_of,
-)
-from experiments.favano.table2 import CHANCE, DECIDING, PAPER, judged, means, parts_of, read_cells
-from experiments.harness import NOT_RUN, Arguments, Outcome, Sizes, Study, Verdict, spread_table
+from experiments.favano.setup import BLOCKED, COLUMNS, PUBLIC, TINY, Method
+from experiments.favano.table2 import CHANCE, DECIDING, FAVANO, PAPER
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict
 from experiments.harness.heatmaps import heat_maps
 from fedjax_sim import datasets, models, studies
 from fedjax_sim.datasets import Dataset
@@ -157,9 +150,8 @@ def readings(
     rates = [*itertools.product(names, names), (OWN, OWN)]
     clocks = [str(name) for name in accuracy.method.values if str(name) not in OTHERS]
     found = []
-    for (rate, fedbuff_rate), clock, inputs in itertools.product(
-        rates, clocks, accuracy.inputs.values
-    ):
+    ways = itertools.product(rates, clocks, accuracy.inputs.values.tolist())
+    for (rate, fedbuff_rate), clock, inputs in ways:
         differences = {}
         for method, row in paper.items():
             place = {"method": clock if method == "FedBuff" else method, "inputs": inputs}
@@ -172,28 +164,16 @@ def readings(
         gaps = np.abs(list(differences.values()))
         if np.isfinite(gaps).all():
             cell = list(differences)[int(gaps.argmax())]
-            found.append(
-                Reading(
-                    rate,
-                    fedbuff_rate,
-                    clock,
-                    str(inputs),
-                    float(np.sqrt(np.mean(gaps**2))),
-                    float(gaps.max()),
-                    f"{cell} {differences[cell]:+.1f}",
-                )
-            )
+            largest = float(gaps.max()), f"{cell} {differences[cell]:+.1f}"
+            distance = float(np.sqrt(np.mean(gaps**2)))
+            found.append(Reading(rate, fedbuff_rate, clock, inputs, distance, *largest))
     return sorted(found, key=lambda reading: reading.distance)
 
 
 def best_rates(validation: xr.DataArray) -> xr.DataArray:
     """Return the learning rate with the best mean validation accuracy; NaN where none is known."""
-    return (
-        validation.mean("seed")
-        .fillna(-1.0)
-        .idxmax("lr")
-        .where(validation.notnull().any(["seed", "lr"]))
-    )
+    is_known = validation.notnull().any(["seed", "lr"])
+    return validation.mean("seed").fillna(-1.0).idxmax("lr").where(is_known)
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -213,13 +193,21 @@ def run(arguments: Arguments) -> Outcome:
     }
     chosen = _chosen(near, best)
     curves = second_stage(arguments, sizes, data, itertools.chain(*chosen.values()))
+    read: dict[str, dict[str, dict[str, dict[str, Sample]]]] = {}
+    for reading, of_reading in chosen.items():
+        rows = read.setdefault(reading, {"cells": {}})["cells"]
+        for cell in of_reading:
+            name = FAVANO if cell[0] == "FAVANO" else cell[0]  # as in Table 2
+            rows.setdefault(name, {})[cell[2]] = setup.final_sample(curves[_key(*cell)])
     inputs = {
         "words": f"{data.name}, {sizes.seeds} seeds; {sizes.tuning_seeds} chose the learning rates",
-        "readings": _cells_of(curves, chosen),
+        "readings": read,
         "smoke": arguments.smoke,
     }
     verdicts = judge(inputs)
-    text = spread_table({key: final_sample(each) for key, each in curves.items()}, CHANCE)
+    text = harness.spread_table(
+        {key: setup.final_sample(each) for key, each in curves.items()}, CHANCE
+    )
     figures = {"test.png": _figure(first.test, best, f"{data.name}, seeds: {sizes.tuning_seeds}")}
     facts["first_stage"] = {name: first[name].to_dict() for name in first}
     return Outcome(curves, figures, verdicts, facts, text, inputs)
@@ -228,14 +216,18 @@ def run(arguments: Arguments) -> Outcome:
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     """Judge claims 26 to 29: 9 to 12 at own rates, on standardised inputs, with fresh times."""
     if inputs["smoke"]:
-        return [verdict(FIRST_CLAIM + i, None, NOT_RUN, SMOKE) for i in range(len(DECIDING))]
-    readings = {name: read_cells(found) for name, found in inputs["readings"].items()}
+        return [
+            verdict(FIRST_CLAIM + i, None, harness.NOT_RUN, SMOKE) for i in range(len(DECIDING))
+        ]
+    readings = {name: table2.read_cells(found) for name, found in inputs["readings"].items()}
     cells = readings[JUDGED]
     seeds = min(sample.seeds for row in cells.values() for sample in row.values())
-    measured = {name: {"final accuracy, %": means(each)} for name, each in readings.items()}
+    measured = {name: {"final accuracy, %": table2.means(each)} for name, each in readings.items()}
     words = f"{JUDGED}, {inputs['words']}"
     fresh = "FedBuff, fresh"
-    return judged(parts_of(cells, fresh), measured, cells, seeds, words, fresh, FIRST_CLAIM)
+    return table2.judged(
+        table2.parts_of(cells, fresh), measured, cells, seeds, words, fresh, FIRST_CLAIM
+    )
 
 
 Cell = tuple[str, str, str, float]
@@ -245,19 +237,6 @@ Cell = tuple[str, str, str, float]
 def _key(name: str, inputs: str, column: str, rate: float) -> str:
     """Name a sweep of the second stage."""
     return f"{name} | {inputs} | {column} | lr {rate:g}"
-
-
-def _cells_of(
-    curves: Mapping[str, xr.Dataset], chosen: Mapping[str, Sequence[Cell]]
-) -> dict[str, Any]:
-    """Return final accuracies by reading, method and column; methods are named as in Table 2."""
-    found: dict[str, Any] = {}
-    for reading, cells in chosen.items():
-        rows: dict[str, Any] = found.setdefault(reading, {"cells": {}})["cells"]
-        for cell in cells:
-            name = "FAVANO, stochastic" if cell[0] == "FAVANO" else cell[0]
-            rows.setdefault(name, {})[cell[2]] = final_sample(curves[_key(*cell)])
-    return found
 
 
 HELD_OUT = 1 / 6
@@ -371,7 +350,7 @@ def _tasks(
     for inputs in sizes.inputs:
         mean, std = INPUTS[inputs]
         number, network = sizes.shared.get("num_clients", 100), models.MLP((32,), data.num_classes)
-        made = by_split(network, data, COLUMNS, number, seeds, mean=mean, std=std)
+        made = setup.by_split(network, data, COLUMNS, number, seeds, mean=mean, std=std)
         found |= {(inputs, split): each for split, each in made.items()}
     return found
 
@@ -379,7 +358,7 @@ def _tasks(
 def _hyper(method: Method, sizes: Sizes, column: str) -> Any:
     """Complete a method's settings for a column."""
     slow = {"slow_fraction": COLUMNS[column].slow_fraction}
-    return hyper_of(method.system, {**sizes.shared, **method.settings, **slow})
+    return setup.hyper_of(method.system, {**sizes.shared, **method.settings, **slow})
 
 
 def _figure(tested: xr.DataArray, best: xr.DataArray, title: str) -> Figure:

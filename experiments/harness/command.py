@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     every = commands.add_parser("list", help="list all experiments with one line each")
     run = commands.add_parser("run", help="run one experiment and write its results folder")
-    run.add_argument("name", metavar="PAPER/NAME", help="the experiment, such as favano/fig1")
+    run.add_argument("name", metavar="PAPER/NAME", help="the experiment, such as favano/table2")
     run.add_argument(
         "--smoke", action="store_true", help="a few seconds on bundled data, to see that it runs"
     )

@@ -43,7 +43,7 @@ RUNS = {
     "favano-fig3a": Queued("favano/fig3a", ("--seeds=1",)),
     "favano-fig3a-0.05": Queued("favano/fig3a", ("--seeds=1", "--rate=0.05")),
     "favano-fig3a-0.1": Queued("favano/fig3a", ("--seeds=1", "--rate=0.1")),
-    "favano-fig6": Queued("favano/fig6"),
+    "favano-fig3a-full": Queued("favano/fig3a"),
     "favano-fig7": Queued("favano/fig7", is_on_cifar10=False),
 }
 """The runs by the names of their folders.

@@ -244,7 +244,7 @@ def test_folders_are_compared_and_everything_prints_json(call, tmp_path, capsys)
     assert "merge its parts first" in said
     named = json.loads(call("list", "--json"))
     assert named["systems"].keys() == fedjax_sim.SYSTEMS.keys()
-    assert "favano/fig1" in named["experiments"]
+    assert "favano/table2" in named["experiments"]
     settings = json.loads(call("list", "favano", "--json"))["favano"]["settings"]
     assert settings.keys() == fields(fedjax_sim.SYSTEMS["favano"].Hyper).keys()
     assert settings["lr"]["default"] == "0.1"
