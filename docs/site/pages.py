@@ -457,6 +457,7 @@ def picture_of(name: str) -> Iterator[str]:
             path
             for path in sorted((ROOT / "experiments" / paper).glob("*.py"), reverse=True)
             if re.fullmatch(rf"{re.escape(path.stem)}[a-z]?(_.*)?", figure)
+            or f'"{stem}.png"' in path.read_text(encoding="utf-8")
         ),
         None,
     )

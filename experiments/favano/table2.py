@@ -1,4 +1,4 @@
-"""FAVANO's Table 2: final test accuracy on MNIST, four methods, three columns.
+"""FAVANO's Table 2 and Figs. 1, 2 and 5: test accuracy on MNIST, four methods, three columns.
 
 In addition to the paper's rows it has both readings of FedBuff's local learning rate under three
 readings of its clock (blocked; own finish; running times drawn afresh at each server step), both
