@@ -106,7 +106,11 @@ class Toy:
         exact = {"batches": "full", "batch_size": self.num_examples}
         batches = exact if batch is None else {"batch_size": batch}
         hyper = system.paper(num_clients=len(self.known.noise), **batches, **chosen)
-        how = {"budget": fedjax_sim.Ticks(ticks), "num_evals": num_evals, "seeds": seeds}
+        how: dict[str, Any] = {
+            "budget": fedjax_sim.Ticks(ticks),
+            "num_evals": num_evals,
+            "seeds": seeds,
+        }
         return curves_of(system, self.problem, hyper, settings=settings, **how)
 
 

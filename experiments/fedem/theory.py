@@ -358,9 +358,10 @@ def measure_reduction(sizes: Sizes) -> tuple[dict[int, Found], Figure]:
     toy = toy_b()
     constants, inner = toy.known.constants, 20
     gamma = theory.vr_step_size(constants, num_clients=N, omega=1.0)
-    common = {"gamma": gamma, "compression": BLOCKS}
+    common: dict[str, Any] = {"gamma": gamma, "compression": BLOCKS}
     batch = variance_reduction.batch_size(inner, 1.0)
-    ticks, many = inner * sizes.loops[-1], {"seeds": sizes.seeds // 2, **common}
+    ticks = inner * sizes.loops[-1]
+    many: dict[str, Any] = {"seeds": sizes.seeds // 2, **common}
     reduced = toy.curves(vr_fedem.system, ticks, ticks, batch=batch, inner_steps=inner, **many)
     plain = toy.curves(fedem.system, ticks, ticks, batch=20, **many)
     exact = toy.curves(fedem.system, 200, 20, seeds=5, **common)

@@ -459,7 +459,8 @@ def measure_fixed_points(sizes: Sizes) -> dict[str, dict[str, float]]:
 
     The model's mean over the second half of a run is then the slow group's influence.
     """
-    late, ways = {}, {"mean": MEAN, "eq8": {}, "raw": RAW}
+    late = {}
+    ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "raw": RAW}
     for name, settings in ways.items():
         run = fedjax_sim.sweep(
             SYSTEM,

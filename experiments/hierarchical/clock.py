@@ -78,7 +78,7 @@ class Found(NamedTuple):
     rounds: float  # mean U
     rounds_error: float
     rounds_expected: float
-    by_group: list[tuple[int, int, int]]  # least, most and allowed iterations
+    by_group: list[list[int]]  # least, most and allowed iterations
 
 
 def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
@@ -102,7 +102,7 @@ def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
     deviations += [far(length, expected.mean), far((length - expected.mean) ** 2, expected.std**2)]
     rounds = harness.estimate((schedule.time < SYSTEM_TIME).sum(axis=1) + 1)
     by_group = [
-        (int(of_group.min()), int(of_group.max()), int(theory.max_iterations(sync_time, shift)))
+        [int(of_group.min()), int(of_group.max()), int(theory.max_iterations(sync_time, shift))]
         for of_group, shift in zip(steps.T, map(float, delays.shift), strict=True)
     ]
     most = theory.expected_rounds(sync_time, delays, system_time=SYSTEM_TIME)

@@ -207,7 +207,7 @@ def measure(
     """
     of_rules, names = rules_of(sizes), sizes.attacks
     made = attacks.attacks_of_one_program([ATTACKS[name] for name in names])
-    all_rules = {"aggregator": list(of_rules.values())}
+    all_rules: dict[str, Any] = {"aggregator": list(of_rules.values())}
     all_attacks = {"adversary.attack": list(made)}
     curves: dict[str, xr.Dataset] = {}
 
@@ -239,7 +239,7 @@ def measure(
     ends: dict[str, dict[str, Any]] = {}
     for rule, each in tuned.items():
         ends[rule] = {"none": sample_of(tested("no attack", rule, each.choice))}
-        swept = {**all_attacks, "malicious": list(sizes.shares)}
+        swept: dict[str, Any] = {**all_attacks, "malicious": list(sizes.shares)}
         found = tested("attacks", rule, each.choice, swept)
         for i, attack in enumerate(names):
             ends[rule][attack] = {
