@@ -82,11 +82,6 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--precision", default="float32", help="of matrix products, as of `run`")
     run.add_argument("--data-dir", help="folder with the raw files of the data set, if offline")
     run.add_argument(
-        "--results",
-        metavar="DIR",
-        help="results folder of an experiment with the same runs, to draw from without running",
-    )
-    run.add_argument(
         "--resume",
         action="store_true",
         help="continue the unfinished run in the results folder, if there is one",
@@ -128,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     queued.add_argument("--out", metavar="DIR", help="folder of the results (results-queue)")
     merge = commands.add_parser("merge", help="write the results of parts that have run")
     merge.add_argument("out", metavar="DIR", help="results folder of the parts")
-    for command in (run, report, compare):
+    for command in (report, compare):
         command.add_argument(
             "--trust",
             action="store_true",
@@ -189,7 +184,6 @@ def _run(given: argparse.Namespace) -> None:
     for option, word, lacks in (
         ("only", "ONLY", "has no panels to choose from"),
         ("rate", "RATES", "has one learning rate"),
-        ("results", "COMPARISON", "draws from no earlier run"),
     ):
         value = getattr(given, option)
         if value is not None and not registry.declares(given.name, word):

@@ -54,7 +54,6 @@ class Arguments(NamedTuple):
       first_seed: The first seed, 0 but for seeds that are added to a record.
       data_dir: Folder with the raw files of data sets, or None to download them.
       out: Results folder.
-      results: Results folder of an experiment with the same runs, to draw from, or None.
       reduced: Run the smaller size on the same data.
       dataset: Data set in place of the study's, or None.
       resume: Continue the unfinished run in the results folder, if there is one.
@@ -63,7 +62,6 @@ class Arguments(NamedTuple):
       rate: Learning rate in place of the paper's, or None.
       only: Names of the panels to run, joined by commas, or None for all.
       cells: Parts of the names of those cells that are run and added to a record; all if empty.
-      trust: Whether files in `results` that carry no SHA-256 are taken as they are.
       precision: Precision of matrix products, as in `sweep`.
     """
 
@@ -72,7 +70,6 @@ class Arguments(NamedTuple):
     first_seed: int = 0
     data_dir: str | None = None
     out: str = ""
-    results: str | None = None
     reduced: bool = False
     dataset: str | None = None
     resume: bool = False
@@ -81,7 +78,6 @@ class Arguments(NamedTuple):
     rate: float | None = None
     only: str | None = None
     cells: Sequence[str] = ()
-    trust: bool = False
     precision: Precision = "float32"
 
     def chosen(self, names: Sequence[str]) -> list[str]:

@@ -53,8 +53,8 @@ def find(name: str) -> Callable[[Arguments], Outcome]:
 def declares(name: str, word: str) -> bool:
     """Tell whether an experiment's module has a name that says which options it takes.
 
-    These are `ONLY` for single panels, `CELLS` for further seeds and single cells of a record,
-    `RATES` for another learning rate, and `COMPARISON` for an earlier run to draw from.
+    These are `ONLY` for single panels, `CELLS` for further seeds and single cells of a record, and
+    `RATES` for another learning rate.
     """
     return hasattr(importlib.import_module("experiments." + name.replace("/", ".")), word)
 

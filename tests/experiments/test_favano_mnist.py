@@ -78,7 +78,7 @@ def test_another_rate_has_its_own_record(few: None, tmp_path: Path) -> None:
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
-    for arguments, word in ((["--seeds", "0"], "seeds"), (["--results", "nowhere"], "nowhere")):
+    for arguments, word in ((["--seeds", "0"], "seeds"), (["--dataset", "nowhere"], "nowhere")):
         done = run("favano/table2", "--smoke", *arguments, cwd=tmp_path)
         assert done.returncode == 2
         assert (
