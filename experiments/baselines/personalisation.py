@@ -41,7 +41,7 @@ from fedjax_sim.studies import Contestant, Criterion, Tuned, criteria
 RATES = (0.01, 0.03, 0.1, 0.3)
 """The grid of every method's learning rate, which is widened where the best is at its edge."""
 STUDY = Study(
-    full=Sizes(5, dataset="fashion_mnist", clients=20, rounds=200, tuning_seeds=1),
+    full=Sizes(5, dataset="fashion_mnist", clients=20, rounds=200, tuning_seeds=3),
     smoke=Sizes(2, dataset="digits", clients=4, rounds=3, tuning_seeds=1, words="4 clients"),
 )
 METRIC, BY_CLIENT = "personal_accuracy", "personal_client_accuracy"

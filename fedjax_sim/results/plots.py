@@ -306,16 +306,16 @@ def curves_figure(
 ) -> Figure:
     """Draw a metric of all systems: the median over seeds, and each seed or a band of quantiles.
 
-    A curve keeps each value until the next evaluation. Failed lanes are left out.
+    A curve keeps each value until the next evaluation. Failed lanes are left out, which the names
+    say, and the title where no lane is left.
 
     Args:
       curves: The curves of `sweep`, by system.
       metric: Name of the metric.
       against: Coordinate on the horizontal axis, such as "time" or "uplink_bits".
       title: What is shown, above the name of the metric.
-      label: What the metric is called, with its unit in brackets; by default a known name.
     """
-    lines = _lines(curves, metric, against)
+    lines, missing = _lines(curves, metric, against)
     figure = Figure(figsize=(8.5, 4.8))
     axes = figure.subplots()
     medians = np.concatenate([line.median for line in lines] or [np.ones(1)])
@@ -349,7 +349,9 @@ def curves_figure(
     spread = f"the {BAND[0]:.0%} to {BAND[1]:.0%} band" if has_band else "each seed (thin)"
     num_seeds = max((len(line.held) for line in lines), default=1)
     seeds = f"\nmedian over {num_seeds} seeds, and {spread}" if num_seeds > 1 else ""
-    axes.set_title((f"{title}\n" if title else "") + about[:1].upper() + about[1:] + seeds)
+    failed = f"\nno seed stayed finite of {', '.join(missing)}" if lines and missing else ""
+    whole = (f"{title}\n" if title else "") + about[:1].upper() + about[1:] + seeds + failed
+    axes.set_title(whole)
     name_beside(figure, axes)
     return figure
 
@@ -362,12 +364,21 @@ class _Line(NamedTuple):
     look: dict[str, Any]
 
 
-def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[_Line]:
+def _of_seeds(label: str, good: np.ndarray) -> str:
+    """Add to a name how many of the seeds are drawn, if some are not."""
+    return label if good.all() else f"{label} ({good.sum()} of {len(good)} seeds)"
+
+
+def _lines(
+    curves: Mapping[str, xr.Dataset], metric: str, against: str
+) -> tuple[list[_Line], list[str]]:
     """Put the seeds of every system and setting on one grid; leave out those that are not finite.
 
-    Lines are in the order of their ends, the highest first, as are the names next to them.
+    Lines are in the order of their ends, the highest first, as are the names next to them. Names
+    of which no seed is left come second.
     """
     lines: list[_Line] = []
+    missing: list[str] = []
     all_lanes = (point for point in summaries.points_of(curves) if metric in point[1])
     for number, (label, lanes) in enumerate(all_lanes):
         failed = lanes["failed"]
@@ -382,6 +393,7 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
         values = np.take_along_axis(values, last, axis=1)
         good = ~failed.values & np.isfinite(values).all(axis=1) & has_begun.any()
         if not good.any():
+            missing.append(label)
             continue
         values, x = values[good], x[good]
         grid = np.unique(x)
@@ -389,8 +401,9 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
             grid = np.linspace(0, grid[-1], GRID_POINTS)
         held = on_grid(x, values, grid)
         shown = look(number, points=len(grid))
-        lines.append(_Line(label, grid, held, np.median(held, axis=0), shown))
-    return sorted(lines, key=lambda line: -line.median[-1])
+        name = _of_seeds(label, good)
+        lines.append(_Line(name, grid, held, np.median(held, axis=0), shown))
+    return sorted(lines, key=lambda line: -line.median[-1]), missing
 
 
 @styled()
@@ -478,8 +491,9 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
 def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accuracy") -> Figure:
     """Draw a histogram of a metric over clients, at the end of the run.
 
-    All lanes that did not fail are counted together. Below the histogram a line leads from each
-    system's worst decile, a triangle, to its mean, a dot, both means over seeds.
+    All lanes that did not fail are counted together; names say how many these are if some did.
+    Below the histogram a line leads from each system's worst decile, a triangle, to its mean, a
+    dot, both means over seeds.
 
     Args:
       curves: The curves of `sweep`, by system; systems without the metric are left out.
@@ -490,10 +504,11 @@ def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accur
     """
     groups = []
     for label, lanes in (point for point in summaries.points_of(curves) if metric in point[1]):
-        good = lanes[metric].isel(eval=-1, seed=~lanes["failed"].values)
+        is_good = ~lanes["failed"].values
+        good = lanes[metric].isel(eval=-1, seed=is_good)
         if good.sizes["seed"]:
             is_less = bool(lanes[metric].attrs.get("less_is_better", 0))
-            groups.append((label, good.values.astype(float), is_less))
+            groups.append((_of_seeds(label, is_good), good.values.astype(float), is_less))
     figure = Figure(figsize=(7, 4.8))
     axes = figure.subplots()
     pooled = [values[np.isfinite(values)] for _, values, _ in groups]

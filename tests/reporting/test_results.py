@@ -392,10 +392,25 @@ def test_pictures_leave_failed_lanes_out():
     }
     (axes,) = plots.curves_figure(data, "accuracy").axes
     (line,) = axes.lines
-    assert line.get_label() == "a"
+    assert line.get_label() == "a (1 of 2 seeds)"
     assert line.get_ydata()[-1] == 0.6
     (axes,) = plots.curves_figure({"b": data["b"]}, "accuracy").axes
     assert [text.get_text() for text in axes.texts] == ["no seed stayed finite"]
+
+
+def test_a_picture_says_which_seeds_it_leaves_out():
+    written = {
+        "a": curves([[0.1, 0.5], [0.1, 0.6], [0.1, np.nan]], failed=[False, False, True]),
+        "b": curves([[0.1, 0.4]] * 3),
+        "c": curves([[0.1, 0.1]] * 3, failed=[True] * 3),
+    }
+    (axes,) = plots.curves_figure(written, "accuracy").axes
+    assert axes.get_legend_handles_labels()[1] == ["a (2 of 3 seeds)", "b"]
+    assert axes.get_title(loc="left").endswith("no seed stayed finite of c")
+    whole = {"b": written["b"]}
+    (axes,) = plots.curves_figure(whole, "accuracy").axes
+    assert axes.get_legend_handles_labels()[1] == ["b"]
+    assert "finite" not in axes.get_title(loc="left")
 
 
 def test_few_seeds_are_drawn_each_and_many_as_a_band():
