@@ -6,7 +6,7 @@ measured on test images with labels like the client's own. Judged are the mean o
 mean of the worst tenth. All methods train LeNet with plain SGD. FedBN needs normalisation layers:
 it trains LeNet with batch normalisation, and so does a second run of FedAvg, `fedavg, norm`. Each
 method has its own learning rate of local steps, chosen on a tenth of the training images with
-another seed than those reported; their other settings are fixed, at values of their papers where
+other seeds than those reported; their other settings are fixed, at values of their papers where
 these are known. No claim of a paper is judged: the papers use other data, networks and numbers of
 steps.
 
