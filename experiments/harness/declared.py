@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.harness.statistics import unless_unknown
+from experiments.harness.statistics import all_of, unless_unknown
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
@@ -39,11 +39,12 @@ NUMBER = re.compile(r"<([^<>:]*):([^<>]*)>")
 
 def all_hold(comparisons: Sequence[str], measured: Any, marks: Mapping[str, Any]) -> bool | None:
     """Return whether all comparisons are true, None if a measured number is unknown."""
-    return unless_unknown(all(holds(each, measured, marks) for each in comparisons), measured)
+    judged = all_of(holds(each, measured, marks) for each in comparisons)
+    return None if judged is None else unless_unknown(judged, measured)
 
 
-def holds(comparison: str, measured: Any, marks: Mapping[str, Any]) -> bool:
-    """Return whether a comparison is true.
+def holds(comparison: str, measured: Any, marks: Mapping[str, Any]) -> bool | None:
+    """Return whether a comparison is true, None if it counts errors that are 0.
 
     Raises:
       ValueError: If it is no comparison, or nothing was measured at a place.
@@ -59,6 +60,8 @@ def holds(comparison: str, measured: Any, marks: Mapping[str, Any]) -> bool:
     if distance is None:
         return bool(np.all(OPERATORS[word](left, right)))
     unit = np.abs(right) if kind == "times" else _numbers(error, measured) if error else 1.0
+    if error and np.any(unit == 0):
+        return None
     return bool(np.all(np.abs(left - right) < _other(distance, measured, marks) * unit))
 
 

@@ -12,6 +12,8 @@ MEASURED: dict[str, Any] = {
     "off": 0.3,
     "by n": {"n = 1": [1.0, 2.0], "n = 2": [3.0, 4.0]},
     "same": True,
+    "error": 0.05,
+    "exact": 0.0,
     "rows": {"a": {"left": 2.0, "right": 3.0}, "b": {"left": 1.0, "right": 3.0}},
 }
 MARKS = {"most": 0.5, "close": 0.2}
@@ -34,9 +36,16 @@ MARKS = {"most": 0.5, "close": 0.2}
         ("same is 1", True),
         ("rows / * / left falls", True),
         ("rows / * / right falls", False),
+        ("off <= close + 0.1", True),
+        ("off < close + 0.05", False),
+        ("by n > close", True),  # Of nested numbers all are compared.
+        ("by n < 4", False),
+        ("off within close + 2 of 0.4 by error", True),
+        ("off within close of 0.4 by error", False),
+        ("off within most of 0.4 by exact", None),
     ],
 )
-def test_comparisons(comparison: str, expected: bool) -> None:
+def test_comparisons(comparison: str, expected: bool | None) -> None:
     assert declared.holds(comparison, MEASURED, MARKS) is expected
 
 
@@ -45,6 +54,9 @@ def test_a_number_that_is_not_known_leaves_the_claim_open(unknown: Any) -> None:
     assert declared.all_hold(["off < most"], MEASURED, MARKS) is True
     assert declared.all_hold(["off < most"], {**MEASURED, "other": unknown}, MARKS) is None
     assert declared.all_hold(["off > most"], {"off": unknown}, MARKS) is None
+    by_exact = "off within most of 0.4 by exact"
+    assert declared.all_hold(["off < most", by_exact], MEASURED, MARKS) is None
+    assert declared.all_hold(["off > most", by_exact], MEASURED, MARKS) is False
 
 
 @pytest.mark.parametrize(
@@ -68,6 +80,9 @@ def test_a_sentence_has_the_measured_numbers() -> None:
     rows = "{rows / *:NAME <left:g>, <right:.1f>}"
     assert declared.sentence(rows, MEASURED, MARKS) == "a 2, 3.0; b 1, 3.0"
     assert declared.sentence("{largest of by n / * / *:.1f}, {most}", MEASURED, MARKS) == "4.0, 0.5"
+    nested = "{by n / n = 1:.0f}; {rows / a:.1f}; {smallest of by n:g} to {largest of by n:g}"
+    found = declared.sentence(nested, MEASURED, MARKS)
+    assert found == "1, 2; left 2.0, right 3.0; 1 to 4"
 
 
 def test_a_claim_that_states_its_comparisons_uses_all_its_marks() -> None:
@@ -81,6 +96,11 @@ def test_a_claim_that_states_its_comparisons_uses_all_its_marks() -> None:
     with pytest.raises(ValueError, match="fedem-1: no comparison uses close"):
         claims("off < most")
     found = claims("off within close of most").declared(1)[1](MEASURED)
+    few = claims("off within close of most")[1]._replace(id="", since="", least={"chains": 100})
+    judge = Claims("fedem", {1: few}, since="2026-11-30").declared(1)[1]
+    for chains, verdict in ((100, "fails"), (99, "undecided"), (np.nan, "undecided")):
+        assert judge({**MEASURED, "chains": chains}).verdict == verdict
+    assert judge({**MEASURED, "chains": 9}).why.startswith("not judged: 9 chains are too few; off")
     with pytest.raises(ValueError, match="fedem-9 states no comparisons"):
         Claims.read("fedem").declared(9)
     assert (found.id, found.verdict, found.why) == ("fedem-1", "fails", "off 0.3")
