@@ -77,18 +77,23 @@ def sentence(told: str, measured: Any, marks: Mapping[str, Any]) -> str:
 
         def one(name: str, value: Any) -> str:
             def number(found: re.Match[str]) -> str:
-                numbers = value[found[1]] if found[1] else value
-                if isinstance(numbers, Mapping):
-                    return ", ".join(f"{key} {each:{found[2]}}" for key, each in numbers.items())
-                if found[2] and isinstance(numbers, Sequence):
-                    return ", ".join(format(each, found[2]) for each in numbers)
-                return format(numbers, found[2])
+                return _written(value[found[1]] if found[1] else value, found[2])
 
             return NUMBER.sub(number, words.replace("NAME", name))
 
         return ("; " if "," in words else ", ").join(one(*each) for each in values)
 
     return FIELD.sub(filled, told)
+
+
+def _written(value: Any, form: str) -> str:
+    """Format a number, or several alike, each of a mapping after its name."""
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_written(each, form)}" for name, each in value.items())
+    if form and isinstance(value, Sequence):
+        return ", ".join(format(each, form) for each in np.ravel(value).tolist())
+    return format(value, form)
 
 
 def at(measured: Any, place: str) -> list[tuple[str, Any]]:
@@ -113,7 +118,7 @@ def at(measured: Any, place: str) -> list[tuple[str, Any]]:
 def _numbers(place: str, measured: Any) -> np.ndarray:
     """Return the numbers at a place, NaN for those that are not known: `f[n]`."""
     leaves = jax.tree.leaves([each for _, each in at(measured, place)], is_leaf=lambda x: x is None)
-    return np.array([np.nan if each is None else each for each in leaves], float)
+    return np.hstack([np.ravel(np.nan if each is None else each) for each in leaves]).astype(float)
 
 
 def _other(words: str, measured: Any, marks: Mapping[str, Any]) -> np.ndarray:

@@ -83,6 +83,11 @@ def test_a_sentence_has_the_measured_numbers() -> None:
     nested = "{by n / n = 1:.0f}; {rows / a:.1f}; {smallest of by n:g} to {largest of by n:g}"
     found = declared.sentence(nested, MEASURED, MARKS)
     assert found == "1, 2; left 2.0, right 3.0; 1 to 4"
+    # A run has arrays where its record has lists.
+    arrays = {**MEASURED, "by n": {name: np.array(row) for name, row in MEASURED["by n"].items()}}
+    assert declared.sentence(nested, arrays, MARKS) == found
+    assert declared.holds("by n / * / 0 <= by n / * / 1", arrays, MARKS)
+    assert declared.holds("by n < 4", arrays, MARKS) is False
 
 
 def test_a_claim_that_states_its_comparisons_uses_all_its_marks() -> None:
