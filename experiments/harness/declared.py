@@ -15,12 +15,11 @@ NAME what the last name with a `*` stands for. Words with commas are joined by s
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Any
 
-import jax
 import numpy as np
 
 from experiments.harness.statistics import all_of, unless_unknown
@@ -32,7 +31,9 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
     "is": operator.eq,
 }
-COMPARISON = re.compile(r"(.+) (?:falls|(<|<=|>|>=|is|within (.+) (of|times)) (.+?)(?: by (.+))?)")
+COMPARISON = re.compile(
+    r"(.+) (?:falls|(<|<=|>|>=|is) (.+)|within (.+) (?:times (.+)|of (.+?)(?: by (.+))?))"
+)
 FIELD = re.compile(r"\{(?:(largest|smallest) of )?([^{}:]+):?([^{}]*)\}")
 NUMBER = re.compile(r"<([^<>:]*):([^<>]*)>")
 
@@ -44,7 +45,7 @@ def all_hold(comparisons: Sequence[str], measured: Any, marks: Mapping[str, Any]
 
 
 def holds(comparison: str, measured: Any, marks: Mapping[str, Any]) -> bool | None:
-    """Return whether a comparison is true, None if it counts errors that are 0.
+    """Return whether a comparison is true, None if it counts errors of 0 or has one number to fall.
 
     Raises:
       ValueError: If it is no comparison, or nothing was measured at a place.
@@ -52,14 +53,14 @@ def holds(comparison: str, measured: Any, marks: Mapping[str, Any]) -> bool | No
     found = COMPARISON.fullmatch(comparison)
     if found is None:
         raise ValueError(f"{comparison!r} is no comparison, but must be one of {__name__}")
-    place, word, distance, kind, other, error = found.groups()
+    place, word, bound, distance, scale, middle, error = found.groups()
     left = _numbers(place, measured)
-    if other is None:
-        return bool((np.diff(left) < 0).all())
-    right = _other(other, measured, marks)
+    if word is not None:
+        return bool(np.all(OPERATORS[word](left, _other(bound, measured, marks))))
     if distance is None:
-        return bool(np.all(OPERATORS[word](left, right)))
-    unit = np.abs(right) if kind == "times" else _numbers(error, measured) if error else 1.0
+        return None if len(left) < 2 else bool((np.diff(left) < 0).all())
+    right = _other(scale or middle, measured, marks)
+    unit = np.abs(right) if scale else _numbers(error, measured) if error else np.ones(1)
     if error and np.any(unit == 0):
         return None
     return bool(np.all(np.abs(left - right) < _other(distance, measured, marks) * unit))
@@ -97,7 +98,7 @@ def _written(value: Any, form: str) -> str:
 
 
 def at(measured: Any, place: str) -> list[tuple[str, Any]]:
-    """Return what was measured at a place, each with what the last name with a `*` stands for.
+    """List the measured values at a place, each with the name that the last `*` stands for.
 
     Raises:
       ValueError: If nothing was.
@@ -117,12 +118,22 @@ def at(measured: Any, place: str) -> list[tuple[str, Any]]:
 
 def _numbers(place: str, measured: Any) -> np.ndarray:
     """Return the numbers at a place, NaN for those that are not known: `f[n]`."""
-    leaves = jax.tree.leaves([each for _, each in at(measured, place)], is_leaf=lambda x: x is None)
-    return np.hstack([np.ravel(np.nan if each is None else each) for each in leaves]).astype(float)
+    return np.array([*_leaves([value for _, value in at(measured, place)])], float)
+
+
+def _leaves(value: Any) -> Iterator[float]:
+    """Go through nested numbers in the order in which they stand, NaN for None."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield np.nan if value is None else float(value)
 
 
 def _other(words: str, measured: Any, marks: Mapping[str, Any]) -> np.ndarray:
-    """Return what a number, mark or place stands for: `f[n]`.
+    """Read a number, a mark, a sum of such, or the measured numbers at a place: `f[n]`.
 
     Raises:
       ValueError: If a mark has the name of a measured number.

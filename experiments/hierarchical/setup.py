@@ -484,7 +484,7 @@ def outcome(
     shown: str | None = None,
     inputs: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Collect what a figure returns, by default with a table of the accuracies at T.
+    """Make the outcome of a figure, by default with a table of the accuracies at T.
 
     Pictures against time come first, as only the first few are committed.
     """

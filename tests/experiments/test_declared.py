@@ -14,6 +14,7 @@ MEASURED: dict[str, Any] = {
     "same": True,
     "error": 0.05,
     "exact": 0.0,
+    "late first": {"10": 3.0, "2": 2.0, "1": 1.0},
     "rows": {"a": {"left": 2.0, "right": 3.0}, "b": {"left": 1.0, "right": 3.0}},
 }
 MARKS = {"most": 0.5, "close": 0.2}
@@ -43,6 +44,8 @@ MARKS = {"most": 0.5, "close": 0.2}
         ("off within close + 2 of 0.4 by error", True),
         ("off within close of 0.4 by error", False),
         ("off within most of 0.4 by exact", None),
+        ("late first falls", True),  # In the order of the run, not of the names.
+        ("off falls", None),
     ],
 )
 def test_comparisons(comparison: str, expected: bool | None) -> None:
@@ -63,6 +66,8 @@ def test_a_number_that_is_not_known_leaves_the_claim_open(unknown: Any) -> None:
     ("comparison", "complaint"),
     [
         ("off most", "is no comparison"),
+        ("off < most by error", "nothing was measured at 'most by error'"),
+        ("off within close times most by error", "nothing was measured at 'most by error'"),
         ("of < most", "nothing was measured at 'of'"),
         ("off < least", "nothing was measured at 'least'"),
         ("off < off", "'off' is a mark and a measured number"),

@@ -139,7 +139,7 @@ def _divisor(rule: str, iterations: Numbers) -> Numbers:
 
 @checked
 def one_round(problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> Round:
-    """Compute what a round does, averaged over the independent laws of the groups' iterations."""
+    """Average the affine map of a round over the independent laws of the groups' iterations."""
     weight = problem.group_size / np.sum(problem.group_size)
     pull = np.zeros_like(problem.curvature)
     variance, noise = pull.copy(), pull.copy()
@@ -205,7 +205,7 @@ def _overshoot(law: RoundTime) -> float:
 def optimal_sync_time(
     target: float, problem: Quadratics, *, delays: Delays, candidates: Sequence[float]
 ) -> tuple[float, Numbers]:
-    """Find which candidate S reaches a target loss first, and the time that each of them takes.
+    """Find the candidate S that reaches a target loss first, and the time of each candidate.
 
     Under "divide_by_steps" this is 0 if there is no noise or the target is far above the noise
     floors: local iterations take time, while a round moves the model by about the length of one
