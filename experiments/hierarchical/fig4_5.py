@@ -102,7 +102,7 @@ def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict
 
 
 def gains(size: Sizes, name: str, runs: Mapping[str, Measured]) -> dict[str, Any]:
-    """Return the numbers of a panel that are judged; its first run is that of cooperating groups."""
+    """Return the judged numbers of a panel, whose first run is that of cooperating groups."""
     together, *apart = (setup.final(each.curves, size.time) for each in runs.values())
     return {
         "sizes": list(PANELS[name][0]),
