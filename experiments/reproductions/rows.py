@@ -85,5 +85,8 @@ def report(found: Sequence[tuple[Printed, Sample]], *, is_smoke: bool) -> str:
         said = NOT_RUN_WORDS if is_smoke else verdict(printed, sample)
         rows.append([printed.name, f"{printed.number:g}", ours, f"{half:.{digits}f}", said])
     header = ["row", "printed", "ours (seeds)", "interval of the difference", "verdict"]
-    sources = [f"- {each.name}: {each.source}: {each.quote}" for each, _ in found]
+    quotes: dict[str, list[str]] = {}
+    for printed, _ in found:
+        quotes.setdefault(printed.source, []).append(printed.quote)
+    sources = [f"- {source}: {'; '.join(dict.fromkeys(of))}" for source, of in quotes.items()]
     return table(header, rows) + "\n\n" + "\n".join(sources)

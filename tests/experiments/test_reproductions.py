@@ -1,14 +1,24 @@
 """Numbers of others: the criterion, the data, the networks, and DP-SGD by clients."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import fedjax_sim
 from experiments.harness import Sample
-from experiments.reproductions import flute, nanogpt, niid_bench, rows, tf_privacy
+from experiments.reproductions import (
+    flute,
+    nanogpt,
+    niid_bench,
+    rows,
+    tf_privacy,
+    two_repositories,
+)
 from fedjax_sim import datasets
 from fedjax_sim.partition import label_histogram
 from fedjax_sim.server.privacy import FixedClipping
@@ -131,3 +141,41 @@ def test_two_labels_are_split_evenly_among_their_holders() -> None:
     assert (np.diag(held) > 0).all()
     for counts in held.T:
         assert np.ptp(counts[counts > 0]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("network", "number"),
+    [
+        (two_repositories.Convolutions(), 21_840),
+        (two_repositories.Perceptron(64), 50_890),
+        (two_repositories.Perceptron(200), 159_010),
+    ],
+)
+def test_networks_have_the_repositories_parameters(network: nn.Module, number: int) -> None:
+    images = jax.random.normal(jax.random.key(0), (4, 28, 28, 1))
+    params = network.init(jax.random.key(1), images)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == number
+    dropped = network.apply(params, images, train=True, rngs={"dropout": jax.random.key(2)})
+    assert float(jnp.abs(network.apply(params, images) - dropped).min()) > 0
+
+
+def test_clients_hold_two_shards_of_which_the_first_images_count() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
+    deal = partial(two_repositories.split_of, labels, 10)
+    whole, part = deal(3, 1.0, is_iid=False), deal(3, 0.8, is_iid=False)
+    np.testing.assert_array_equal(np.sort(whole.index), np.arange(600))
+    assert (label_histogram(whole, labels, 10).max(axis=1) >= 30).all()
+    assert set(part.counts) == {48}
+    for held in part.rows():
+        shards = labels[held[:30]], labels[held[30:]]
+        assert [len(set(labels)) for labels in shards] == [1, 1]  # A whole one, part of another.
+    mixed = label_histogram(deal(3, 0.8, is_iid=True), labels, 10)
+    assert mixed.sum() == 480 and ((mixed > 0).sum(axis=1) > 6).all()
+
+
+def test_the_loss_is_minus_the_probability_of_the_right_class() -> None:
+    logits, labels = jnp.log(jnp.array([[0.2, 0.8], [0.7, 0.3]])), jnp.array([1, 1])
+    found = two_repositories.minus_probability(logits, labels)
+    np.testing.assert_allclose(found, [-0.8, -0.3], rtol=1e-6)
+    sources = two_repositories.REPOSITORIES.values()
+    assert [each.loss is two_repositories.minus_probability for each in sources] == [True, False]
