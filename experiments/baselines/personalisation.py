@@ -158,16 +158,23 @@ def run(arguments: Arguments) -> Outcome:
         "at_edge": {name: each.at_edge for name, each in tuned.items()},
         "mean": means,
         "worst_decile": worst,
+        "diverged": {name: int(each.failed.sum()) for name, each in curves.items()},
     }
     panel = "" if arguments.only is None else arguments.only
-    text = report(tuned, means, worst)
+    text = report(tuned, means, worst, facts["diverged"])
     return Outcome(curves, {"accuracy.png": figure}, [], facts, text, panel=panel)
 
 
 def report(
-    tuned: Mapping[str, Tuned], means: Mapping[str, Sample], worst: Mapping[str, Sample]
+    tuned: Mapping[str, Tuned],
+    means: Mapping[str, Sample],
+    worst: Mapping[str, Sample],
+    diverged: Mapping[str, int],
 ) -> str:
-    """Lay out means over clients and their worst tenths, in percent, with 95 % intervals."""
+    """Lay out means over clients and their worst tenths, in percent, with 95 % intervals.
+
+    `diverged` counts the seeds in which the model of a client was not finite in the end.
+    """
     rows = []
     for name, each in tuned.items():
         rate = ", ".join(
@@ -177,8 +184,9 @@ def report(
         ahead = lead(means[name], means[base]) if base in means and name != base else "-"
         intervals = (sample[name].interval() for sample in (means, worst))
         cells = [f"{mean:.1f} ± {half:.1f}" for mean, half in intervals]
-        rows.append([name, rate, *cells, ahead])
+        rows.append([name, rate, *cells, ahead, str(diverged[name])])
     header = ["method", "rate", "mean over clients, %", "worst tenth, %", "mean - FedAvg's"]
+    header.append("diverged")
     return table(header, rows)
 
 
