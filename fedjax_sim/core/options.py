@@ -35,8 +35,8 @@ class Time(_Length):
 
     Attributes:
       time_budget: Its length, in the units of the schedule.
-      most_ticks: For live systems, whose ticks cannot be counted before: a lane that has had so
-        many ends before its time is over. None for the system's estimate, four times.
+      most_ticks: Largest number of ticks, for live systems, whose ticks cannot be counted before.
+        A lane that reaches it ends early. None for four times the system's estimate.
     """
 
     time_budget: Above0
@@ -52,8 +52,8 @@ class Energy(_Length):
       energy_budget: What the work that the server receives may take, with its messages, of all
         clients together, in the table's unit. A tick that would exceed it does not happen; for live
         systems, by more than a millionth. A run also ends with its trace.
-      most_ticks: For live systems, and for these only, where it must be given: a lane that has had
-        so many ends before its energy is used. Evaluations are spread over so many.
+      most_ticks: Largest number of ticks, which live systems need and others refuse. A lane that
+        reaches it ends before its energy is used. Evaluations are spread over so many ticks.
     """
 
     energy_budget: Above0
@@ -128,8 +128,8 @@ class Layout(NamedTuple):
         end in rows of equal steps (`fedjax_sim.clients.packing`); by default on GPUs, if slots
         differ enough in their steps.
       max_lanes: Largest number of lanes in memory at one time; by default as many as fit.
-      evals_per_chunk: Evaluations between two returns to the host. By default all, 1 if somebody
-        watches, and with checkpoints stretches of ticks that take five to ten seconds.
+      evals_per_chunk: Evaluations between two returns to the host. By default all; 1 if the run
+        is watched; with checkpoints as many ticks as take five to ten seconds.
       window: Bytes of examples in memory where these lie in files (`datasets.stored`): two windows,
         of what a stretch of ticks reads and of what the next one will. By default half of the free
         memory; if all examples fit, they are read once.

@@ -4,7 +4,7 @@ A simulation has two phases. The *timeline* says when things happen; it is compu
 random key and a delay law, without any model. *Learning* then replays the timeline through an
 algorithm with `lax.scan`.
 
-Words: a *tick* is one server action, a *round* a synchronous one, a *step* one local gradient
+Words: a *tick* is one server action, a *round* a synchronous one, a *local step* one gradient
 step, a *slot* the place in a tick where the work of one client is received, and a *lane* one run
 of a sweep, that is one pair of settings and seed.
 
@@ -166,8 +166,8 @@ class Work(NamedTuple):
       event: The event that was worked on if a step has changed who takes part, how many steps
         they do or with which weight, otherwise (). The schedule that a run returns, and the
         messages and local steps that it counts, are then those that happened.
-      seen: What a live clock is told of the tick, such as the losses of its slots: any pytree. It
-        is not counted.
+      seen: What a live clock learns from the tick, such as the losses of its slots: any pytree.
+        It is not counted.
       aux: What losses of local steps carried, after the last step of each slot, leaves `[S, ...]`.
         It is not counted.
       measured: Sums of measures over the local steps of each slot, `f[S]` by name, see

@@ -14,7 +14,7 @@ seed, for any program that reads netCDF: `xarray.open_datatree(path)["fedavg"]`.
 adds pictures, and says more in config.json.
 
 Each file is written under another name in its folder and then renamed. It ends with its SHA-256,
-see `core.lifecycle.seals`, and config.json has those of all others: files of different runs,
+see `core.lifecycle.write_sealed`, and config.json has those of all others: files of different runs,
 such as those of a writer that was killed while it replaced an older run, are not read as one run.
 """
 

@@ -400,11 +400,11 @@ class AdaptiveClipping(Clipping):
             raise ConfigError("privacy.noise", float(np.max(self.noise)), allowed)
 
     def bound(self, hyper: Settings, memory: Params = None) -> Number:
-        """Bound in memory; the first one without. The arguments are those of `Privacy.bound`."""
+        """Return the bound in memory, or the first. The arguments are those of `Privacy.bound`."""
         return self.clip if memory is None else memory
 
     def metrics(self, memory: Params) -> dict[str, Array]:
-        """The bound, `clip_norm`. memory: It."""
+        """Return the bound as `clip_norm`. memory: The bound."""
         return {"clip_norm": memory}
 
     def first_memory(self, update: Params) -> Array:

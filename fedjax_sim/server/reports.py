@@ -378,7 +378,7 @@ class Wire:
     def own_update(self, key: Key, event: Event, start: Params) -> tuple[Params, types.Work]:
         """Train on the root data for a tick, with the training that was given.
 
-        Nothing is trained where the rule is one of several, and needs no such update.
+        Nothing is trained if the rule was chosen among several and needs no such update.
 
         Args:
           key: The lane's learning key.

@@ -70,8 +70,8 @@ class Comparison(NamedTuple):
     Attributes:
       criterion: The criterion.
       is_less_better: Whether a smaller number is better.
-      horizon: Where times end, up to which each system is known by a lane that did not fail; NaN if
-        the criterion is no time. A lane that ends before is censored at its end.
+      horizon: Time to which mean times are restricted: every system has a lane that ran so far and
+        did not fail. NaN if the criterion is no time. A lane that ends before is censored there.
       entries: The systems by name, the best mean first.
       pairs: All pairs.
     """

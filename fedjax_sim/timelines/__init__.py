@@ -5,13 +5,13 @@ a clock: a settings struct, and a function that draws its `core.types.Timeline`.
 by what the server waits for:
 
 - `rounds`: for the clients that it selected (`CohortRounds`, `WeightedRounds`, `CoinRounds`).
-- `contacts`: for nobody; it interrupts clients periodically (`Contacts`).
+- `contacts`: for no client; it interrupts clients periodically (`Contacts`).
 - `arrivals`: for finished work, until its buffer is full (`Arrivals`) or for each task
   (`ClientQueues`).
 - `grouped`: for groups of clients behind local servers, all of them (`Groups`) or some
   (`GroupArrivals`).
 
-Where who takes part, and when, follows from what is learnt, the clock is a state instead: `live`.
+If learning decides who takes part, or when, the clock is a state that goes along: `live`.
 
 What clocks are made of:
 

@@ -700,7 +700,7 @@ def aggregation_weights(
       shares: `f[M]`, or `f[U, M]` if they differ between rounds: the groups' weights in the global
         model, of sum 1.
       steps: `i[U, M]`, local iterations t_i, at least 1.
-      aggregation: A name of `groups.AGGREGATIONS`. "divide_by_steps" is Eq. 12.
+      aggregation: A name of `timelines.grouped.AGGREGATIONS`. "divide_by_steps" is Eq. 12.
 
     Returns:
       Weights, `f[U, M]`.

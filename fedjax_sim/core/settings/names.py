@@ -192,9 +192,9 @@ def full_name(hyper_type: type, name: str) -> str:
 
 
 def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
-    """Return the error for a name that no setting has, or several of one struct.
+    """Return the error for a name that is no setting, or fits several settings of one struct.
 
-    It gives the settings of a group, or else the names that there are, of settings and of groups.
+    It lists the settings that the name may stand for; if there are none, all settings and groups.
 
     Args:
       name: The name.

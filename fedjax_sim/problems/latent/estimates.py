@@ -128,7 +128,7 @@ _ENTRIES = {
     ),
 }
 MODELS: settings.Named[Entry] = settings.Named("latent-variable model", _ENTRIES)
-"""Models by the name that the command line uses."""
+"""Latent-variable models, by their names on the command line."""
 
 
 class Fitted(NamedTuple):

@@ -54,7 +54,7 @@ class ArrivalClock(Checked):
     `restart` says when a client that has finished an update starts the next one:
 
     - "after_interaction": when the exchange of the tick that took its update is over.
-    - "own_finish": when it finishes, or at the start of the tick that took its update if that is
+    - "own_finish": when it finishes, or when the exchange before that tick is over, if that is
       later. This is the rule of QuAFL's public simulator.
     - "replaced": when it is drawn again. `concurrency` clients M are at work at any time. As soon
       as one finishes, a client drawn uniformly from those not at work (it may be the same one)
