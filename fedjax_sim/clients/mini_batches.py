@@ -17,7 +17,7 @@ from fedjax_sim.core.types import Array, Batch, Event, Extras, Key, Losses, Para
 BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
 BatchGradient = Callable[[Params, Array], Params]
-"""From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
+"""From a model and the number of a local step since the start, `i32[]`, to its loss's gradient."""
 StepLoss = Callable[[Params, Params, Array], tuple[Array, Params]]
 """From a model, the loss's aux and the number of a local step to that step's loss and next aux."""
 

@@ -273,5 +273,5 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
 
     @property
     def system(self) -> "System[HyperT, StateT, InfoT]":
-        """The system, under the name that it has in the module of a system."""
+        """The system itself: `NAME.system` works for modules and systems alike."""
         return self

@@ -557,4 +557,4 @@ PARTITIONS: Named[Callable[..., parts.Partition]] = Named(
         "natural": natural,
     },
 )
-"""The function of each name."""
+"""The functions that draw partitions, by name."""

@@ -145,7 +145,7 @@ class Classification(Supervised):
 
     @property
     def has_tests_of_clients(self) -> bool:
-        """Always: see `evaluate_clients`."""
+        """True, see `evaluate_clients`."""
         return True
 
     def predict(self, params: Params) -> Array:

@@ -165,7 +165,7 @@ class Backdoored(Supervised):
 
 @struct.dataclass(repr=False)
 class BackdooredClassification(Backdoored, Classification):
-    """The same for image classification."""
+    """A `Backdoored` problem of image classification."""
 
 
 @checked

@@ -151,7 +151,7 @@ class Supervised(client_data.ExampleLosses):
 
     @property
     def has_tests_of_clients(self) -> bool:
-        """Whether every client's model can be evaluated for itself, see `evaluate_clients`."""
+        """Whether every client has test examples for its model, see `evaluate_clients`."""
         return self.test_held is not None
 
     @property

@@ -169,7 +169,7 @@ class Honest(Attack):
         return messages
 
     def is_forging(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
 

@@ -505,7 +505,7 @@ class CorrelatedNoise(Privacy):
         return gaussian_epsilon(change, float(self.noise), float(self.delta))
 
     def first_memory(self, update: Params) -> Params:
-        """Return the noises of ticks that there were not: zeros `[b - 1, ...]`; () for one band.
+        """Return the noises before the first tick: zeros `[b - 1, ...]`; () for one band.
 
         The arguments are those of `Privacy.first_memory`.
         """
@@ -544,7 +544,7 @@ PRIVACY: Named[type[Privacy]] = Named.of(
     CorrelatedNoise,
     example="fixed:clip=0.1:noise=1",
 )
-"""Every kind, by name."""
+"""Every kind of privacy on the server's sum, by name."""
 
 
 def parse_privacy(text: str) -> Privacy:
@@ -591,7 +591,7 @@ FINEST = 1e-4
 
 
 class LocalPrivacy(OfNoise):
-    """The common base of the kinds."""
+    """The common base of the kinds of clients' own noise."""
 
 
 @struct
@@ -853,7 +853,7 @@ LOCAL_PRIVACY: Named[type[LocalPrivacy]] = Named.of(
     LocalLaplace,
     example="gaussian:clip=0.1:noise=8",
 )
-"""Every kind, by name."""
+"""Every kind of clients' own noise, by name."""
 
 
 def parse_local_privacy(text: str) -> LocalPrivacy:

@@ -224,7 +224,7 @@ class Reports(Robust):
 
 @struct
 class ScheduledReports(Reports):
-    """The same with the privacy of clients by any schedule: noise on sums, without sampling.
+    """Settings of `Reports`, and of privacy under any schedule: noise on sums, without sampling.
 
     They are inherited by the settings of asynchronous servers, for example.
 
@@ -257,7 +257,7 @@ class ScheduledReports(Reports):
 
 @struct
 class PrivateReports(ScheduledReports):
-    """The same with the privacy of clients by sampling as well, for synchronous rounds.
+    """Settings of `ScheduledReports`, and of privacy by sampled cohorts, for synchronous rounds.
 
     They are inherited by the settings of FedAvg, for example.
 

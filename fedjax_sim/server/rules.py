@@ -216,7 +216,7 @@ class Rule(settings.Kind):
 
 @struct
 class Mean(Rule):
-    """The weighted mean, of which any one message can make anything.
+    """The weighted mean, which a single message can move anywhere.
 
     It is the default of every system.
 
@@ -862,7 +862,7 @@ class Bucketing(Rule):
         return dataclasses.replace(self, inner=change(self.inner))
 
     def roots(self) -> tuple[Rule, ...]:
-        """Return the inner rule's."""
+        """Return the `roots` of the inner rule."""
         return self.inner.roots()
 
     def least(self) -> compression.Number:
@@ -940,14 +940,14 @@ class OneOf(settings.OneOfSeveral, Rule):
         return dataclasses.replace(self, options=tuple(map(change, self.options)))
 
     def needs_own(self) -> Array | bool:
-        """Tell whether the chosen rule needs it; False itself if none does."""
+        """Tell whether the chosen rule needs the server's own update; False itself if none does."""
         needs = [rule.needs_own() for rule in self.options]
         if len(set(needs)) == 1:
             return needs[0]
         return jnp.asarray(needs)[self.number]
 
     def roots(self) -> tuple[Rule, ...]:
-        """Return those of all rules."""
+        """Return the `roots` of all its rules."""
         return tuple(root for rule in self.options for root in rule.roots())
 
     def least(self) -> compression.Number:

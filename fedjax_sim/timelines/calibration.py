@@ -339,7 +339,7 @@ class Calibration:
 
     @property
     def poor(self) -> list[str]:
-        """Clients that another law than the fitted one has, by Kolmogorov's test at 5 %.
+        """Clients with times that do not have the fitted law, by Kolmogorov's test at 5 %.
 
         The band is that of a law without fitted parameters: the test finds too few.
         """

@@ -185,7 +185,7 @@ def check(hyper: object) -> None:
 
 
 def check_all(hypers: Sequence[object]) -> None:
-    """Check settings of one struct that have many values in common, each of these once; as `check`.
+    """Check settings of one struct as `check` does, but common values of many settings only once.
 
     A setting may be other than its default if it has an effect in one of the `hypers` at least.
     """

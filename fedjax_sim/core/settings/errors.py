@@ -47,7 +47,7 @@ class UnknownNameError(ConfigError, KeyError):
 
 
 class UnknownAttributeError(AttributeError):
-    """An attribute that there is not. The nearest is looked for when the message is read.
+    """An attribute that does not exist. The nearest is looked for when the message is read.
 
     It costs nothing where the error is caught, as by `hasattr`.
     """

@@ -40,7 +40,7 @@ class Assumed(dict[str, Any]):
 
 
 ASSUMED = "_assumed"
-"""Name of the field of a struct that holds them."""
+"""Name of the field of a struct that holds its `Assumed`."""
 
 
 class Checked:
@@ -288,10 +288,10 @@ def why_idle(hyper: object, reason: Reason) -> str:
 
 
 def late_of(hyper: object, num_ticks: int) -> dict[str, tuple[int, str]]:
-    """Find the settings by which something would begin after a run of `num_ticks` ticks.
+    """Find settings that make something begin only after a run of `num_ticks` ticks has ended.
 
     Returns:
-      By full name, the value and what never begins. Defaults are left out: nobody has given them.
+      By full name, the value and what never begins. Settings at their defaults are left out.
     """
     found: dict[str, tuple[int, str]] = {}
     for name, field in fields(type(hyper)).items():
@@ -307,7 +307,7 @@ def late_of(hyper: object, num_ticks: int) -> dict[str, tuple[int, str]]:
 
 
 def is_given(hyper: object, name: str) -> bool:
-    """Tell whether somebody has given a setting, even if it is equal to its default.
+    """Tell whether a setting was given, even if it is equal to its default.
 
     Args:
       hyper: Settings.
@@ -318,7 +318,7 @@ def is_given(hyper: object, name: str) -> bool:
 
 
 def as_default(hyper: HyperT) -> HyperT:
-    """Return settings as if nobody had given them, such as those of a preset.
+    """Return settings as if they had not been given, such as those of a preset.
 
     Args:
       hyper: Settings.

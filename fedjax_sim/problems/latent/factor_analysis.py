@@ -47,7 +47,7 @@ class Factors(NamedTuple):
 @checked
 @struct.dataclass
 class FactorAnalysis(LatentModel):
-    """The model of this module.
+    """The factor analysis of this module.
 
     Attributes:
       factors: k, the number of factors.

@@ -125,7 +125,7 @@ class LowRank(NamedTuple):
 @checked
 @struct.dataclass
 class MissingValues(LatentModel):
-    """The model of this module.
+    """The low-rank model of matrices with missing cells of this module.
 
     Attributes:
       shape: (J, L), rows and columns of the matrices.

@@ -255,7 +255,7 @@ STARTS = ("random", "k-means++")
 @checked
 @struct.dataclass
 class GaussianMixture(OfComponents):
-    """The model of this module.
+    """The mixture of Gaussians of this module.
 
     Its loss is the negative log-density less (D / 2) log(2 pi), as in eq. (57).
 
@@ -521,7 +521,7 @@ def _rows(examples: Array) -> Array:
 @checked
 @struct.dataclass
 class BernoulliMixture(OfComponents):
-    """The model of this module.
+    """The mixture of products of Bernoulli laws of this module.
 
     Attributes:
       components: G, the number of components.

@@ -44,7 +44,7 @@ class Seen(NamedTuple):
 @checked
 @struct.dataclass
 class NoisyMean(LatentModel):
-    """The model of this module; its parameters theta are a vector `f[q]`.
+    """The noisy mean of this module; its parameters theta are a vector `f[q]`.
 
     Attributes:
       ridge: Strength of the penalty (ridge / 2) ||theta||^2, at least 0.
