@@ -130,7 +130,7 @@ def sweep(
       layout: How the run is laid out on the machine, see `Layout`; what is None is chosen by a
         measured rule.
       precision: Precision of matrix products on accelerators: "float32", "tensorfloat32" (about
-        ten bits of mantissa, on GPUs) or "bfloat16" (eight). CPUs always compute in float32.
+        ten bits of mantissa, on GPUs) or "bfloat16" (eight). CPUs compute in the arrays' type.
       lanes: The lanes that run: a `Part`, or their numbers in the order of the flattened grid; all
         if None.
 
