@@ -172,11 +172,10 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           The next state and what the algorithm reports of the tick.
 
         Raises:
-          ConfigError: If the state has another form than that of `init`, or the event is none of
-            one tick, or of another program. If it is of a tick that the schedule has not, or a
-            changed event names a client that does not exist, or, where the system cannot do with
-            that, a client twice; traced ones cannot be checked: the next state is nan then. In a
-            differentiable program, if `steps` were replaced without `most_steps`.
+          ConfigError: If the state does not have the form that `init` gives it, or the event is not
+            that of one tick of this program. If a changed event names a client that does not exist,
+            or one twice that may report once only; if clients are traced, the next state is nan
+            instead. In a differentiable program, if `steps` were replaced without `most_steps`.
         """
         self._check_slopes()
         self._check_given(state, event, num_dims=1)
