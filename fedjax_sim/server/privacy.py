@@ -635,8 +635,8 @@ class OwnNoise(LocalPrivacy):
         if hyper.aggregator.needs_own() is not False:
             allowed = "one without root data with local_privacy: they are examples of clients"
             raise ConfigError("aggregator", str(hyper.aggregator), allowed)
-        if hyper.tells_losses:
-            allowed = "without noise here, because clients tell the server their losses as well"
+        if hyper.tells:
+            allowed = f"without noise here, because clients tell the server {hyper.tells} as well"
             raise ConfigError("messages.local_privacy", str(self), allowed)
         why = f"with local_privacy, because {UNHEARD}"
         settings.check_left(hyper, {name: PRIVATE[name][0] for name in ALL_HEARD}, why)

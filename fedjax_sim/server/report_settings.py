@@ -202,8 +202,8 @@ class Reports(Robust):
 
     accounts_for_cohorts: ClassVar[bool] = False
     """Whether an accountant covers how clients are sampled."""
-    tells_losses: ClassVar[bool] = False
-    """Whether clients send the server more than messages: their losses."""
+    tells: ClassVar[str] = ""
+    """What clients tell the server besides messages, such as their losses."""
     counted: ClassVar[Messages] = ReportMessages()
     """How messages are counted, unless a system says otherwise."""
     messages: ClientMessages = settings.group(ClientMessages(), "compression of messages both ways")

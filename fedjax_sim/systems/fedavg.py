@@ -319,6 +319,7 @@ class QFedAvg(CohortRounds, LocalTraining, clients.WholeGradients, Reports):
     """
 
     gradient_setting = "client_losses"
+    tells = "their losses"
     fairness: settings.AtLeast0 = setting(1.0, "How much larger losses count, q; 0 for FedAvg.")
     client_losses: Literal["exact", "minibatch"] = setting(
         "exact", "Losses of clients, which they send: of all examples or the next mini-batch."

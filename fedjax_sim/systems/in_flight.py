@@ -533,7 +533,7 @@ class Pisces(Clients, LocalTraining, aggregation.ServerMomentum, Reports):
     rules.
     """
 
-    tells_losses = True
+    tells = "their losses"
     concurrency: Count = setting(10, "Clients at work at one time, C.")
     most_reports: settings.Whole = setting(
         0,

@@ -84,7 +84,7 @@ class Choice(settings.Checked):
 class Guided(live.LiveCohorts):
     """Settings of rounds of clients that Oort chooses."""
 
-    tells_losses = True
+    tells = "their losses"
     choice: Choice = settings.group(Choice(), "whom the server asks")
 
 
@@ -209,7 +209,7 @@ paper = system.paper
 class Candidates(live.LiveCohorts):
     """Settings of rounds of the candidates with the largest losses."""
 
-    tells_losses = True
+    tells = "their losses"
     num_chosen: Count = setting(3, "Candidates with the largest losses, which train, m.")
     candidates: Literal["uniform", "by_examples"] = setting(
         "uniform",

@@ -406,6 +406,7 @@ class IFCA(CohortRounds, LocalTraining, clients.WholeGradients, Reports):
     """
 
     gradient_setting = "client_losses"
+    tells = "their clusters"
     num_models: Count = setting(2, "Clusters of clients, each with a model of the server's, k.")
     client_losses: Literal["exact", "minibatch"] = setting(
         "exact", "Losses of clients, which tell clusters: of all examples or the next mini-batch."

@@ -138,7 +138,7 @@ class TiFL(Tiered, LastingTraining, ServerStep, Reports):
     and among these clients; if there are none, among all. Tiers are not formed again.
     """
 
-    tells_losses = True
+    tells = "their losses"
 
 
 class TierMemory(NamedTuple):
@@ -558,7 +558,7 @@ class AdaComm(AdaptiveSteps, LastingTraining, ServerStep, Reports):
     rounds: whoever is away begins when it is back, and the round waits for it.
     """
 
-    tells_losses = True
+    tells = "their losses"
 
 
 class StepsMemory(NamedTuple):

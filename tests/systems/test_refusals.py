@@ -51,6 +51,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"local_privacy": LocalGaussian(clip=1.0, noise=1.0)},
         "must be without noise here, because",
     ),
+    *[
+        (name, {"local_privacy": LocalGaussian(noise=1.0)}, f"clients tell the server their {what}")
+        for name, what in (("qfedavg", "losses"), ("ifca", "clusters"), ("oort", "losses"))
+    ],
     ("powerofchoice", {"num_selected": 5, "num_chosen": 6}, "num_chosen is 6"),
     ("powerofchoice", {"num_selected": 5, "num_chosen": 2, "num_asked": 7}, "num_asked is 7"),
     (
