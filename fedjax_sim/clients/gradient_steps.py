@@ -537,7 +537,8 @@ def _begin(
     # directions read arrays of that size anyway, and a CPU takes longer.
     scaled = correction = None
     is_plain = isinstance(optimizer, Descent) and given.direction is None
-    is_plain = is_plain and given.at_step is None
+    # Measures need the gradient, which no rate of 0 gives back.
+    is_plain = is_plain and given.at_step is None and not given.measures
     if is_plain and isinstance(given.gradient, LossGradient) and not targets.is_for_cpu():
         scaled = partial(given.gradient.descent, optimizer.rate)
         if given.is_corrected:
@@ -553,7 +554,6 @@ def _begin(
         if scaled is not None:
             slope, aux = scaled(model, aux, q)
             update = turned(slope)
-            slope = optax.tree.scale(-1 / optimizer.rate, slope) if given.measures else None
             if correction is not None:
                 update = optax.tree.add(update, correction)
             if given.proximal is not None:

@@ -636,7 +636,7 @@ class OwnNoise(LocalPrivacy):
             allowed = "one without root data with local_privacy: they are examples of clients"
             raise ConfigError("aggregator", str(hyper.aggregator), allowed)
         if hyper.tells_losses:
-            allowed = "without noise here, because clients tell the server their losses as well"
+            allowed = "without noise here, because clients tell the server of their losses as well"
             raise ConfigError("messages.local_privacy", str(self), allowed)
         why = f"with local_privacy, because {UNHEARD}"
         settings.check_left(hyper, {name: PRIVATE[name][0] for name in ALL_HEARD}, why)

@@ -318,7 +318,7 @@ class QFedAvg(CohortRounds, LocalTraining, clients.WholeGradients, Reports):
     makes of what it decodes; F_k is not compressed, and attackers leave it as it is.
     """
 
-    gradient_setting = "client_losses"
+    gradient_setting, tells_losses = "client_losses", True
     fairness: settings.AtLeast0 = setting(1.0, "How much larger losses count, q; 0 for FedAvg.")
     client_losses: Literal["exact", "minibatch"] = setting(
         "exact", "Losses of clients, which they send: of all examples or the next mini-batch."

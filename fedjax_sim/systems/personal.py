@@ -405,7 +405,7 @@ class IFCA(CohortRounds, LocalTraining, clients.WholeGradients, Reports):
     evaluated on everybody's test examples is the mean of all k, which no client uses.
     """
 
-    gradient_setting = "client_losses"
+    gradient_setting, tells_losses = "client_losses", True
     num_models: Count = setting(2, "Clusters of clients, each with a model of the server's, k.")
     client_losses: Literal["exact", "minibatch"] = setting(
         "exact", "Losses of clients, which tell clusters: of all examples or the next mini-batch."
@@ -429,7 +429,8 @@ def with_clusters(problem: Problem, hyper: IFCA, plan: Plan) -> Rounds:
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         models = wire.received(state)  # theta_j, leaves [k, ...]
         each = [losses_of(key, event, rows.read_rows(models, jnp.int32(j))) for j in clusters]
-        cluster = jnp.argmin(jnp.stack([losses for losses, _ in each]), axis=0)
+        losses = jnp.stack([losses for losses, _ in each])
+        cluster = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), axis=0)
         starts = rows.read_rows(models, cluster)
         local, work = train(key, event, starts=starts)
         reports, memo = wire.receive(key, event, state.memo, starts, local)
