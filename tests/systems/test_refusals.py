@@ -89,6 +89,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "hierarchical",
+        {"ticks_per_round": 2, "lr_schedule": InverseTime(by="step")},
+        '^clock.ticks_per_round is 2, but must be 1 with rates by "work", or "step" of a group',
+    ),
+    (
+        "hierarchical",
+        {"compression": parse_compressor("sign"), "lr_schedule": InverseTime(by="step")},
+        "^training.lr_schedule.by is 'step', but must be another one where clients report after",
+    ),
+    (
+        "hierarchical",
         {"ticks_per_round": 2, "sampling": "reshuffled"},
         '^clock.ticks_per_round is 2, but must be 1 with sampling "reshuffled"',
     ),
