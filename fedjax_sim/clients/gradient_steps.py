@@ -537,8 +537,7 @@ def _begin(
     # directions read arrays of that size anyway, and a CPU takes longer.
     scaled = correction = None
     is_plain = isinstance(optimizer, Descent) and given.direction is None
-    # Measures need the gradient, which no rate of 0 gives back.
-    is_plain = is_plain and given.at_step is None and not given.measures
+    is_plain = is_plain and given.at_step is None
     if is_plain and isinstance(given.gradient, LossGradient) and not targets.is_for_cpu():
         scaled = partial(given.gradient.descent, optimizer.rate)
         if given.is_corrected:
@@ -552,8 +551,10 @@ def _begin(
     def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:
         model, slope, aux = turned(local.model), None, local.aux
         if scaled is not None:
-            slope, aux = scaled(model, aux, q)
-            update = turned(slope)
+            # Measures need the gradient, which no rate of 0 gives back.
+            slope = given.gradient.carrying(model, aux, q)[0] if given.measures else None
+            scaled_slope, aux = scaled(model, aux, q)
+            update = turned(scaled_slope)
             if correction is not None:
                 update = optax.tree.add(update, correction)
             if given.proximal is not None:

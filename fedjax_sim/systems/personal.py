@@ -164,7 +164,7 @@ def with_pulled_models(problem: Problem, hyper: Ditto, plan: Plan) -> Rounds:
         own = rows.read_clients(state.clients, event.clients)  # v_k
         local, work = train(key, event, start=start, own=own, total=total)
         target = replicate(start, event.clients.shape[0])
-        own, more = personalise(key, event, starts=own, extras=(target,))
+        own, more = personalise(key, event, starts=own, own=own, extras=(target,))
         kept = rows.write_clients(state.clients, event.clients, own)
         after = wire.advance(key, event, state, local, total=total)
         return after._replace(clients=kept), work.and_more(more)
