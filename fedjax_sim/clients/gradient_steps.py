@@ -550,7 +550,7 @@ def _begin(
     @jax.named_scope("local_step")
     def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:
         model, slope, aux = turned(local.model), None, local.aux
-        if scaled is not None:
+        if scaled is not None and isinstance(given.gradient, LossGradient):
             # Measures need the gradient, which no rate of 0 gives back.
             slope = given.gradient.carrying(model, aux, q)[0] if given.measures else None
             scaled_slope, aux = scaled(model, aux, q)
