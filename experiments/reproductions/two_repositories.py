@@ -9,7 +9,8 @@ AshwinRJ's clients train on four fifths of their images: the first ones, so that
 shard and 180 of the other. Its perceptron's loss is minus the probability of the right class.
 
 Deviation: random numbers are this project's; the order of a client's two shards is drawn, where
-AshwinRJ's follows from Python's sets.
+AshwinRJ's follows from Python's sets; all local epochs of a round have one order of the images,
+where the repositories shuffle them before each.
 """
 
 from collections.abc import Callable, Mapping

@@ -550,10 +550,11 @@ def _begin(
     @jax.named_scope("local_step")
     def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:
         model, slope, aux = turned(local.model), None, local.aux
-        if scaled is not None:
-            slope, aux = scaled(model, aux, q)
-            update = turned(slope)
-            slope = optax.tree.scale(-1 / optimizer.rate, slope) if given.measures else None
+        if scaled is not None and isinstance(given.gradient, LossGradient):
+            # Measures need the gradient, which no rate of 0 gives back.
+            slope = given.gradient.carrying(model, aux, q)[0] if given.measures else None
+            scaled_slope, aux = scaled(model, aux, q)
+            update = turned(scaled_slope)
             if correction is not None:
                 update = optax.tree.add(update, correction)
             if given.proximal is not None:

@@ -125,6 +125,9 @@ class EdgeTraining(Groups, local_settings.LocalTraining, report_settings.Reports
         if not isinstance(self.messages.local_privacy, privacy.NoLocalPrivacy):
             allowed = "none here, because the schedule does not say who is behind an iteration"
             raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
+        if "lr" in self.by_step and self.has_one_step and not self.has_one_batch:
+            allowed = "another one where clients report after each step, whose number is then 0"
+            raise ConfigError("training.lr_schedule.by", "step", allowed)
         if self.grouping.active_per_group > 0 and self.training.sampling != "with_replacement":
             allowed = (
                 '"with_replacement" with active_per_group, because clients do not count the '

@@ -30,6 +30,18 @@ class Reached(NamedTuple):
     reached: np.ndarray
     ends: np.ndarray
 
+    def bounded(self, count: np.ndarray) -> tuple[np.ndarray, float]:
+        """Bound all times by the end of the shortest lane that counts, of all if none does.
+
+        Args:
+          count: `bool[L]`, which lanes count.
+
+        Returns:
+          Times, `f[L]`, that end where a lane does not reach the level; and that end.
+        """
+        end = (self.ends[count] if count.any() else self.ends).min()
+        return np.where(self.reached, np.minimum(self.times, end), end), float(end)
+
 
 @checked
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +104,8 @@ class Criterion:
             `collapsed`.
 
         Returns:
-          One number for each lane, with the dimensions of lanes.
+          One number for each lane, with the dimensions of lanes; the attribute `worst` is that of
+          lanes that failed.
 
         Raises:
           ConfigError: If the curves lack the metric or the axis.
@@ -103,13 +116,12 @@ class Criterion:
         if self.by == "time":
             seen = self.first(metric, along, failed.values.ravel(), is_less=is_less)
             is_whole = curves["stopped_at"].values.ravel() < 0 if "stopped_at" in curves else True
-            ends = seen.ends[~failed.values.ravel() & is_whole]
-            worst = ends.min() if len(ends) else seen.ends.min()
-            found = np.where(seen.reached, np.minimum(seen.times, worst), worst)
+            found, worst = seen.bounded(~failed.values.ravel() & is_whole)
         else:
             worst = np.inf if is_less else 0.0 if "accuracy" in self.metric else -np.inf
             found = self.measure(metric, along, is_less=is_less)
-        return failed.copy(data=np.where(bad, worst, found).reshape(failed.shape))
+        values = failed.copy(data=np.where(bad, worst, found).reshape(failed.shape))
+        return values.assign_attrs(worst=worst)
 
     def collapsed(self, curves: xr.Dataset) -> xr.DataArray:
         """Mark the lanes that ended at chance.
@@ -136,8 +148,9 @@ class Criterion:
         """
         is_less = self.by == "time" or self.prefers_less(less_is_better(curves))
         sign = -1 if is_less else 1
-        scores = sign * self.values(curves, is_strict=True)
-        return scores.assign_attrs(criterion=str(self), sign=sign)
+        values = self.values(curves, is_strict=True)
+        worst = sign * values.attrs["worst"]
+        return (sign * values).assign_attrs(criterion=str(self), sign=sign, worst=worst)
 
     def measure(self, metric: np.ndarray, along: np.ndarray, *, is_less: bool) -> np.ndarray:
         """Measure lanes up to their newest evaluation, whatever became of them; not for times.

@@ -255,6 +255,9 @@ def tune(
         added = score(f"tuning, {name} {value:g}", slab, None)
         grid[name] = sorted([*_values(name, tuned.scores, grid[name]), value])
         whole = xr.concat([tuned.scores, added], dim, combine_attrs="drop_conflicts")
+        if criterion.by == "time":  # The shortest lane of all points bounds their times.
+            worst = max(each.attrs.get("worst", -np.inf) for each in (tuned.scores, added))
+            whole = whole.clip(min=worst).assign_attrs(worst=worst)
         tuned = choose(whole.sortby(dim), grid)
     whose = f"{contestant.system.name}: the chosen"
     if tuned.at_edge:
@@ -413,7 +416,7 @@ def _ending_early(
         metric, failed = now.metrics[criterion.metric], now.metrics["finite"].min(axis=1) == 0
         if criterion.by == "time":
             seen = criterion.first(metric, along, failed, is_less=is_less)
-            score = -np.where(seen.reached, seen.times, along[:, -1])
+            score = -seen.bounded(~failed & ~now.stopped)[0]
         else:
             score = criterion.measure(metric, along, is_less=is_less) * (-1 if is_less else 1)
         # Of points that are alike so far, such as those that no lane brought to the level, the

@@ -291,8 +291,11 @@ class EuclideanStaleness(Checked):
         trained = map(wire.of_trained, (gone, progress))
         distance, length = map(jax.vmap(optax.tree.norm), trained)
         gamma = jnp.where(length > 0, distance / jnp.where(length > 0, length, 1), 0)
-        rate = self.numerator / (gamma + self.offset) * event.weight
-        return progress, rate, self.rows_after(event, state, gamma)
+        rate = self.numerator / (gamma + self.offset)
+        if wire.has_statistics():  # They are averaged: no rate acts on them.
+            own = jax.tree.map(lambda d: d / rows.along(rate, d).astype(d.dtype), progress)
+            progress = wire.of_trained(progress, own)
+        return progress, rate * event.weight, self.rows_after(event, state, gamma)
 
     def rows_after(self, event: Event, state: Versioned, gamma: Array) -> Params:
         """Rows of clients after a tick. gamma: staleness of the slots, `f[S]`."""
@@ -315,11 +318,11 @@ class AsyncFedED(EuclideanStaleness, WeightedArrivals, LocalTraining, Reports):
     constant, so that the schedule is drawn before learning. `asyncfeded_adaptive`, whose clock is
     live, adapts it.
 
-    Readings. Running statistics and other leaves that are not trained do not count in these norms.
-    An update of 0 counts as fresh. With a compressed downlink x_{t-tau} is what its
-    client knows of it, and x_t is the server's. The defaults lambda = epsilon = 1 make a fresh
-    update count as it is. All clients are always at work, and `paper` has the values of FAVANO's
-    experiments, so that it can be compared with other systems of arrivals.
+    Readings. Running statistics and other leaves that are not trained do not count in these norms,
+    and eta_g does not act on them. An update of 0 counts as fresh. With a compressed downlink
+    x_{t-tau} is what its client knows of it, and x_t is the server's. The defaults lambda = epsilon
+    = 1 make a fresh update count as it is. All clients are always at work, and `paper` has the
+    values of FAVANO's experiments, so that it can be compared with other systems of arrivals.
     """
 
     buffer_size: int = fixed(1)

@@ -92,8 +92,11 @@ class Hyper(edges.EdgeTraining):
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
-        if self.clock.ticks_per_round > 1 and self.training.lr_schedule.clock == "work":
-            allowed = '1 with rates by "work", because a tick does not know its round\'s iterations'
+        counts = {"work", "step"} if self.has_one_batch else {"work"}
+        if self.clock.ticks_per_round > 1 and self.training.lr_schedule.clock in counts:
+            allowed = (
+                '1 with rates by "work", or "step" of a group: a tick knows a part of its round'
+            )
             raise ConfigError("clock.ticks_per_round", self.clock.ticks_per_round, allowed)
         if self.clock.ticks_per_round > 1 and self.has_one_batch:
             if self.training.optimizer is not optax.sgd:

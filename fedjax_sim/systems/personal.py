@@ -164,7 +164,7 @@ def with_pulled_models(problem: Problem, hyper: Ditto, plan: Plan) -> Rounds:
         own = rows.read_clients(state.clients, event.clients)  # v_k
         local, work = train(key, event, start=start, own=own, total=total)
         target = replicate(start, event.clients.shape[0])
-        own, more = personalise(key, event, starts=own, extras=(target,))
+        own, more = personalise(key, event, starts=own, own=own, extras=(target,))
         kept = rows.write_clients(state.clients, event.clients, own)
         after = wire.advance(key, event, state, local, total=total)
         return after._replace(clients=kept), work.and_more(more)
@@ -430,7 +430,8 @@ def with_clusters(problem: Problem, hyper: IFCA, plan: Plan) -> Rounds:
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         models = wire.received(state)  # theta_j, leaves [k, ...]
         each = [losses_of(key, event, rows.read_rows(models, jnp.int32(j))) for j in clusters]
-        cluster = jnp.argmin(jnp.stack([losses for losses, _ in each]), axis=0)
+        losses = jnp.stack([losses for losses, _ in each])
+        cluster = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), axis=0)
         starts = rows.read_rows(models, cluster)
         local, work = train(key, event, starts=starts)
         reports, memo = wire.receive(key, event, state.memo, starts, local)

@@ -70,8 +70,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Rounds:
         correction = jax.tree.map(lambda c, c_i: c[None] - c_i, c, before)
         local, work = train(key, event, start=x, own=before, extras=(correction,))
         # New control variates of the clients.
+        moves = event.steps > 0  # nothing is learnt without a step, or at a rate of 0
         if hyper.control == "steps":  # c_i - c + (x - y_i) / (K eta_l)
             covered = hyper.rate_sums(event)
+            moves, covered = moves & (covered > 0), jnp.where(covered > 0, covered, 1)
             slope = jax.tree.map(lambda x, y: (x[None] - y) / expand(covered, y), x, local)
             after = optax.tree.sub(slope, correction)
         else:
@@ -81,7 +83,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Rounds:
         starts = (replicate(x, event.clients.shape[0]), before)
         (local, after), memo = wire.receive(key, event, state.memo, starts, (local, after))
         finite_clients = wire.senders.finite_clients(event, (local, after))
-        learns = jnp.where(event.steps > 0, finite_clients, EMPTY)  # nothing without a step
+        learns = jnp.where(moves, finite_clients, EMPTY)
         moved = optax.tree.sub((local, after), starts)
         progress, _ = wire.sum(key, event, moved)
         _, gain = wire.sum(key, event, moved, weight=share[learns] * (learns >= 0))

@@ -23,6 +23,7 @@ from fedjax_sim.clients import (
     LocalTraining,
     SumRequest,
     batch_gradient,
+    gradient_norm,
     local_training,
 )
 from fedjax_sim.clients.local_settings import Descent
@@ -522,6 +523,20 @@ def test_the_rate_multiplies_nothing_of_the_models_size(optimizer: Any) -> None:
         scaled = jax.jit(lambda rate: step(rate))(0.1)
     for ours, theirs in zip(*map(jax.tree.leaves, (scaled, jax.jit(step)(0.1))), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_measures_do_not_depend_on_the_rate(regression: Callable) -> None:
+    """On a GPU too, where the rate is the cotangent of the loss: 0 loses the gradient."""
+    event, problem = event_of([0], [1], [0]), regression()
+
+    def slope(rate: jax.Array) -> jax.Array:
+        hyper, plan = LocalTraining(lr=rate, batch_size=2), Plan(measures=(("g", gradient_norm),))
+        train = local_training(problem, hyper, plan)
+        return train(KEY, event, start=jnp.asarray(STARTS[0]))[1].measured["g"]
+
+    with tracing_for("gpu"):
+        found = jax.jit(jax.vmap(lambda rate: slope(rate)))(jnp.array([0.0, 0.1]))
+    np.testing.assert_allclose(found, jnp.stack([slope(0.1)] * 2), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("is_corrected", "proximal"), [(True, None), (False, 0.5), (True, 0.5)])

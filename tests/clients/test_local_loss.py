@@ -266,6 +266,16 @@ def test_a_loss_reads_what_the_system_keeps_for_the_client(name: str) -> None:
     np.testing.assert_allclose(np.ravel(run.models), x, rtol=1e-4, atol=1e-5)
 
 
+def test_a_loss_reads_a_personal_model_that_it_trains() -> None:
+    """Ditto's v_k is the client's row where v_k itself is trained, too."""
+    problem, hyper = teaching(), ditto.Hyper(num_clients=5, num_selected=5, batch_size=4, lr=0.1)
+    bound = fedjax_sim.bind(ditto.system, problem, hyper, budget=fedjax_sim.Ticks(1))
+    state, _ = bound.step(bound.init(), bound.event(0))
+    start, given = np.ones(3), (hyper.local_steps, np.ones(3), hyper.lr, hyper.attachment)
+    expected = [_pulled(problem, i, start, *given) for i in range(5)]
+    np.testing.assert_allclose(state.clients, expected, rtol=1e-4, atol=1e-5)
+
+
 def _pulled(
     problem: Teaching, client: int, start: Any, steps: int, own: Any, lr: float, alpha: float
 ) -> np.ndarray:

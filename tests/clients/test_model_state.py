@@ -253,6 +253,7 @@ ROUNDS, BUFFER = {"num_selected": 4}, {"buffer_size": 2, "concurrency": 3}
         ("feddyn", {"regularization": 0.5} | ROUNDS),
         ("fedbuff", {"server_momentum": 0.9} | RATE | BUFFER),
         ("ca2fl", {"server_lr_schedule": InverseTime()} | RATE | BUFFER),
+        ("asyncfeded", {"numerator": 3.0}),
     ],
 )
 def test_no_rate_and_no_momentum_of_the_server_acts_on_statistics(

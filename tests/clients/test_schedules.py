@@ -343,6 +343,22 @@ def test_scaffold_divides_by_the_rates_that_it_used() -> None:
         np.testing.assert_allclose(run.samples[0][tick + 1], x, rtol=0, atol=1e-10)
 
 
+def test_scaffold_learns_no_control_at_a_rate_of_0() -> None:
+    """There is no mean gradient of steps that do not move."""
+    stops = Table(factors=(1.0, 1.0, 0.0))
+    hyper = scaffold.Hyper(**ROUNDS | {"num_selected": 6}, lr=0.1, lr_schedule=stops)
+    models = learn(scaffold.system, hyper).samples[0]
+    assert (models[2] != models[1]).any()
+    np.testing.assert_array_equal(models[3:], np.broadcast_to(models[2], models[3:].shape))
+
+
+def test_steps_down_come_at_whole_multiples() -> None:
+    """A compiled program divides by 41 by a product with 1 / 41, which is just below 1 for 41."""
+    steps, times = Step(decay=0.5, every=41.0), np.arange(200)
+    found = jax.jit(lambda each: each.of(jnp.float32(1.0), jnp.asarray(times)))(steps)
+    np.testing.assert_array_equal(found, 0.5 ** (times // 41))
+
+
 @struct
 class Halved(Schedule):
     """Half after every so many rounds, from outside the package."""

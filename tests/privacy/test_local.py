@@ -268,6 +268,8 @@ def test_epsilon_of_runs(name: str, regression: Callable, small: Callable) -> No
         ("fedavg", {"deadline": 3.0}, ["deadline", "not in the schedule"]),
         ("fedbuff", {"drop_rate": 0.1}, ["drop_rate", "not in the schedule"]),
         ("powerofchoice", {}, ["local_privacy", "losses"]),
+        ("qfedavg", {}, ["local_privacy", "losses"]),
+        ("ifca", {}, ["local_privacy", "clusters"]),
         ("hierarchical", {}, ["local_privacy", "who is behind an iteration"]),
         ("async_hierarchical", {}, ["local_privacy", "who is behind an iteration"]),
         (

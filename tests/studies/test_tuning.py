@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedjax_sim import SYSTEMS, Layout, Ticks, Time, datasets, models, partition, problems, sweep
 from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.engine.watching import Progress
 from fedjax_sim.studies import (
     Contestant,
     Criterion,
@@ -21,7 +22,7 @@ from fedjax_sim.studies import (
     tune_and_run,
 )
 from fedjax_sim.studies.pictures import sensitivity_figure
-from fedjax_sim.studies.tuning import next_value
+from fedjax_sim.studies.tuning import _ending_early, next_value
 
 
 def test_held_out_examples_are_no_longer_trained_on() -> None:
@@ -168,6 +169,39 @@ def test_losing_points_end_early_and_the_winner_is_that_of_the_grid() -> None:
     static = contestant._replace(grid={"batch_size": (4, 8, 16, 32)})
     with pytest.raises(ConfigError, match="of numbers with halving"):
         tune(static, tasks, halving=Halving(2), **how)
+
+
+def test_times_of_all_points_end_with_the_shortest_lane() -> None:
+    """A point that never reaches the level is no better for having had less time."""
+    hyper, tasks = small_task([0])
+    narrow = Contestant(SYSTEMS["fedavg"], hyper, {"server_interact": (1.0, 2.0)})
+    wide = narrow._replace(grid={"server_interact": (0.5, 1.0, 2.0)})
+    how = {"seeds": [0], "budget": Ticks(2), "num_evals": 2}
+    how |= {"criterion": Criterion(by="time", level=2.0)}
+    widened = tune(narrow, tasks, widenings=1, **how)
+    xr.testing.assert_equal(widened.scores, tune(wide, tasks, widenings=0, **how).scores)
+
+
+def test_a_short_lane_does_not_end_one_that_is_at_the_level() -> None:
+    """Of two points, one at the level in time 10 and one not yet in time 5, the first goes on."""
+    _, tasks = small_task([0])
+    grid, criterion = {"deadline": (5.0, 10.0)}, Criterion(by="time", level=0.5)
+    given = Halving(), criterion, SYSTEMS["fedavg"], tasks, grid, [0], {}
+    metrics = {"accuracy": np.array([[0.1, 0.2], [0.1, 0.6]]), "finite": np.ones((2, 2))}
+    now = Progress(
+        system="fedavg",
+        lanes=[0, 1],
+        settings=[{}, {}],
+        seeds=[0, 0],
+        evaluation=1,
+        num_evals=4,
+        ticks=np.array([[0, 1], [0, 1]]),
+        time=np.array([[0.0, 5.0], [0.0, 10.0]]),
+        metrics=metrics,
+        stopped=np.zeros(2, bool),
+    )
+    ends = _ending_early(*given)["watch"].on_evaluation(now)
+    assert ends.tolist() == [True, False]
 
 
 def test_examples_are_held_out_of_each_client() -> None:

@@ -186,6 +186,19 @@ def test_adapted_models_are_learnt_with_privacy(name: str) -> None:
     np.testing.assert_array_equal(noisy.curves.epsilon, theirs)
 
 
+def test_nobody_finds_a_model_without_a_loss() -> None:
+    """A model of IFCA's that became nan has not the smallest loss, wherever it stands."""
+    ifca = fedjax_sim.SYSTEMS["ifca"]
+    hyper = ifca.Hyper(num_clients=3, num_selected=3, batch_size=1, num_models=2)
+    problem = Quadratic.of(np.eye(3, dtype="float32"))
+    bound = fedjax_sim.bind(ifca, problem, hyper, budget=fedjax_sim.Ticks(1))
+    first = bound.init()
+    broken = first._replace(server=first.server.at[1].set(jnp.nan))
+    state, _ = jax.jit(bound.step)(broken, bound.event(0))
+    assert state.clients.tolist() == [0, 0, 0]
+    assert jnp.isfinite(state.server[0]).all() and (state.server[0] != first.server[0]).any()
+
+
 def _first_key() -> jax.Array:
     stream = fedjax_sim.core.streams.stream
     return stream(stream(jax.random.key(0), "learning"), "init")

@@ -51,10 +51,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"local_privacy": LocalGaussian(clip=1.0, noise=1.0)},
         "must be without noise here, because",
     ),
-    *[
-        (name, {"local_privacy": LocalGaussian(noise=1.0)}, f"clients tell the server their {what}")
-        for name, what in (("qfedavg", "losses"), ("ifca", "clusters"), ("oort", "losses"))
-    ],
     ("powerofchoice", {"num_selected": 5, "num_chosen": 6}, "num_chosen is 6"),
     ("powerofchoice", {"num_selected": 5, "num_chosen": 2, "num_asked": 7}, "num_asked is 7"),
     (
@@ -90,6 +86,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "hierarchical",
         {"ticks_per_round": 2, "lr_schedule": InverseTime(by="work")},
         '^clock.ticks_per_round is 2, but must be 1 with rates by "work"',
+    ),
+    (
+        "hierarchical",
+        {"ticks_per_round": 2, "lr_schedule": InverseTime(by="step")},
+        '^clock.ticks_per_round is 2, but must be 1 with rates by "work", or "step" of a group',
+    ),
+    (
+        "hierarchical",
+        {"compression": parse_compressor("sign"), "lr_schedule": InverseTime(by="step")},
+        "^training.lr_schedule.by is 'step', but must be another one where clients report after",
     ),
     (
         "hierarchical",
