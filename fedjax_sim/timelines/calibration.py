@@ -29,7 +29,7 @@ Dimension letters: `N` clients, `R` rows, `D` draws.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ import scipy
 from fedjax_sim.core.settings import ConfigError, Count, checked
 from fedjax_sim.timelines.delays.client_table import ClientTable, number_of, read_rows, write_rows
 from fedjax_sim.timelines.delays.laws import LAWS, ClientDelays
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Numbers = npt.NDArray[np.float64]
 COLUMNS = ("client", "start", "finish", "censored", "bytes_up", "bytes_down", "device")
@@ -80,7 +83,7 @@ class Log(NamedTuple):
 
 
 @checked
-def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
+def read_log(log: "str | Path | Mapping[str, Sequence[object]] | pd.DataFrame") -> Log:
     """Read a log, and leave out its bad rows.
 
         rows = {"client": ["a", "a"], "start": [0.0, 2.0], "finish": [2.0, 1.0]}
@@ -96,7 +99,8 @@ def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
       ConfigError: If columns are missing, or no row can be used.
     """
     if not isinstance(log, str | Path):
-        lists = [list(log[name]) for name in log]
+        # What a DataFrame lacks (nan, NA), which equals nothing, is an empty cell as in a file.
+        lists = [[x if str(x == x) == "True" else "" for x in log[name]] for name in log]
         log = write_rows(log, zip(*lists, strict=True))
     rows, header = read_rows("log", log, dict.fromkeys(COLUMNS))
     for name in COLUMNS[:3]:
@@ -104,7 +108,8 @@ def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
             raise ConfigError("log", f"without a column {name}", "of columns " + ", ".join(COLUMNS))
     names, _, ends, *_, device = (np.array([row.get(name, "") for row in rows]) for name in COLUMNS)
     start, finish, censored, up, down = (
-        np.array([number_of(row.get(name) or "0") for row in rows]) for name in COLUMNS[1:6]
+        np.array([number_of(row.get(name) or ("0" if name != "start" else "")) for row in rows])
+        for name in COLUMNS[1:6]
     )
     ended = ends != ""
     times = np.concatenate([start, finish])
@@ -382,7 +387,7 @@ class Calibration:
 
 @checked
 def calibrate(
-    log: str | Path | Mapping[str, Sequence[object]],
+    log: "str | Path | Mapping[str, Sequence[object]] | pd.DataFrame",
     *,
     law: str | None = None,
     by: Literal["client", "device"] = "client",
