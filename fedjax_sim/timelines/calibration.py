@@ -15,7 +15,7 @@ A log is a CSV file, or a mapping of columns such as a DataFrame, with one row f
 
 - `client`: the client's name.
 - `start`, `finish`: when it began and ended, in any unit of time, from 0. An empty finish is work
-  that was not finished at the end of the log, which is the latest time in it.
+  that was not finished at the end of the log, which is the latest time in its good rows.
 - `censored`: 1 if `finish` is when the work was last seen running, 0 or empty if it ended then.
 - `bytes_up`, `bytes_down`: bytes that the client sent and received for the update. If they vary
   from row to row, times of messages and of work are estimated apart.
@@ -112,8 +112,7 @@ def read_log(log: "str | Path | Mapping[str, Sequence[object]] | pd.DataFrame") 
         for name in COLUMNS[1:6]
     )
     ended = ends != ""
-    times = np.concatenate([start, finish])
-    finish[~ended] = np.max(times, where=np.isfinite(times), initial=0)
+    finish[~ended] = start[~ended]
     seen = [tuple(row.get(name) for name in COLUMNS) for row in rows]
     first_place = dict(reversed([(each, i) for i, each in enumerate(seen)]))
     kinds = {
@@ -131,6 +130,8 @@ def read_log(log: "str | Path | Mapping[str, Sequence[object]] | pd.DataFrame") 
         if len(places := np.flatnonzero(found & good)):
             bad[kind] = len(places), int(places[0]) + 1
             good[places] = False
+    # The end of the log is not that of a bad row, whose times may be wrong.
+    finish[~ended] = np.max([start, finish], where=good, initial=0)
     good &= finish > start  # Work that had just begun when the log ended.
     if not good.any():
         words = "; ".join(f"{kind} (first in row {bad[kind][1]})" for kind in bad)

@@ -129,6 +129,8 @@ a,1,2,,-4,1
     assert len(log.time) == 20 and log.done.all() and log.devices == ("1",)
     running = timelines.read_log("client,start,finish\na,1,4\na,4,\nb,2,9\n")
     assert running.time.tolist() == [3.0, 5.0, 7.0] and running.done.tolist() == [1, 0, 1]
+    wrong = timelines.read_log("client,start,finish\na,1,4\na,4,\nb,2,9\nb,99,5\n")
+    assert wrong.time.tolist() == running.time.tolist()
     begun = timelines.read_log("client,start,finish\na,1,4\na,,9\n")
     assert begun.bad == {"start or finish that is no number": (1, 2)} and len(begun.time) == 1
 
