@@ -68,14 +68,19 @@ def label_histogram(partition: Partition, labels: np.ndarray, num_classes: Count
       `i32[N, C]`, numbers of examples.
 
     Raises:
-      ConfigError: If a label is not below `num_classes`, or the counts do not add up.
+      ConfigError: If a label is no whole number from 0 to below `num_classes`, if an example has
+        no label, or if the counts do not add up.
     """
+    labels, _ = begin(labels, 0)
     if np.max(labels) >= num_classes:
         allowed = f"below the number of classes, {num_classes}"
         raise ConfigError("largest label", int(np.max(labels)), allowed)
+    if (last := int(partition.index.max(initial=-1))) >= len(labels):
+        allowed = f"below the number of labels, {len(labels)}"
+        raise ConfigError("largest of partition.index", last, allowed)
     found = np.zeros((len(partition.counts), num_classes), np.int32)
     for client, row in enumerate(partition.rows()):
-        found[client] = np.bincount(np.asarray(labels)[row], minlength=num_classes)
+        found[client] = np.bincount(labels[row], minlength=num_classes)
     return found
 
 

@@ -270,6 +270,10 @@ def make_classifications(
     for name, value in (("mean", mean), ("std", std)):
         if np.shape(value) not in ((), (channels,)):
             raise ConfigError(name, value, f"one number, or {channels}: one per channel")
+    side = min(dataset.train_images.shape[1:-1], default=0)
+    if augmentation is not None and augmentation.pad >= side:
+        allowed = f"None, or of a pad below {side}, the smaller side of an image: crops keep a part"
+        raise ConfigError("augmentation", augmentation, allowed)
     check_data(dataset)
     classes = [("class_accuracy", accuracy_of_classes(dataset.num_classes))] if per_class else []
     # Every problem below holds the same arrays, so the images lie on the device once.

@@ -452,8 +452,8 @@ def from_dataframe(
       are float32, and int32 if all of them are whole numbers or bools.
 
     Raises:
-      ConfigError: If a column does not exist, is no number where one is needed, lacks a value, or
-        has a whole number of more than 32 bits.
+      ConfigError: If a column does not exist, or is there twice, is no number where one is needed,
+        lacks a value, or has a whole number of more than 32 bits.
     """
     targets = [target] if isinstance(target, str) else list(target)
     taken = {*targets, client}
@@ -462,6 +462,8 @@ def from_dataframe(
     for name in [*columns, *targets, *([] if client is None else [client])]:
         if name not in table.columns:
             raise ConfigError("column", name, "one of " + ", ".join(map(str, table.columns)))
+        if list(table.columns).count(name) > 1:
+            raise ConfigError("column", name, "in the table once")
     if not columns:
         raise ConfigError("features", columns, "at least one column")
     if not targets:

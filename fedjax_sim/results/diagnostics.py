@@ -360,13 +360,17 @@ def predictive(
       samples that are not finite. With targets also `log_likelihood` and `observed_data`, both `y`.
 
     Raises:
-      ConfigError: If the problem has neither function, or the run kept no models.
+      ConfigError: If the problem has neither function, the run kept no models, or the targets are
+        not as many as the inputs, or not of the classes.
     """
     import xarray as xr
 
     _check_kind(problem)
     if problem.probabilities is None and problem.simulate is None:
         raise ConfigError("problem", "without probabilities and simulate", "made with one of them")
+    num = len(jax.tree.leaves(inputs)[0])
+    if targets is not None and np.shape(targets)[:1] != (num,):
+        raise ConfigError("shape of targets", np.shape(targets), f"({num}, ...), as of inputs")
     tree = run if isinstance(run, xr.DataTree) else to_arviz(run, burn_in=burn_in, thin=thin)
     posterior = tree["posterior"].to_dataset()
     models, dims = _models(posterior, problem)
@@ -378,9 +382,13 @@ def predictive(
             return jax.vmap(problem.probabilities, (None, 0))(model, inputs)
 
         found["probability"] = _over_samples(probabilities, models, dims, problem, inputs)
+        classes = np.arange(found["probability"].shape[-1])
+        # Another class would have the likelihood of the last one.
+        if targets is not None and not (are_known := np.isin(targets, classes)).all():
+            unknown = np.asarray(targets)[~are_known][0].item()
+            raise ConfigError("one of targets", unknown, f"a class from 0 to {classes[-1]}")
         drawn = np.asarray(jax.random.categorical(key, jnp.log(found["probability"])))
     else:
-        num = len(jax.tree.leaves(inputs)[0])
 
         def simulate(given: tuple[Params, Array], problem: Any, inputs: Params) -> Array:
             model, number = given

@@ -15,7 +15,7 @@ A log is a CSV file, or a mapping of columns such as a DataFrame, with one row f
 
 - `client`: the client's name.
 - `start`, `finish`: when it began and ended, in any unit of time, from 0. An empty finish is work
-  that was not finished at the end of the log, which is the latest time in it.
+  that was not finished at the end of the log, which is the latest time in its good rows.
 - `censored`: 1 if `finish` is when the work was last seen running, 0 or empty if it ended then.
 - `bytes_up`, `bytes_down`: bytes that the client sent and received for the update. If they vary
   from row to row, times of messages and of work are estimated apart.
@@ -29,7 +29,7 @@ Dimension letters: `N` clients, `R` rows, `D` draws.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ import scipy
 from fedjax_sim.core.settings import ConfigError, Count, checked
 from fedjax_sim.timelines.delays.client_table import ClientTable, number_of, read_rows, write_rows
 from fedjax_sim.timelines.delays.laws import LAWS, ClientDelays
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Numbers = npt.NDArray[np.float64]
 COLUMNS = ("client", "start", "finish", "censored", "bytes_up", "bytes_down", "device")
@@ -80,7 +83,7 @@ class Log(NamedTuple):
 
 
 @checked
-def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
+def read_log(log: "str | Path | Mapping[str, Sequence[object]] | pd.DataFrame") -> Log:
     """Read a log, and leave out its bad rows.
 
         rows = {"client": ["a", "a"], "start": [0.0, 2.0], "finish": [2.0, 1.0]}
@@ -96,7 +99,8 @@ def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
       ConfigError: If columns are missing, or no row can be used.
     """
     if not isinstance(log, str | Path):
-        lists = [list(log[name]) for name in log]
+        # What a DataFrame lacks (nan, NA), which equals nothing, is an empty cell as in a file.
+        lists = [[x if str(x == x) == "True" else "" for x in log[name]] for name in log]
         log = write_rows(log, zip(*lists, strict=True))
     rows, header = read_rows("log", log, dict.fromkeys(COLUMNS))
     for name in COLUMNS[:3]:
@@ -104,11 +108,11 @@ def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
             raise ConfigError("log", f"without a column {name}", "of columns " + ", ".join(COLUMNS))
     names, _, ends, *_, device = (np.array([row.get(name, "") for row in rows]) for name in COLUMNS)
     start, finish, censored, up, down = (
-        np.array([number_of(row.get(name) or "0") for row in rows]) for name in COLUMNS[1:6]
+        np.array([number_of(row.get(name) or ("0" if name != "start" else "")) for row in rows])
+        for name in COLUMNS[1:6]
     )
     ended = ends != ""
-    times = np.concatenate([start, finish])
-    finish[~ended] = np.max(times, where=np.isfinite(times), initial=0)
+    finish[~ended] = start[~ended]
     seen = [tuple(row.get(name) for name in COLUMNS) for row in rows]
     first_place = dict(reversed([(each, i) for i, each in enumerate(seen)]))
     kinds = {
@@ -126,6 +130,8 @@ def read_log(log: str | Path | Mapping[str, Sequence[object]]) -> Log:
         if len(places := np.flatnonzero(found & good)):
             bad[kind] = len(places), int(places[0]) + 1
             good[places] = False
+    # The end of the log is not that of a bad row, whose times may be wrong.
+    finish[~ended] = np.max([start, finish], where=good, initial=0)
     good &= finish > start  # Work that had just begun when the log ended.
     if not good.any():
         words = "; ".join(f"{kind} (first in row {bad[kind][1]})" for kind in bad)
@@ -382,7 +388,7 @@ class Calibration:
 
 @checked
 def calibrate(
-    log: str | Path | Mapping[str, Sequence[object]],
+    log: "str | Path | Mapping[str, Sequence[object]] | pd.DataFrame",
     *,
     law: str | None = None,
     by: Literal["client", "device"] = "client",

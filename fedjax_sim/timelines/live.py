@@ -781,7 +781,11 @@ def live_tasks(
 
     Returns:
       The clock. Its sizes have `versions=num_tasks`.
+
+    Raises:
+      ConfigError: If a recorded trace lacks rows of some client.
     """
+    rounds.check_clients(hyper, are_distinct=False)
     num_clients = hyper.num_clients
 
     def init(key: Key) -> Tasks:

@@ -214,3 +214,13 @@ def test_what_is_refused(run: Any, tree: xr.DataTree) -> None:
         to_arviz(run, {})
     with pytest.raises(ConfigError, match="made with one of them"):
         predictive(tree, make(), X)
+    classes = make(probabilities=probabilities)
+    with pytest.raises(
+        ConfigError, match=r"shape of targets is \(4,\), but must be \(5, \.\.\.\), as of"
+    ):
+        predictive(tree, classes, X[:5], [0, 1, 1, 0])
+    for label in (2, -1):
+        with pytest.raises(
+            ConfigError, match=f"one of targets is {label}, but must be a class from 0"
+        ):
+            predictive(tree, classes, X[:4], [0, 1, label, 0])

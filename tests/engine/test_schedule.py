@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.core.types import EMPTY, Time
+from fedjax_sim.engine.planning import budgets
 from fedjax_sim.engine.planning.budgets import lengthen, ticks_in_budget
 from fedjax_sim.engine.planning.drawing import draw_ticks
 from fedjax_sim.engine.planning.schedule import (
@@ -116,6 +117,16 @@ def test_timelines_are_drawn_until_every_lane_covers_the_budget() -> None:
     assert asked == [3, 6, 12, 24]
     assert ticks.tolist() == [20, 10]
     assert timelines.time.shape == (2, 24)
+
+
+def test_the_longest_schedule_is_drawn_before_a_budget_is_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice as many ticks would be more than there may be, but 15 of at most 20 are enough."""
+    monkeypatch.setattr(budgets, "MAX_TICKS", 20)
+    assert lengthen(periodic, Time(15.0), first=12)[1].tolist() == [15, 7]
+    with pytest.raises(ConfigError, match="must be short enough for fewer than 20 ticks"):
+        lengthen(periodic, Time(21.0), first=12)
 
 
 def test_unknown_ticks_are_drawn_again() -> None:

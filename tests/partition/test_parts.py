@@ -48,6 +48,13 @@ def test_histogram_counts_labels_of_unequal_clients():
     short = part._replace(counts=np.array([2, 1]))
     with pytest.raises(ConfigError, match="counts is 3, but must be 4, the length"):
         partition.label_histogram(short, np.array([1, 0, 1, 2]), 4)
+    for labels, words in (
+        ([1, 0, 1], "largest of partition.index is 3, but must be below the number of labels, 3"),
+        ([1, 0, 1, -1], "smallest label is -1"),
+        ([1.0, 0.0, 1.0, 2.0], "dtype of labels is 'float64'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            partition.label_histogram(part, np.array(labels), 4)
 
 
 def test_picture_shows_the_histogram(tmp_path):

@@ -40,6 +40,19 @@ def test_half_of_the_images_are_mirrored() -> None:
     assert abs(mirrored.mean() - 0.5) < 4 * 0.5 / 4000**0.5
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 1), (5,)])
+def test_crops_that_may_lose_whole_images_are_refused(shape: tuple[int, ...]) -> None:
+    """A vector is an image of one pixel, which a crop would nearly always make 0."""
+    images, labels = np.ones((6, *shape), np.float32), np.arange(6) % 2
+    data = datasets.from_arrays(images, labels, images, labels)
+    clients = partition.make("iid", labels, num_clients=2, seed=0)
+    side = shape[0] if len(shape) > 1 else 1
+    with pytest.raises(ConfigError, match=f"augmentation is .* a pad below {side}, the small"):
+        problems.make_classification(
+            LogisticRegression(2), data, clients, augmentation=Augmentation(pad=side)
+        )
+
+
 @pytest.mark.slow
 def test_the_same_key_gives_the_same_images() -> None:
     augment = Augmentation()

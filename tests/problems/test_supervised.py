@@ -273,6 +273,8 @@ def test_dataframes() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             problems.from_dataframe(table, **options)
+    with pytest.raises(ConfigError, match="column is 'x', but must be in the table once"):
+        problems.from_dataframe(pd.concat([table[["x"]], table], axis=1), target="n", client="who")
     table.loc[1, "x"] = np.nan
     with pytest.raises(ConfigError, match="row 1 of column x is nan, but must be a finite number"):
         problems.from_dataframe(table, target="y", client="who")

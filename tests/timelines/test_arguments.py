@@ -15,6 +15,8 @@ SPEEDS = timelines.Speeds(jnp.ones(2), jnp.zeros(2))
 CHOICE = live.Selector(live.Asked)
 QUEUES, COHORTS = timelines.ClientQueues, live.LiveCohorts(num_clients=4, num_selected=2)
 SOME = jnp.array([0.5, 0.5])
+TRACE = timelines.Trace([0], [0.0], [1.0])  # client 1 has no row
+OF_ONE = timelines.Arrivals(num_clients=2, buffer_size=1, trace=TRACE)
 WITHIN = [
     (timelines.arrivals_within, timelines.Arrivals()),
     (timelines.client_queues_within, QUEUES()),
@@ -55,6 +57,7 @@ def test_stretches_of_time_are_above_0(within: Callable, hyper: object, time: fl
         (lambda: live.uniform_cohort(COHORTS.replace(num_selected=0)), "num_selected"),
         (lambda: live.live_rounds(COHORTS, CHOICE, num_used=2, most_steps=0), "most_steps"),
         (lambda: live.live_tasks(timelines.Arrivals(), num_tasks=0, num_used=2), "num_tasks"),
+        (lambda: live.live_tasks(OF_ONE, num_tasks=2, num_used=1), "delays.trace"),
     ],
 )
 def test_bad_arguments_are_named(call: Callable, name: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -128,6 +129,24 @@ a,1,2,,-4,1
     assert len(log.time) == 20 and log.done.all() and log.devices == ("1",)
     running = timelines.read_log("client,start,finish\na,1,4\na,4,\nb,2,9\n")
     assert running.time.tolist() == [3.0, 5.0, 7.0] and running.done.tolist() == [1, 0, 1]
+    wrong = timelines.read_log("client,start,finish\na,1,4\na,4,\nb,2,9\nb,99,5\n")
+    assert wrong.time.tolist() == running.time.tolist()
+    begun = timelines.read_log("client,start,finish\na,1,4\na,,9\n")
+    assert begun.bad == {"start or finish that is no number": (1, 2)} and len(begun.time) == 1
+
+
+def test_a_data_frame_has_the_rows_of_its_file(tmp_path: Path) -> None:
+    """Cells without a value are those that are empty in the file: unfinished work, and so on."""
+    file = tmp_path / "log.csv"
+    file.write_text("client,start,finish,censored,bytes_up\na,1,4,,8\na,4,,,\nb,2,9,1,\n,0,1,,\n")
+    of_file = timelines.read_log(file)
+    assert of_file.done.tolist() == [1, 0, 0] and of_file.bad == {"no client": (1, 4)}
+    table = pd.read_csv(file)
+    for frame in (table, table.convert_dtypes()):  # with nan, and with pandas.NA
+        found = timelines.read_log(frame)
+        assert found.clients == of_file.clients and found.bad == of_file.bad
+        for name in ("client", "start", "time", "done", "bits"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(of_file, name))
 
 
 def test_too_few_rows_are_refused() -> None:

@@ -86,7 +86,7 @@ def lengthen(
     asked = first
     while asked <= MAX_TICKS:
         timelines = draw(asked)
-        asked *= 2
+        asked = 2 * asked if asked == MAX_TICKS else min(2 * asked, MAX_TICKS)
         used, limit = timelines.time, budget.named[1]
         if energy is not None:
             used, overshoot = energy(timelines), False
@@ -103,7 +103,7 @@ def lengthen(
         if energy is not None:
             # So many ticks would be needed if they went on as they began.
             least = float(np.nanmax(used, axis=1, initial=0.0).min())
-            needed = asked / 2 * limit / least if least > 0 else asked
+            needed = used.shape[1] * limit / least if least > 0 else asked
             asked = max(asked, min(int(1.1 * needed), 2 * MAX_TICKS))
     raise _too_long(budget)
 

@@ -179,6 +179,8 @@ class ClientTable:
             words = "one number, or one per client, from 0"
             raise ConfigError("client_table spread", f"of {spreads.size} numbers", words)
         self.spread = _checked_column("spread", np.broadcast_to(spreads, shape))
+        if rate is None and self.spread.any():
+            raise ConfigError("client_table spread", "given", "left out without rate")
         self.windows = None if available is None else self._windows(available, period)
         if available is None and period is not None:
             raise ConfigError("client_table period", "given", "left out without windows")
@@ -517,7 +519,7 @@ def read_trace(path: str | Path) -> Trace:
         times = (read_column(f"trace {name}", rows, name, float) for name in ("start", "finish"))
         if "client" in header:
             return Trace([row["client"] for row in rows], *times)
-        return Trace([int(x) for x in read_column("trace number", rows, "number", float)], *times)
+        return Trace(read_column("trace number", rows, "number", float), *times)
 
 
 def write_rows(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -198,6 +198,7 @@ def test_columns_that_do_not_fit_together() -> None:
         ({"rate": [1.0, 2.0], "up": [1.0]}, "one value per client in every column"),
         ({"rate": [1.0], "period": 3.0}, "left out without windows"),
         ({"available": [[(0, 1)]], "period": [1, 2]}, "period is 'of 2 numbers'"),
+        ({"names": ["a"], "spread": [0.5]}, "spread is 'given', but must be left out without rate"),
         ({"rate": ["fast"]}, "rate is .'fast'., but must be numbers"),
         ({"rate": [1.0], "spread": ["wide"]}, "spread is .*wide.*, but must be numbers"),
     ):

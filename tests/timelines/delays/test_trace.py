@@ -77,6 +77,8 @@ def test_a_csv_file_is_read(tmp_path: Path) -> None:
         "client,start,start,finish\n0,0,1,2\n",
         "a,b,c\n0,1,2\n",
         "client,start,finish\n",
+        "number,start,finish\n1.7,0,1\n",
+        "number,start,finish\nnan,0,1\n",
     ],
 )
 def test_a_csv_file_that_is_no_trace(tmp_path: Path, text: str) -> None:
