@@ -30,7 +30,8 @@ def digest_of_array(leaf: npt.ArrayLike) -> bytes:
     array = np.asarray(leaf)
     kept = leaf if isinstance(leaf, jax.Array | np.ndarray) else array
     known = _DIGESTS.get(id(kept))
-    if known is None or known[0]() is not kept:
+    may_change = isinstance(kept, np.ndarray) and kept.flags.writeable
+    if known is None or known[0]() is not kept or may_change:
         content = np.ascontiguousarray(array).view(np.uint8).data if array.size else b""
         digest = hashlib.sha256(repr((array.shape, str(array.dtype))).encode())
         digest.update(content)

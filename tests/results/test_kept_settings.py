@@ -20,7 +20,7 @@ from fedjax_sim import compression, settings
 from fedjax_sim.core.schedules import Cosine, Table, Warmup
 from fedjax_sim.core.settings import Above0, ConfigError, fields, value_of
 from fedjax_sim.problems import latent
-from fedjax_sim.results import kept_settings
+from fedjax_sim.results import kept_settings, records
 from fedjax_sim.server import rules
 from fedjax_sim.timelines import ClientTable, Trace
 
@@ -283,3 +283,12 @@ def test_a_run_is_refused_before_anything_is_written_and_saved_without_the_setti
     assert again.hypers[0].lr == run.hypers[0].lr
     with pytest.raises(ConfigError, match="setting name is 'optimiser'"):
         run.save(tmp_path, without=["optimiser"])
+
+
+def test_an_array_that_was_changed_in_place_has_another_digest() -> None:
+    array = np.arange(3.0)
+    before, fixed = records.digest_of_array(array), array.copy()
+    fixed.flags.writeable = False
+    array[1] = 7.0
+    assert records.digest_of_array(array) != before == records.digest_of_array(fixed)
+    assert records.digest_of_array(fixed) is records.digest_of_array(fixed)  # It is known.
