@@ -24,7 +24,7 @@ from pathlib import Path
 
 from scripts import structure
 
-MOST = {"first lines": 0, "phrases": 140, "comments": 2}
+MOST = {"first lines": 0, "phrases": 130, "comments": 2}
 """Findings of each rule that are left to mend."""
 HEADING = "## Phrases to avoid"
 COMMENTS = 5

@@ -203,7 +203,7 @@ class Reports(Robust):
     accounts_for_cohorts: ClassVar[bool] = False
     """Whether an accountant covers how clients are sampled."""
     tells: ClassVar[str] = ""
-    """What clients tell the server besides messages, such as their losses."""
+    """Further facts that clients tell the server, such as "their losses"; empty if none."""
     counted: ClassVar[Messages] = ReportMessages()
     """How messages are counted, unless a system says otherwise."""
     messages: ClientMessages = settings.group(ClientMessages(), "compression of messages both ways")
