@@ -78,7 +78,7 @@ def run(arguments: Arguments) -> Outcome:
     sizes = STUDY.choose(arguments, least_seeds=2)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     network = models.MLP((16,), 10) if arguments.smoke else models.LeNet(data.num_classes)
-    found, curves = [], {}
+    found, runs = [], {}
     names = {f"{name}: {split}": (name, split) for split in NUMBERS for name in SYSTEMS}
     for row in arguments.chosen([*names]):
         name, split = names[row]
@@ -94,7 +94,7 @@ def run(arguments: Arguments) -> Outcome:
             **settings,
         )
         splits = [split_of(split, data, seed) for seed in range(sizes.seeds)]
-        curves[row] = fedjax_sim.sweep(
+        runs[row] = fedjax_sim.sweep(
             system,
             problems.make_classifications(
                 network, data, splits, prior_precision=DECAY * len(data.train_labels)
@@ -104,7 +104,10 @@ def run(arguments: Arguments) -> Outcome:
             budget=fedjax_sim.Ticks(sizes.rounds),
             num_evals=min(10, sizes.rounds),
             **arguments.kept(row),
-        ).curves
+        )
+    curves = {row: run.curves for row, run in runs.items()}
+    for row in curves:
+        name, split = names[row]
         quote = f'"MNIST ... {split} ... {name} {NUMBERS[split][name]}"'
         ours = Sample.of(100 * curves[row].accuracy.isel(eval=-1).values.ravel())
         found.append((Printed(row, SOURCE, quote, NUMBERS[split][name], 0.1), ours))

@@ -128,14 +128,9 @@ def run(arguments: Arguments) -> Outcome:
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     problem = problem_of(data)
     found: list[tuple[Printed, Sample]] = []
-    curves: dict[str, Any] = {}
+    runs: dict[str, fedjax_sim.Run] = {}
     for name in arguments.chosen([*SETTINGS]):
         setting = SETTINGS[name]
-        cells = f"{setting.lr:g} | {setting.noise:g} | {setting.clip:g} | 256 | {setting.epochs}"
-        quote = f'"{cells} | {setting.epsilon or "no privacy"} | {setting.accuracy}%"'
-        if setting.noise:
-            exact = Printed(f"{name}: epsilon", SOURCE, quote, setting.epsilon, 0.01, 1, **SMALL)
-            found.append((exact, rows.exact(epsilon_of(setting))))
         settings: dict[str, Any] = {"local_steps": 1, "batch_size": 1, "sampling": "reshuffled"}
         if setting.noise:
             private = FixedClipping(clip=setting.lr * setting.clip, noise=setting.noise)
@@ -144,7 +139,7 @@ def run(arguments: Arguments) -> Outcome:
             num_clients=len(data.train_labels), num_selected=sizes.batch, lr=setting.lr, **settings
         )
         steps = setting.epochs * (len(data.train_labels) // sizes.batch)
-        curves[name] = fedjax_sim.sweep(
+        runs[name] = fedjax_sim.sweep(
             fedavg.system,
             problem,
             hyper,
@@ -152,7 +147,15 @@ def run(arguments: Arguments) -> Outcome:
             budget=fedjax_sim.Ticks(max(2, round(steps * sizes.epochs))),
             num_evals=2 if arguments.smoke else setting.epochs,
             **arguments.kept(name),
-        ).curves
+        )
+    curves = {name: run.curves for name, run in runs.items()}
+    for name in curves:
+        setting = SETTINGS[name]
+        cells = f"{setting.lr:g} | {setting.noise:g} | {setting.clip:g} | 256 | {setting.epochs}"
+        quote = f'"{cells} | {setting.epsilon or "no privacy"} | {setting.accuracy}%"'
+        if setting.noise:
+            exact = Printed(f"{name}: epsilon", SOURCE, quote, setting.epsilon, 0.01, 1, **SMALL)
+            found.append((exact, rows.exact(epsilon_of(setting))))
         ours = Sample.of(100 * curves[name].accuracy.isel(eval=-1).values.ravel())
         row = Printed(name, SOURCE, f"{quote}, {AVERAGED}", setting.accuracy, 0.1, runs=10)
         found.append((row, ours))

@@ -170,7 +170,7 @@ def run(arguments: Arguments) -> Outcome:
     """Run the rows that are asked for; `--only` and `--methods` name them."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
-    found, curves = [], {}
+    found, runs = [], {}
     names = {
         f"{name} {cell}": (name, cell)
         for name in REPOSITORIES
@@ -189,7 +189,7 @@ def run(arguments: Arguments) -> Outcome:
             **settings,
         )
         most = 2 if arguments.smoke else max(printed)
-        curves[row] = fedjax_sim.sweep(
+        runs[row] = fedjax_sim.sweep(
             fedavg.system,
             problems_of(data, source, cell, sizes.clients, range(sizes.seeds)),
             hyper,
@@ -197,9 +197,13 @@ def run(arguments: Arguments) -> Outcome:
             budget=fedjax_sim.Ticks(most),
             num_evals=most // min(most, *printed),
             **arguments.kept(row),
-        ).curves
-        for rounds, number in printed.items():
-            is_then = curves[row].ticks == min(rounds, most)
+        )
+    curves = {row: run.curves for row, run in runs.items()}
+    for row in curves:
+        name, cell = names[row]
+        source = REPOSITORIES[name]
+        for rounds, number in source.printed[cell].items():
+            is_then = curves[row].ticks == (min(rounds, 2) if arguments.smoke else rounds)
             after = curves[row].accuracy.where(is_then).max("eval")
             quote = f'"{number:.2f}%": {cell}, {rounds} rounds, E = {source.epochs}'
             ours = Sample.of(100 * after.values.ravel())
