@@ -42,6 +42,7 @@ has launched about twice as many kernels as for the clients' steps alone.
 Dimension letters: those of `fedjax_sim.core.types`; `M` root examples.
 """
 
+import operator
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -387,8 +388,15 @@ class Wire:
 
         Returns:
           The progress, leaves `[...]`, 0 in an empty tick; and the work.
+
+        Raises:
+          ConfigError: If a setting of training is by client, as the server is none.
         """
         assert self.train is not None
+        for name in ("training.lr_schedule", "training.proximal_schedule"):
+            if operator.attrgetter(name)(self.hyper).clock == "client":
+                allowed = f"another one with {self.rule.kind.name}: the server trains, no client"
+                raise settings.ConfigError(f"{name}.by", "client", allowed)
         rule, facts = self.rule.kind, event.facts
         is_needed, longest = rule.needs_own(), jnp.asarray(event.steps).max()
         is_even = facts.same_steps and is_needed is True
@@ -475,7 +483,8 @@ class Wire:
         Returns:
           The sum to make; None if the message of each client is looked at.
         """
-        if not self.is_summed or (scale is not None and self.has_statistics()):
+        is_mean = scale is None and not report_settings.has_poisson_cohorts(self.hyper)
+        if not self.is_summed or (self.has_statistics() and not is_mean):
             return None
         weight = event.weight if scale is None else scale * event.weight
         return SumRequest(weight, not self._is_mean(event, scale))
@@ -493,7 +502,7 @@ class Wire:
           updates: Decoded progress, leaves `[S, ...]`.
           memo: What both sides remember.
           scale: `f[S]`, by which the server multiplies each client's progress, except for leaves
-            that are not trained; None with privacy.
+            that are not trained, whose weights sum to 1 at most; None with privacy.
 
         Returns:
           The sum, leaves `[...]`, and what both sides remember, the noise among it.
@@ -502,10 +511,12 @@ class Wire:
           ConfigError: If messages are scaled with privacy, or a step has changed the event.
         """
         if not self.privacy.is_on:
-            if scale is not None and self.has_statistics():
-                factor: Array = scale
+            if self.has_statistics():  # They are averaged: without scale, weights sum to 1 at most.
+                most = jnp.maximum(event.weight.sum(), 1)
+                factor = jnp.ones_like(event.weight) if scale is None else scale
                 scaled = jax.tree.map(lambda d: d * aggregation.expand(factor, d), updates)
-                updates, scale = self.of_trained(scaled, updates), None
+                means = jax.tree.map(lambda d: d / most.astype(d.dtype), updates)
+                updates, scale = self.of_trained(scaled, means), None
             return self.sum(key, event, updates, scale=scale, own=memo.own), memo
         if scale is not None:
             allowed = "none where the server scales messages: they are clipped as they come"

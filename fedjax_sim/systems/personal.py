@@ -58,6 +58,13 @@ class FedPer(CohortRounds, LocalTraining, PersonalLeaves, ServerStep, Reports):
         0, "First local steps, which change the head alone (FedRep); 0 for FedPer."
     )
 
+    def check_together(self) -> None:
+        """Check that the body has local steps left."""
+        super().check_together()
+        if not self.local_epochs and 0 < self.local_steps <= self.head_steps:
+            allowed = f"below local_steps = {self.local_steps}, as the others change the body"
+            raise settings.ConfigError("head_steps", self.head_steps, allowed)
+
 
 @struct
 class FedBN(FedPer):

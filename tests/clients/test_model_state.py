@@ -211,7 +211,8 @@ def averaged_statistics(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Loop over ticks: batches of all examples, and plain sums of clients' progress.
 
-    With `has_server`, the server's own counts as one of equal models, as in FAVANO.
+    Their weights sum to 1 at most. With `has_server`, the server's own counts as one of equal
+    models, as in FAVANO.
     """
     models = [(np.zeros(4), np.ones(4))]
     kept = np.zeros((4, 2, 4))
@@ -227,7 +228,8 @@ def averaged_statistics(
             if has_server:
                 moved += (np.array([mean, var]) - models[-1]) / (len(clients) + 1)
                 continue
-            moved += timeline.weight[tick, slot] * (progress - cache * before[client])
+            weight = timeline.weight[tick] / max(1, timeline.weight[tick].sum())
+            moved += weight[slot] * (progress - cache * before[client])
             kept[client] = progress
         mean, var = np.array(models[-1]) + moved + cache * before.mean(axis=0)
         models.append((mean, var))
@@ -254,6 +256,8 @@ ROUNDS, BUFFER = {"num_selected": 4}, {"buffer_size": 2, "concurrency": 3}
         ("fedbuff", {"server_momentum": 0.9} | RATE | BUFFER),
         ("ca2fl", {"server_lr_schedule": InverseTime()} | RATE | BUFFER),
         ("asyncfeded", {"numerator": 3.0}),
+        ("gen_async", {"num_tasks": 3, "routing_exponent": 1.0, "slow_fraction": 0.5}),
+        ("fedavg", {"num_selected": 1, "selection": "poisson"}),
     ],
 )
 def test_no_rate_and_no_momentum_of_the_server_acts_on_statistics(
@@ -261,6 +265,8 @@ def test_no_rate_and_no_momentum_of_the_server_acts_on_statistics(
 ) -> None:
     """They are averaged: against a loop in NumPy that knows neither, and no factor on progress."""
     run = simulate(fedjax_sim.SYSTEMS[name], problem_of(), batch_size=15, **settings)
+    if name == "gen_async" or "selection" in settings:
+        assert run.timelines[0].weight.sum(axis=1).max() > 1.5
     has = {"cache": name == "ca2fl", "has_server": name == "favano"}
     mean, var = averaged_statistics(run.timelines[0], **has)
     found = run.models["batch_stats"]["BatchNorm_0"]

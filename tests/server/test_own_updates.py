@@ -14,6 +14,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Layout, Ticks
 from fedjax_sim.clients import local_training
+from fedjax_sim.core.schedules import Table
 from fedjax_sim.core.settings import ConfigError, check
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.attacks import SignFlip
@@ -257,3 +258,13 @@ def test_what_cannot_be_trained_on_is_refused() -> None:
     private = settings_of("fedavg", local_privacy=LocalGaussian(noise=2.0), aggregator=FLTrust())
     with pytest.raises(ConfigError, match="without root data with local_privacy: they are exam"):
         check(private)
+
+
+@pytest.mark.parametrize("setting", ["lr_schedule", "proximal_schedule"])
+def test_rates_by_client_are_refused(setting: str) -> None:
+    """The server trains too, and its rate would be that of client 0."""
+    rates = Table(factors=(1.0,) * NUM, by="client")
+    hyper = settings_of("fedavg", aggregator=FLTrust(), proximal=0.1, **{setting: rates})
+    allowed = f"^training.{setting}.by is 'client', but must be another one with fltrust"
+    with pytest.raises(ConfigError, match=allowed):
+        run("fedavg", hyper)

@@ -107,6 +107,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"active_per_group": 2, "sampling": "shuffled_epochs"},
         "^training.sampling is 'shuffled_epochs', but must be \"with_replacement\" with",
     ),
+    (
+        "fedper",
+        {"local_steps": 3, "head_steps": 3},
+        "^head_steps is 3, but must be below local_steps = 3, as the others change the body",
+    ),
     ("fedasync", {"buffer_size": 2}, "^buffer_size is 2, but must be left at 1"),
     ("fedasync", {"normalised": True}, "^staleness.normalised is True, but must be false"),
     (
