@@ -54,15 +54,16 @@ MEAN, STD = 0.2860, 0.3530
 
 
 class NormLeNet(nn.Module):
-    """LeNet with batch normalisation after its convolutions, padded so that small images fit."""
+    """LeNet with batch normalisation after its convolutions, which are padded for small images."""
 
     num_classes: int
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         """Compute logits `[..., num_classes]` of images `[..., H, W, C]`."""
+        padding = "VALID" if x.shape[-2] >= 28 else "SAME"
         for features in (6, 16):
-            x = nn.Conv(features, (5, 5), conv_general_dilated=auto)(x)
+            x = nn.Conv(features, (5, 5), padding=padding, conv_general_dilated=auto)(x)
             x = max_pool(nn.relu(models.BatchNorm()(x, train=train)))
         x = x.reshape(*x.shape[:-3], -1)
         for features in (120, 84):
