@@ -59,9 +59,11 @@ def check_range(name: str, values: Leaf, least: float, most: float = math.inf) -
     """
     if isinstance(values, jax.core.Tracer) or not values.size:
         return
-    if (smallest := values.min().item()) < least:
+    with jax.ensure_compile_time_eval():  # A constant of a traced program is known.
+        smallest, largest = values.min().item(), values.max().item()
+    if smallest < least:
         raise ConfigError(f"smallest number in {name}", smallest, f"at least {least}")
-    if (largest := values.max().item()) > most:
+    if largest > most:
         raise ConfigError(f"largest number in {name}", largest, f"at most {most}")
 
 

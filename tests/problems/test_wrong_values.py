@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -102,3 +103,14 @@ def test_numbers_out_of_range_are_refused(call: Callable[[], Any], words: str) -
 
 def test_cells_that_are_not_seen_may_hold_anything() -> None:
     latent.make_estimation(COUNTS, Matrix(-CELLS, np.zeros_like(CELLS)), SPLIT)
+
+
+def test_constant_targets_of_a_traced_loss_are_checked() -> None:
+    """A loss under `jax.jit` may close over its labels, which were refused with a traceback."""
+    good, wrong = (
+        jax.jit(lambda logits, labels=jnp.array(labels): problems.cross_entropy(logits, labels))
+        for labels in ([0, 2], [0, 9])
+    )
+    np.testing.assert_allclose(good(LOGITS), np.log(3), rtol=1e-6)
+    with pytest.raises(ConfigError, match="largest number in the targets is 9"):
+        wrong(LOGITS)
