@@ -1,6 +1,7 @@
 """The ledger of claims: committed results, the tables and the page that are written from them."""
 
 import ast
+import html
 import importlib
 import json
 from collections import Counter
@@ -245,6 +246,15 @@ def test_the_run_nearest_to_the_papers_decides() -> None:
     assert claims[8].by == ("fald/unequal", "fald/logistic")
     named = [entry("fald/other", whole, 8), entry("fald/unequal", Ruling("holds"), 8)]
     assert row_of(named, 8).verdict == "holds" and row_of(named[:1], 8).verdict == "not run"
+
+
+def test_the_page_calls_runs_that_do_not_decide_notes() -> None:
+    row = next(row for row in ledger.rows(ENTRIES) if row.claim.id == "hierarchical-11")
+    assert len(row.found) == 2 and not row.claim.by
+    (first, _), (second, _) = row.found
+    shown = page.article(row, ())
+    for word, each in (("ours", first), ("note", second)):
+        assert f"<dt>{word}</dt><dd>{html.escape(each.why)}</dd>" in shown
 
 
 def test_the_headline_counts_by_origin_without_algebra() -> None:
