@@ -257,7 +257,8 @@ def run(arguments: Arguments) -> Outcome:
         label, shown = f"{alpha:g} ({squares[alpha]:.0e})", [*reached[alpha].values()]
         first.loglog(steps, [*exact[alpha].values()], **plots.look(i, "none", linewidth=1))
         means = [gaussian.mean_of_finite(rounds) for rounds in shown]
-        errors = [np.std(x[np.isfinite(x)]) if np.isfinite(x).any() else 0.0 for x in shown]
+        good = [x[np.isfinite(x)] for x in shown]
+        errors = [np.std(x, ddof=1) if x.size > 1 else 0.0 for x in good]
         first.errorbar(steps, means, errors, label=label, **plots.look(i, "only"))
         first_cells[i].draw(second, i, label)
     for j, (rho, cell) in enumerate(zip(sizes.rhos, panels.mixed, strict=True)):
