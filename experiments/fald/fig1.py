@@ -1,4 +1,4 @@
-"""FA-LD's Fig. 1: rounds to an accuracy, distances and samples, Gaussian clients (claim 12).
+"""FA-LD's Fig. 1: rounds to an accuracy, distances and samples (claims 12, 21 and 23).
 
 See arXiv 2112.05120. Everyone is averaged. (a) rounds until W2 is at most 1e-3 against the number K
 of local steps; (b) W2 at K = 10, for clients' means of different variance alpha; (c) W2 at K = 100

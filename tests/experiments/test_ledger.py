@@ -4,6 +4,7 @@ import ast
 import html
 import importlib
 import json
+import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
         assert (ledger.FIGURES / ledger.picture_of(ledger.name_of(entry), file)).exists()
     plain = json.loads(to_json([each._asdict() for each in ledger.judged(entry)]))
     assert ledger.rounded(plain) == entry["claims"]
+
+
+def test_docstrings_name_the_claims_that_are_judged() -> None:
+    for entry in ENTRIES:
+        name = entry["experiment"].replace("/", ".")
+        words = str(importlib.import_module(f"experiments.{name}").__doc__)
+        named = {int(number) for number in re.findall(r"\d+", words)}
+        for first, last in re.findall(r"(\d+)\s+to\s+(\d+)", words):
+            named.update(range(int(first), int(last) + 1))
+        judged = {int(each["id"].rpartition("-")[2]) for each in entry["claims"]}
+        if re.search(r"claims?\s+\d", words):
+            assert judged <= named, (entry["experiment"], judged - named)
 
 
 def test_results_stay_small() -> None:
