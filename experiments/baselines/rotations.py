@@ -3,9 +3,10 @@
 Every client holds images of all classes, turned by 0, 90, 180 or 270 degrees: features differ, and
 labels do not. Both systems train one small network with batch normalisation; FedBN keeps each
 client's normalisation layers. A quarter of every client's images are its test images. Learning
-rates are chosen on a third of the others, with other seeds than those reported, for each system.
-Judged is the mean over clients of the accuracy on their own test images. No claim of a paper is
-judged: Li et al. (2021, arXiv 2102.07623) use other data and other shifts.
+rates are chosen on a third of the others, with other seeds than those reported, for each system. As
+images are dealt anew for each seed, those by which rates are chosen are also test images of some
+reported seeds. Judged is the mean over clients of the accuracy on their own test images. No claim
+of a paper is judged: Li et al. (2021, arXiv 2102.07623) use other data and other shifts.
 """
 
 from collections.abc import Sequence

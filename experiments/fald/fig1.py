@@ -1,4 +1,4 @@
-"""FA-LD's Fig. 1: rounds to an accuracy, distances and samples, Gaussian clients (claim 12).
+"""FA-LD's Fig. 1: rounds to an accuracy, distances and samples (claims 12, 21 and 23).
 
 See arXiv 2112.05120. Everyone is averaged. (a) rounds until W2 is at most 1e-3 against the number K
 of local steps; (b) W2 at K = 10, for clients' means of different variance alpha; (c) W2 at K = 100
@@ -257,7 +257,8 @@ def run(arguments: Arguments) -> Outcome:
         label, shown = f"{alpha:g} ({squares[alpha]:.0e})", [*reached[alpha].values()]
         first.loglog(steps, [*exact[alpha].values()], **plots.look(i, "none", linewidth=1))
         means = [gaussian.mean_of_finite(rounds) for rounds in shown]
-        errors = [np.std(x[np.isfinite(x)]) if np.isfinite(x).any() else 0.0 for x in shown]
+        good = [x[np.isfinite(x)] for x in shown]
+        errors = [np.std(x, ddof=1) if x.size > 1 else 0.0 for x in good]
         first.errorbar(steps, means, errors, label=label, **plots.look(i, "only"))
         first_cells[i].draw(second, i, label)
     for j, (rho, cell) in enumerate(zip(sizes.rhos, panels.mixed, strict=True)):

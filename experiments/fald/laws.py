@@ -1,4 +1,4 @@
-"""FA-LD's laws on small Gaussian problems (claims 1, 2, 9 to 11 and 17 to 20).
+"""FA-LD's laws on small Gaussian problems (claims 1, 2, 9 to 11, 17 to 20, 22).
 
 See arXiv 2112.05120. Chains run through the engine and are compared with exact laws after eight
 rounds, by means and variances in standard errors; what concerns laws alone is computed. R1 has two

@@ -1,7 +1,8 @@
 """FAVANO's clock and the clocks it is compared with (arXiv 2305.16099, App. C.2), without learning.
 
-Judges claims 4, 5, 8, 17, 18 and 19 on drawn schedules. There are n = 100 clients, s = 20
-contacted, K = 20 local steps, Z = 10 and the paper's speeds, unless a claim states others.
+Judges claims 4, 5, 8 and 17 to 19 on drawn schedules, and 23 on a formula. There are n = 100
+clients, s = 20 contacted, K = 20 local steps, Z = 10 and the paper's speeds, unless a claim states
+others.
 
 Dimension letters: `L` lanes, `T` server steps, `S` slots, `N` clients.
 """
@@ -54,7 +55,7 @@ STUDY = Study(full=Sizes(seeds=48, slow_arrivals=60), smoke=Sizes(seeds=6, slow_
 STATED_STEPS = {"blocked": {THIRD: 767, MOST: 236}, "own finish": {THIRD: 858, MOST: 271}}
 """FedBuff's server steps within 5000 units, to a percent, found by an independent simulation."""
 STATED_MEANS = ((12.4929, 2.1870), (0.998428, 0.740627))
-"""The paper's E[X], then P(E > 0), of fast and slow clients."""
+"""E[X], then P(E > 0), of fast and slow clients, which follow from the paper's clock."""
 WARM = 60
 """Contacts after which windows are stationary to one part in a million."""
 FEDBUFF_TICKS, FEDBUFF_WARM, FEDAVG_TICKS = 1000, 200, 40

@@ -1,7 +1,7 @@
 """FAVANO's long-run mean, Theorem 1 and quantized gradients, measured through the engine.
 
-Judges claims 6, 7 and 16 of arXiv 2305.16099, and the part of 12 on the speed bias. Expected values
-come from the paper's `formulas`. Quadratics meet the theorem's assumptions with equality.
+Judges claims 6, 7, 16 and 30 of arXiv 2305.16099. Expected values come from the paper's `formulas`.
+Quadratics meet the theorem's assumptions with equality.
 """
 
 import itertools

@@ -1,9 +1,9 @@
 """FedEM's ablations (arXiv 2111.02083), which the paper asserts and does not plot.
 
-Judges claims 9, 11, 13 and 15 to 17 on means seen through noise (ten clients, ridge 0.25, kappa
-1/2), where floors and bounds are known. The ablations are aggregation without memories, p, blocks
-of the quantizer, the number of clients, alpha, and inner steps and examples of VR-FedEM. Naive
-aggregation on the mixture of Fig. 1 is part of fedem/fig1.
+Judges claims 9, 11, 13, 15 to 17 and 22 to 24 on means seen through noise (ten clients, ridge 0.25,
+kappa 1/2), where floors and bounds are known. The ablations are aggregation without memories, p,
+blocks of the quantizer, the number of clients, alpha, and inner steps and examples of VR-FedEM.
+Naive aggregation on the mixture of Fig. 1 is part of fedem/fig1.
 """
 
 import itertools

@@ -160,10 +160,7 @@ def inputs_of(
 
 
 def judge(inputs: Mapping[str, Any]) -> list[harness.Verdict]:
-    """Judge claims 8, 9, 11 and 19; of several panels all have to agree.
-
-    Claim 10 names both data sets, so that one panel alone is a reduced run of it.
-    """
+    """Judge claims 8, 9, 11 and 19; of several panels all have to agree."""
     found: dict[int, dict[str, tuple[Any, dict[str, bool | None], str]]] = {}
     for name, panel in inputs.items():
         for number, judged in _judge_panel(panel).items():

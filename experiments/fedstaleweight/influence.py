@@ -1,7 +1,7 @@
 """FedStaleWeight's influence, staleness and incentives (arXiv 2406.02877, Sec. 4), from schedules.
 
-Judges all claims except those of Fig. 2. There are 15 clients, ten fast with times U(1, 2) and five
-slow with U(8, 12), and a buffer of 5, unless a claim states others. It also makes the table of
+Judges claims 1 to 7 and 12 to 22. There are 15 clients, ten fast with times U(1, 2) and five slow
+with U(8, 12), and a buffer of 5, unless a claim states others. It also makes the table of
 throttling, and pictures of influence against the buffer's size and the ratio of speeds.
 
 Dimension letters: `L` lanes, `T` server steps, `S` slots, `b` the buffer's size.

@@ -246,11 +246,7 @@ def article(row: Row, pictures: Sequence[str]) -> str:
     facts = [("claim", claim.text)]
     facts.append(("where", f"{claim.place} ({claim.origin})"))
     facts.append(("paper's value", value_of(claim)))
-    decide = [
-        ledger.name_of(entry)
-        for _, entry in row.found
-        if ledger.name_of(entry) in claim.by or not claim.by
-    ]
+    decide = claim.by or [ledger.name_of(entry) for _, entry in row.found[:1]]
     facts += [
         ("ours" if ledger.name_of(entry) in decide else "note", each.why)
         for each, entry in row.found

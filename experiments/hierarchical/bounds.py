@@ -1,4 +1,4 @@
-"""Hierarchical FL's lemma and theorems, measured on logistic regression (claims 4 to 8).
+"""Hierarchical FL's lemma and theorems, measured on logistic regression (claims 4 to 8, 30 to 33).
 
 See arXiv 2302.04851. Inputs have length at most 1 and batches one example; groups of 3 and 5
 clients take 1 and 1/2 units for an iteration. Delays are fixed, and expectations are means over

@@ -1,4 +1,4 @@
-"""Hierarchical FL's clock alone: iterations, rounds, a sample path (claims 1 to 3, 17).
+"""Hierarchical FL's clock alone: iterations, rounds, a sample path (claims 1 to 3, 17, 27).
 
 See arXiv 2302.04851, Sec. II and V. Expected values come from
 `fedjax_sim.theory.hierarchical`, for every delay setting that the paper prints. Nothing is trained.

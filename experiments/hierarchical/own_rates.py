@@ -1,4 +1,4 @@
-"""Figs. 6, 7, 8, 9, 10 and 12, each run at its own learning rate (claims 14 to 20, 22, 34 to 36).
+"""Figs. 6 to 10 and 12, each run at its own rate (claims 14 to 16, 18 to 20, 22 and 34 to 36).
 
 See arXiv 2302.04851. The paper gives neither rates nor inputs. With its rule, one step an iteration
 and standardised inputs, every run has its own rate, chosen as `tuning` says, with ten seeds, in

@@ -3,8 +3,8 @@
 See arXiv 2302.04851, Sec. VI. The paper gives neither learning rate, batch, T nor seeds. Here
 batches of 32 are drawn afresh, with plain SGD, T = 1000, ten seeds, and several learning rates.
 Unless each run has its own rate (`tuning`), a claim is judged at the learning rates that are the
-best of one of the compared runs, where none has collapsed to chance, and the rates are parts of the
-claim. CIFAR-10 has the paper's CNN, MNIST its perceptron of 50 units.
+best of one of the compared runs on the test set, where none has collapsed to chance, and the rates
+are parts of the claim. CIFAR-10 has the paper's CNN, MNIST its perceptron of 50 units.
 
 The accuracy at a time is that of the last global model finished by then; every model is evaluated.
 A diverged lane has no accuracy, and decides nothing.

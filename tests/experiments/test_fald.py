@@ -69,6 +69,16 @@ def test_rounds_that_no_chain_needs_are_said_in_words() -> None:
     assert least < 10 < most < 20
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Attempting to set identical")  # The smoke run has one K.
+def test_bars_of_rounds_are_standard_deviations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They estimate that of the law, as the tables do: of two sets the root of 2, and not 1."""
+    monkeypatch.setattr(gaussian, "first_within", lambda *_: np.array([3.0, 5.0]))
+    (figure,) = fig1.run(Arguments(smoke=True)).figures.values()
+    (low, high) = figure.axes[0].collections[0].get_segments()[0][:, 1]
+    np.testing.assert_allclose([low, high], [4 - 2**0.5, 4 + 2**0.5])
+
+
 def test_every_claim_has_a_verdict() -> None:
     assert (
         sorted({number for own in VERDICTS.values() for number in own})

@@ -1,8 +1,10 @@
 """The ledger of claims: committed results, the tables and the page that are written from them."""
 
 import ast
+import html
 import importlib
 import json
+import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -76,6 +78,18 @@ def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
         assert (ledger.FIGURES / ledger.picture_of(ledger.name_of(entry), file)).exists()
     plain = json.loads(to_json([each._asdict() for each in ledger.judged(entry)]))
     assert ledger.rounded(plain) == entry["claims"]
+
+
+def test_docstrings_name_the_claims_that_are_judged() -> None:
+    for entry in ENTRIES:
+        name = entry["experiment"].replace("/", ".")
+        words = str(importlib.import_module(f"experiments.{name}").__doc__)
+        named = {int(number) for number in re.findall(r"\d+", words)}
+        for first, last in re.findall(r"(\d+)\s+to\s+(\d+)", words):
+            named.update(range(int(first), int(last) + 1))
+        judged = {int(each["id"].rpartition("-")[2]) for each in entry["claims"]}
+        if re.search(r"claims?\s+\d", words):
+            assert judged <= named, (entry["experiment"], judged - named)
 
 
 def test_results_stay_small() -> None:
@@ -245,6 +259,15 @@ def test_the_run_nearest_to_the_papers_decides() -> None:
     assert claims[8].by == ("fald/unequal", "fald/logistic")
     named = [entry("fald/other", whole, 8), entry("fald/unequal", Ruling("holds"), 8)]
     assert row_of(named, 8).verdict == "holds" and row_of(named[:1], 8).verdict == "not run"
+
+
+def test_the_page_calls_runs_that_do_not_decide_notes() -> None:
+    row = next(row for row in ledger.rows(ENTRIES) if row.claim.id == "hierarchical-11")
+    assert len(row.found) == 2 and not row.claim.by
+    (first, _), (second, _) = row.found
+    shown = page.article(row, ())
+    for word, each in (("ours", first), ("note", second)):
+        assert f"<dt>{word}</dt><dd>{html.escape(each.why)}</dd>" in shown
 
 
 def test_the_headline_counts_by_origin_without_algebra() -> None:
