@@ -6,6 +6,7 @@ each `experiments/PAPER/README.md`. A test compares them with the committed resu
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def summary(found: Sequence[Row], names: Mapping[str, str]) -> str:
         rows = [row for row in found if row.paper == paper and row.claim.counts]
         by_paper.append([f"[{name}]({paper}/README.md)", *counts(rows).values(), len(rows)])
     header = [*statistics.VERDICTS, "claims"]
-    parts = [page.headline(found)]
+    parts = [textwrap.fill(page.headline(found), 100, break_on_hyphens=False)]
     if len(groups) > 1:
         parts += [tables.table(["origin", *header], by_origin), "By paper, algebra left out:"]
     parts.append(tables.table(["paper" if len(groups) > 1 else "study", *header], by_paper))
