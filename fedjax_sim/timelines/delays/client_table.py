@@ -71,6 +71,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
@@ -79,12 +80,14 @@ from fedjax_sim.core.lifecycle import nearest, say
 from fedjax_sim.core.settings import ConfigError, Limit, check_file, checked, shape
 from fedjax_sim.core.types import Array
 
+NUMBERS = ("rate", "spread", "up", "down", "drop_rate", "energy_step", "energy_byte")
+"""Columns with a number for each client, which may vary between lanes of one program."""
 Windows = Sequence[tuple[float, float]]
 """Beginnings and ends of one client's windows, in order, in units of virtual time."""
 
 
 class ClientWindows(NamedTuple):
-    """Windows of availability, grouped by client.
+    """Windows of availability, grouped by client; equal windows are parts of the same programs.
 
     Attributes:
       first: `i32[N + 1]`; the windows of client i are `first[i]:first[i + 1]`, at least one.
@@ -98,10 +101,20 @@ class ClientWindows(NamedTuple):
     end: np.ndarray
     period: np.ndarray
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClientWindows) and all(map(np.array_equal, self, other))
+
+    def __hash__(self) -> int:
+        return hash(self.begin.tobytes())
+
 
 @checked
+@jax.tree_util.register_pytree_with_keys_class
 class ClientTable:
     """Facts of individual clients, instead of two groups of fast and slow ones.
+
+    Tables with the same columns, names and windows share a compiled program. In a program, columns
+    may be traced.
 
         table = ClientTable(rate=[1.0, 0.5, 0.1], names=["phone", "tablet", "watch"])
         hyper = fedavg.Hyper(num_clients=3, num_selected=2, client_table=table, server_interact=0.5)
@@ -184,6 +197,20 @@ class ClientTable:
         self.windows = None if available is None else self._windows(available, period)
         if available is None and period is not None:
             raise ConfigError("client_table period", "given", "left out without windows")
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        """Give JAX the columns of numbers by name, and what programs depend on."""
+        keys = map(jax.tree_util.GetAttrKey, NUMBERS)
+        columns = [(key, getattr(self, key.name)) for key in keys]
+        return columns, (self.size, self.names, self.time_of, self.windows)
+
+    @classmethod
+    def tree_unflatten(cls, facts: tuple[Any, ...], columns: Iterable[Any]) -> "ClientTable":
+        """Make a table of such parts, without checks."""
+        made = object.__new__(cls)
+        made.size, made.names, made.time_of, made.windows = facts
+        vars(made).update(zip(NUMBERS, columns, strict=True))
+        return made
 
     def __str__(self) -> str:
         """Describe the table by its size and content."""
@@ -280,9 +307,9 @@ def in_order_of(table: ClientTable, names: tuple[str, ...]) -> ClientTable:
         if name not in row:
             allowed = "one row for each client of the problem"
             raise ConfigError("client_table client", f"without {name}", allowed)
-    order, made = [row[name] for name in names], copy.copy(table)
+    order, made = np.array([row[name] for name in names]), copy.copy(table)
     made.names = names
-    for name in ("rate", "spread", "up", "down", "drop_rate", "energy_step", "energy_byte"):
+    for name in NUMBERS:
         column = getattr(table, name)
         setattr(made, name, None if column is None else column[order])
     if table.windows is not None:

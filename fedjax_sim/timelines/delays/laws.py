@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from fedjax_sim.core import settings, streams
+from fedjax_sim.core import settings, streams, trees
 from fedjax_sim.core.settings import Checked, ConfigError, Kind, Named, checked, setting, struct
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Limit, Probability
 from fedjax_sim.core.types import Array, Key, Leaf, Settings
@@ -353,6 +353,7 @@ class ClientDelays(Checked):
         allowed="a ClientTable, or the name of a CSV file as in "
         "`fedjax_sim.timelines.delays.client_table`",
         parse=tables.read_client_table,
+        traced=True,
     )
     trace: Trace | None = setting(
         None,
@@ -600,7 +601,8 @@ class Clients(Checked):
         this: Settings = self.delays
         table, trace = this.client_table, this.trace
         if table is not None and table.names:
-            table = tables.in_order_of(table, tables.names_as_text(names))
+            order = tables.in_order_of.__wrapped__ if trees.is_traced(table) else tables.in_order_of
+            table = order(table, tables.names_as_text(names))
         elif trace is not None:
             trace = tables.of_names(trace, tables.names_as_text(names))
         if table is this.client_table and trace is this.trace:

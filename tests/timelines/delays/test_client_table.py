@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -428,3 +429,28 @@ def test_a_table_counts_steps_or_updates(tmp_path: Path, cells: tuple[str, str])
         read_client_table(path)
     path.write_text("rate,time_of\n1,step\n2,step\n")
     assert read_client_table(path).time_of == "step"
+
+
+def test_tables_of_equal_columns_share_a_program() -> None:
+    """Lanes of a sweep over tables are those of the tables alone, bit for bit."""
+    rng = np.random.default_rng(0)
+    windows: Any = {"available": [[(0.0, 2.0)]] * 4, "period": 3.0}
+
+    def drawn() -> ClientTable:
+        rate, spread, up = rng.uniform(0.2, 2, (3, 4))
+        return ClientTable(rate, spread / 4, up=up, names=tuple("abcd"), **windows)
+
+    tables, system = [drawn() for _ in range(3)], fedjax_sim.SYSTEMS["oort"]
+    problem = problems.Quadratic.of(rng.normal(size=(4, 2)).astype("float32"))
+    law: Any = {"runtime_law": "runtime_lognormal", "server_interact": 0.5}
+    hyper = system.Hyper(num_clients=4, num_selected=2, **law)
+    given: Any = {"seeds": 2, "budget": fedjax_sim.Ticks(6), "num_evals": 2}
+    sweep = fedjax_sim.sweep(system, problem, hyper, settings={"client_table": tables}, **given)
+    assert len({jax.tree.structure(each) for each in sweep.hypers}) == 1
+    times = sweep.curves.time.transpose("client_table", ...)
+    assert len(np.unique(times)) > times.sizes["eval"]
+    for table, found in zip(tables, times, strict=True):
+        alone = fedjax_sim.sweep(system, problem, hyper.replace(client_table=table), **given)
+        np.testing.assert_array_equal(alone.curves.time, found)
+    others = ClientTable(np.ones(4), names=tuple("abcd")), ClientTable(np.ones(4))
+    assert len({jax.tree.structure(each) for each in (*tables, *others)}) == 3
