@@ -119,7 +119,12 @@ def step_law(
 
     Returns:
         `f64[N, K + 1]`, each row non-negative with sum 1.
+
+    Raises:
+        ConfigError: If `round_time` is not whole under "runtime_geom", whose time is whole.
     """
+    if law == "runtime_geom" and round_time % 1:
+        raise ConfigError("round_time", round_time, "whole under runtime_geom")
     with jax.enable_x64(True):
         rates = jnp.asarray(rate, float)
         counts = StepCounts(rates, contact_probability, round_time, law)

@@ -121,6 +121,9 @@ def test_numbers_without_a_bound_or_a_time_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"rate is .* above 0 and of at most 1"):
             theory.fedavg_round_time([rate, 0.5], num_contacted=1, **times)
     assert theory.fedavg_round_time([1.0, 1.0], num_contacted=2, **times) == 1 + 3
+    window = {"contact_probability": 0.2, "round_time": 7.5, "max_steps": 5}
+    with pytest.raises(ConfigError, match=r"round_time is 7.5, but must be whole under runtime"):
+        theory.step_law([0.5], law="runtime_geom", **window)
     for name, wrong in (("dissimilarity_factor", 0.5), ("drift_constant", -1.0)):
         constants = {"dissimilarity_factor": 1.0, "drift_constant": 1.0, name: wrong}
         with pytest.raises(ConfigError, match=f"{name} is "):
