@@ -315,7 +315,7 @@ class _Geometry(NamedTuple):
 
 
 def _is_plain(lhs: Array, rhs: Array, **options: Any) -> bool:
-    """Tell whether channels are last, and nothing asks for what `patches` does not do."""
+    """Tell whether `patches` supports the arguments, with channels last."""
     numbers = options.get("dimension_numbers")
     in_order = tuple(range(lhs.ndim))
     last = (0, lhs.ndim - 1, *in_order[1:-1])
