@@ -48,7 +48,7 @@ class _Column:
         if not isinstance(given, np.ndarray):
             with _reported(Path(given)):
                 array = np.load(given, mmap_mode="r")
-        if not isinstance(array, np.ndarray):  # Such as the arrays of an .npz file.
+        if not hasattr(array, "ndim"):  # Such as the arrays of an .npz file.
             raise ConfigError("data", str(given), "an .npy file or a folder of them")
         if not array.ndim or array.dtype.hasobject:
             raise ConfigError("data", form_of(array), "an array of numbers, with examples first")
