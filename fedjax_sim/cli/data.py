@@ -85,8 +85,12 @@ class Data(NamedTuple):
             "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
         }
 
-    def with_names(self, contender: Contender) -> Contender:
+    def with_names(self, contender: Contender, *, more_seeds: bool = False) -> Contender:
         """Match the names in tables of clients, and in traces, with those of the data's clients.
+
+        Args:
+          contender: A system with its settings.
+          more_seeds: Whether the data are partitioned for further seeds later.
 
         Raises:
           ConfigError: If a name is that of no client, or clients differ from seed to seed.
@@ -99,7 +103,8 @@ class Data(NamedTuple):
         names = [owners[each].tolist() for each in firsts]
         if isinstance(self.dataset, Text):
             names = [[self.dataset.speakers[i] for i in numbers] for numbers in names]
-        if any(each != names[0] for each in names):
+        is_sample = len(names[0]) < len(np.unique(owners))
+        if any(each != names[0] for each in names) or (more_seeds and is_sample):
             tables = [point.delays.client_table for _, point in contender.points()]
             if any(table is not None and table.names for table in tables):
                 allowed = "that of all clients in the data, as client_table names its clients, and "

@@ -193,6 +193,8 @@ def _read(arguments: argparse.Namespace) -> Study:
         return dataset._replace(test_images=whole.test_images, test_labels=whole.test_labels)
 
     data = load_data(arguments, asked._replace(seeds=tuning_seeds), change)
+    named = [data.with_names(each, more_seeds=True) for each in asked.contenders]
+    asked = asked._replace(contenders=named)
     options["budget"] = Time(asked.time_budget)
     return Study(arguments, asked, tuning_seeds, data, validation, held_out, how, options)
 

@@ -188,7 +188,8 @@ def read_launcher(arguments: argparse.Namespace) -> jobs.Launcher | None:
     """
     if arguments.part is not None or (arguments.parts is None and arguments.launcher is None):
         where = "without a launcher" if arguments.part is None else "with --part"
-        for name in ("parts", "launcher", "resources"):
+        drawing = () if arguments.part is None else ("plot", "against")  # Parts have no pictures.
+        for name in ("parts", "launcher", "resources", *drawing):
             if (value := getattr(arguments, name)) is not None:
                 raise ConfigError(name, value, f"left out {where}")
         return None
@@ -230,10 +231,11 @@ def _read(arguments: argparse.Namespace) -> Study:
         "every": texts.read_value("checkpoint_every", arguments.checkpoint_every, 20.0, Above0),
         "resume": request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume,
     }
-    if arguments.tracker is not None:
-        if arguments.parts is not None or arguments.launcher is not None:
+    for name in ("tracker", "progress") if arguments.parts or arguments.launcher else ():
+        if (value := getattr(arguments, name)) is not None:
             allowed = "left out with --parts and --launcher; run --part takes it"
-            raise ConfigError("tracker", arguments.tracker, allowed)
+            raise ConfigError(name, value, allowed)
+    if arguments.tracker is not None:
         named = [*dict.fromkeys(texts.read_names("tracker", arguments.tracker, trackers.TRACKERS))]
     for name in named:
         settings.load_extra("tracker", name, trackers.TRACKERS[name])
@@ -301,8 +303,10 @@ def _join(arguments: argparse.Namespace) -> None:
             if (value := getattr(arguments, name)) is not None:
                 raise ConfigError(name, value, "given together with --distributed")
         return
-    if arguments.resume:
-        raise ConfigError("resume", True, "left out with --distributed, which has no checkpoints")
+    for name in ("resume", "parts", "launcher"):
+        if value := getattr(arguments, name):
+            allowed = "left out with --distributed, which has no checkpoints and no parts"
+            raise ConfigError(name, value, allowed)
     machine.processes.join_processes(
         arguments.coordinator,
         texts.read_value("num_processes", arguments.num_processes, None, Count),

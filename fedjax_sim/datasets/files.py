@@ -40,6 +40,7 @@ class _Column:
     Attributes:
       num: Number of examples, n.
       files: The file in which they lie, if there is one.
+      origin: What is read, unless it is a whole file.
     """
 
     def __init__(self, given: np.ndarray | str | os.PathLike):
@@ -47,6 +48,8 @@ class _Column:
         if not isinstance(given, np.ndarray):
             with _reported(Path(given)):
                 array = np.load(given, mmap_mode="r")
+        if not hasattr(array, "ndim"):  # Such as the arrays of an .npz file.
+            raise ConfigError("data", str(given), "an .npy file or a folder of them")
         if not array.ndim or array.dtype.hasobject:
             raise ConfigError("data", form_of(array), "an array of numbers, with examples first")
         name, self.num = getattr(array, "filename", None), len(array)
@@ -55,6 +58,7 @@ class _Column:
         self._begin: int | None = array.offset if is_map else None
         # Of a file nothing but the form of its examples is kept.
         self._array = np.array(array[:0]) if is_map else array
+        self.origin = None if is_map else array
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
         """Read examples `i64[R]`, sorted: `[R, ...]`."""
@@ -79,6 +83,7 @@ class Items:
     Attributes:
       num: Number of examples, n.
       files: The files in which they lie, as far as these are known.
+      origin: The data set, if its files are not known.
       row_bytes: Bytes of example 0.
     """
 
@@ -97,6 +102,7 @@ class Items:
         with refusing(name, type(items).__name__, allowed):
             self.num, first = len(items), items[0]
         self._name, self._items, self.files = name, items, files
+        self.origin = None if files else items
         self._first, self._structure = _read_example(f"example 0 of {name}", first)
         self._form = form_of(jax.tree.unflatten(self._structure, self._first))
         if not self._first or not all(map(is_real, self._first)):
@@ -244,7 +250,7 @@ class Stored:
     """Examples in files, which are read by their numbers.
 
     Two of the same files are equal: of equal names, sizes and times, with equal examples in
-    `SAMPLED` places.
+    `SAMPLED` places. What is no whole file must be the same object.
 
     Attributes:
       num: Number of examples, n.
@@ -283,7 +289,10 @@ class Stored:
         return f"Stored({self.num} examples, {self._identity})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stored) and self._identity == other._identity
+        if not isinstance(other, Stored) or self._identity != other._identity:
+            return False
+        origins = ([each.origin for each in jax.tree.leaves(x._readers)] for x in (self, other))
+        return [*map(id, next(origins))] == [*map(id, next(origins))]
 
     def __hash__(self) -> int:
         return hash(self._identity)
@@ -417,6 +426,8 @@ def stored(data: Any, *, split: str = "train") -> Stored:
             return Stored(Items("data", source, of_set))
         is_pair = files.keys() == {"inputs", "targets"}
         data = (files["inputs"], files["targets"]) if is_pair else files
+    if split != "train":
+        raise ConfigError("split", split, "train, unless data are of tensorflow-datasets")
     leaves = jax.tree.leaves(data)
     if leaves and all(isinstance(leaf, str | os.PathLike | np.ndarray) for leaf in leaves):
         return Stored(jax.tree.map(_Column, data))

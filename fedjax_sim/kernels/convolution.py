@@ -87,10 +87,10 @@ def auto(
 ) -> Array:
     """Convolve as `lax.conv_general_dilated` does, by the way that is fast on the machine at hand.
 
-    This is `patches`, if that supports the arguments (no groups of images, no dilated inputs,
-    channels last), and `lax.conv_general_dilated` otherwise. On a CPU it is `winograd` for 3x3
-    windows one step apart with at least `MANY` channels in and out, numbers of 32 bits or more, and
-    outputs that fill its tiles well.
+    This is `patches`, if that supports the arguments (no groups of images, no dilated inputs, no
+    other type of outputs, channels last), and `lax.conv_general_dilated` otherwise. On a CPU it is
+    `winograd` for 3x3 windows one step apart with at least `MANY` channels in and out, numbers of
+    32 bits or more, and outputs that fill its tiles well.
 
     Args:
       lhs: Inputs, `[B, *space, C]` unless `dimension_numbers` says otherwise.
@@ -127,19 +127,20 @@ def patches(
       padding: "SAME", "VALID", or zeros before and after along each axis of space.
       **options: Further arguments of `lax.conv_general_dilated`. `dimension_numbers` must put
         channels last; `feature_group_count`, `rhs_dilation` and `precision` are respected; groups
-        of images and dilated inputs are not supported.
+        of images, dilated inputs and `preferred_element_type` are not supported.
 
     Returns:
       Outputs, `[B, *space, F]`.
 
     Raises:
-      ValueError: If channels are not last or not divided by the groups, for groups of images or
-        dilated inputs, or if the window does not fit into the padded input.
+      ValueError: If channels are not last or not divided by the groups, for groups of images,
+        dilated inputs or another type of outputs, or if the window does not fit into the padded
+        input.
     """
     if not _is_plain(lhs, rhs, **options):
         raise ValueError(
-            "patches supports neither groups of images nor dilated inputs, and needs channels "
-            "last; use lax.conv_general_dilated"
+            "patches supports neither groups of images nor dilated inputs nor another type of "
+            "outputs, and needs channels last; use lax.conv_general_dilated"
         )
     groups = options.get("feature_group_count", 1)
     if lhs.shape[-1] != groups * rhs.shape[-2] or rhs.shape[-1] % groups:
@@ -314,7 +315,7 @@ class _Geometry(NamedTuple):
 
 
 def _is_plain(lhs: Array, rhs: Array, **options: Any) -> bool:
-    """Tell whether channels are last and neither images in groups nor inputs dilated."""
+    """Tell whether `patches` supports the arguments, with channels last."""
     numbers = options.get("dimension_numbers")
     in_order = tuple(range(lhs.ndim))
     last = (0, lhs.ndim - 1, *in_order[1:-1])
@@ -324,7 +325,8 @@ def _is_plain(lhs: Array, rhs: Array, **options: Any) -> bool:
         last, (lhs.ndim - 1, lhs.ndim - 2, *in_order[:-2]), last
     )
     is_undilated = math.prod(options.get("lhs_dilation") or (1,)) == 1
-    return has_channels_last and options.get("batch_group_count", 1) == 1 and is_undilated
+    is_one = options.get("batch_group_count", 1) == 1 and is_undilated
+    return has_channels_last and is_one and options.get("preferred_element_type") is None
 
 
 def _geometry(

@@ -234,7 +234,7 @@ def gpus() -> list[str]:
         return []
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is not None:
-        return [name for name in shown.split(",") if name]
+        return [name for name in shown.split(",") if name not in ("", "-1")]  # "-1" shows none.
     found = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
     return sorted((name for name in found if name.isdigit()), key=int)
 

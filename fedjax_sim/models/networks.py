@@ -16,7 +16,7 @@ channels; `norm="batch"` has batch normalisation.
 Networks for text predict the character that follows each character. Their inputs are character
 codes `i[..., L]`, their outputs logits `[..., L, num_classes]`; the logits at a position are those
 of the next character. Recurrent networks start with flax's default weights, except in the output
-layer, which starts as U(+-1 / sqrt(fan-in)).
+layer, which starts as U(+-1 / sqrt(fan-in)). The transformer has flax's in every layer.
 
 The small transformer normalises layers first, as GPT-2 does. With a rank, the projections of
 queries and values have low-rank changes (LoRA, Hu et al. 2021, arXiv 2106.09685, Sec. 4.2,

@@ -34,6 +34,7 @@ from flax import linen as nn
 from flax.linen.module import InterceptorContext
 
 from fedjax_sim.core.settings import ConfigError, Limit, OneOf, checked
+from fedjax_sim.core.trees import paths_of
 from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.kernels import rounding
 from fedjax_sim.models.calls import draw_params, outputs_of
@@ -50,8 +51,9 @@ class LowBit:
     """A wrapper of a model: its `LAYERS` compute with few bits in training.
 
     Inputs and kernels of a layer are rounded, with straight-through gradients, and the gradient at
-    its output is quantized by LUQ. Biases and other layers are left alone. All values of a tensor
-    share one scale, and each client has its own scales. Inputs without a negative value are rounded
+    its output is quantized by LUQ. Biases and other layers are left alone, except that parameters
+    named "kernel" of other layers, such as LSTM cells, are rounded. All values of a tensor share
+    one scale, and each client has its own scales. Inputs without a negative value are rounded
     on unsigned levels; this is decided for each batch, and always so behind a ReLU.
 
     With many bits for weights and activations, and `gradients` of None, the limit is full
@@ -83,8 +85,18 @@ class LowBit:
             raise ConfigError("full_precision", self.full_precision, "a tuple of paths of layers")
 
     def init(self, key: Key, x: Array) -> Params:
-        """Draw the model's parameters, in full precision, for inputs like x."""
-        return draw_params(self.model, key, x)
+        """Draw the model's parameters, in full precision, for inputs like x.
+
+        Raises:
+          ConfigError: If a path in `full_precision` is that of no layer.
+        """
+        params = draw_params(self.model, key, x)
+        kernels = (path for path in paths_of(params) if path.endswith("/kernel"))
+        layers = {path.partition("/")[2].rpartition("/")[0] for path in kernels}
+        for path in self.full_precision:
+            if path not in layers:
+                raise ConfigError("full_precision", path, "one of " + ", ".join(sorted(layers)))
+        return params
 
     def apply(
         self,

@@ -24,12 +24,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from fedjax_sim.core.settings import checked, checked_all
+from fedjax_sim.core.settings import AtLeast1, ConfigError, Limit, checked, checked_all
 from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, OneOf, Probability
 from fedjax_sim.systems.favano import StepCounts
 from fedjax_sim.timelines import STEP_COUNT_LAWS
 
 Numbers = npt.NDArray[np.float64]
+Portions = Annotated[npt.ArrayLike, Limit(above=0, most=1)]
 Reweighting = Annotated[str, OneOf(("stochastic", "deterministic"))]
 
 
@@ -74,10 +75,10 @@ class FavanoSetup(NamedTuple):
     smoothness: Above0
     gradient_variance: AtLeast0
     dissimilarity: AtLeast0
-    dissimilarity_factor: AtLeast0
+    dissimilarity_factor: AtLeast1
     initial_gap: AtLeast0
     noise_constant: AtLeast0
-    drift_constant: float
+    drift_constant: Above0
 
 
 class Condition(NamedTuple):
@@ -118,7 +119,12 @@ def step_law(
 
     Returns:
         `f64[N, K + 1]`, each row non-negative with sum 1.
+
+    Raises:
+        ConfigError: If `round_time` is not whole under "runtime_geom", whose time is whole.
     """
+    if law == "runtime_geom" and round_time % 1:
+        raise ConfigError("round_time", round_time, "whole under runtime_geom")
     with jax.enable_x64(True):
         rates = jnp.asarray(rate, float)
         counts = StepCounts(rates, contact_probability, round_time, law)
@@ -235,7 +241,7 @@ def _descent_terms(setup: FavanoSetup) -> tuple[float, float]:
 
 
 def fedavg_round_time(
-    rate: npt.ArrayLike, *, num_contacted: Count, local_steps: Count, interact_time: AtLeast0
+    rate: Portions, *, num_contacted: Count, local_steps: Count, interact_time: AtLeast0
 ) -> float:
     """Compute the mean length of a FedAvg round if local steps take geometric times. Derived.
 
@@ -253,6 +259,8 @@ def fedavg_round_time(
         The mean length, in units of time.
     """
     rates = np.asarray(rate, np.float64)
+    if num_contacted > len(rates):
+        raise ConfigError("num_contacted", num_contacted, f"at most {len(rates)}, the clients")
     horizon = local_steps + stats.nbinom.isf(1e-15, local_steps, rates.min())
     times = np.arange(horizon)[:, None] - local_steps
     finished = np.asarray(stats.nbinom.cdf(times, local_steps, rates))

@@ -13,7 +13,7 @@ import math
 from typing import Annotated, NamedTuple
 
 from fedjax_sim.core.settings import ConfigError, Limit, checked, checked_all
-from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Probability
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Count, Portion
 
 
 @checked
@@ -29,9 +29,9 @@ class Constants(NamedTuple):
     """
 
     smoothness: Above0
-    lyapunov_smoothness: float
-    least: float
-    most: float
+    lyapunov_smoothness: Above0
+    least: Above0
+    most: Above0
 
 
 @checked
@@ -51,8 +51,8 @@ class FedEMSetup(NamedTuple):
     constants: Constants
     num_clients: Count
     omega: AtLeast0
-    participation: Probability = 1.0
-    alpha: float | None = None
+    participation: Portion = 1.0
+    alpha: Above0 | None = None
     spread: Annotated[float, Limit(least=1)] = 1.0
 
     @property
@@ -89,7 +89,7 @@ def memory_step(omega: AtLeast0) -> float:
     return 1 / (1 + omega)
 
 
-def total_omega(omega: AtLeast0, participation: Probability = 1.0) -> float:
+def total_omega(omega: AtLeast0, participation: Portion = 1.0) -> float:
     """Compute omega_p = (1 - p) (1 + omega) / p + omega (Sec. 2).
 
     It is the variance constant of a compressor that also drops the whole message with probability

@@ -23,7 +23,7 @@ Dimension letters: `N` clients, `C` tasks.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,11 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-from fedjax_sim.core.settings import Above0, AtLeast0, ConfigError, Count, checked
+from fedjax_sim.core.settings import Above0, AtLeast0, ConfigError, Count, Limit, checked
 from fedjax_sim.core.types import Array
 from fedjax_sim.timelines import ClientTable
+
+Routing = Annotated[npt.ArrayLike, Limit(above=0)]
 
 
 class Prediction(NamedTuple):
@@ -112,7 +114,7 @@ def log_constants(log_load: Array, concurrency: int) -> Array:
 def predict(
     table: ClientTable,
     concurrency: Count,
-    routing: npt.ArrayLike,
+    routing: Routing,
     *,
     local_steps: Count = 1,
     num_bytes: AtLeast0 = 0.0,
@@ -191,7 +193,7 @@ def _predict(
 
 
 @checked
-def learning_steps(routing: npt.ArrayLike, delay: npt.ArrayLike, learning: Learning) -> Array:
+def learning_steps(routing: Routing, delay: npt.ArrayLike, learning: Learning) -> Array:
     """Compute the server steps to the target with the best step size. Derived, see this module.
 
     Args:

@@ -16,13 +16,14 @@ tau_g of the global server has a law of the same form. Symbols and names:
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammainc, gammaln, ndtr
 
-from fedjax_sim.core.settings import Above0, AtLeast0, checked, checked_all
+from fedjax_sim.core.settings import ConfigError, checked, checked_all
+from fedjax_sim.core.settings.declared import Above0, AtLeast0, Limit, shape
 
 Numbers = npt.NDArray[np.float64]
 
@@ -47,8 +48,8 @@ class Delays(NamedTuple):
         global_mean_exp: 1 / lambda_g, non-negative.
     """
 
-    shift: Numbers
-    mean_exp: Numbers
+    shift: Annotated[Numbers, Limit(least=0), shape("M")]
+    mean_exp: Annotated[Numbers, Limit(least=0), shape("M")]
     global_shift: AtLeast0 = 0.0
     global_mean_exp: AtLeast0 = 0.0
 
@@ -114,6 +115,8 @@ def expected_iterations(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLea
 def _tails(sync_time: float, shift: float, mean_exp: float) -> Numbers:
     """Compute P(t > n) for n = 0, 1, ...: the probability that W_n, a shifted gamma, is below S."""
     most = max_iterations(sync_time, shift)
+    if mean_exp == shift == 0:
+        raise ConfigError("shift", float(shift), "above 0 where mean_exp is 0")
     if mean_exp == 0:
         return np.ones(int(most))
     # Without a shift, iterations are a Poisson process: this is the expected number before S.
@@ -157,7 +160,7 @@ def group_time_tail(
     """
     x = np.asarray(time, np.float64)
     if mean_exp == 0:
-        return (x < shift * max_iterations(sync_time, shift)).astype(np.float64)
+        return (x < shift * len(_tails(sync_time, shift, 0.0))).astype(np.float64)
     tail = np.where(x < shift, 1.0, np.exp(-np.maximum(x - shift, 0) / mean_exp))  # n = 1
     for n in range(2, len(_tails(sync_time, shift, mean_exp)) + 1):
         # In units of mean_exp and without its shifts, W_(n-1) must be below `before_sync` to be
@@ -199,19 +202,21 @@ def round_time(sync_time: AtLeast0, delays: Delays) -> RoundTime:
     least, longest_tail = max(sync_time, float(shift.max())), _TAIL + math.log(len(shift))
     cuts = {least, least + float(shift.max()) + longest_tail * float(mean_exp.max())}
     for c, m in kinds:
-        # The tail has a kink, or without an exponential part a jump, at each whole number of shifts
-        # up to one past S.
+        # The tail has a kink, or without an exponential part a jump, at the first whole number of
+        # shifts from S on. It has another kink at S plus one shift.
         if c > 0:
-            most = int(min(max_iterations(sync_time, c), 10_000)) + 1
-            cuts |= {c * n for n in range(1, most + 1)}
+            most = int(max_iterations(sync_time, c))
+            cuts |= {sync_time + c, *(c * n for n in range(most - 1, most + 2))}
         cuts |= {least + m * k for k in (0.5, 1, 2, 4, 8, 16, 32)}
     edges = np.array(sorted(cut for cut in cuts if cut >= least))
     middle, half = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / 2
     x = middle[:, None] + half[:, None] * _NODES
     weight = half[:, None] * _WEIGHTS * tail_of_longest(x)
-    longest = least + float(np.sum(weight))
-    square = least**2 + float(np.sum(2 * x * weight))
-    variance = max(square - longest**2, 0.0) + delays.global_mean_exp**2
+    # Moments of the time past `least`, of which the variance loses no digits.
+    beyond = float(np.sum(weight))
+    square = float(np.sum(2 * (x - least) * weight))
+    variance = max(square - beyond**2, 0.0) + delays.global_mean_exp**2
+    longest = least + beyond
     mean = longest + delays.global_shift + delays.global_mean_exp
     return RoundTime(longest, mean, math.sqrt(variance))
 

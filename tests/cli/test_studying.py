@@ -8,7 +8,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import datasets
-from fedjax_sim.cli.commands import main
+from fedjax_sim.cli import studying
+from fedjax_sim.cli.commands import main, make_parser
 
 WORDS = [
     *("fedavg", "--set", "num_clients=5,num_selected=5,local_steps=5,batch_size=8"),
@@ -79,3 +80,20 @@ def test_from_a_grid_to_a_table(folder: Path, capsys: pytest.CaptureFixture[str]
         assert sentence in capsys.readouterr().err
     assert {each.name for each in folder.iterdir()} >= {"right", "wrong", "c", "alone", "x.svg"}
     assert not Path("two.pdf").exists()
+
+
+def test_rows_of_a_table_go_to_the_clients_they_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `run`; seeds that are reported must not draw other clients either."""
+    rows = [f"{client},{0.1 + client}" for client in range(30)]
+    Path("falling.csv").write_text("\n".join(["client,rate", *rows[::-1]]))
+    Path("fewer.csv").write_text("\n".join(["client,rate", *rows[1:]]))
+    words = ["fedbuff", "--dataset", "synthetic_iid", "--time-budget", "9", "--seeds", "2"]
+    words += ["--tuning-seeds", "1", "--set", "lr=0.1,0.2", "--out", "out", "--set"]
+    study = studying._read(make_parser("tune").read([*words, "client_table=falling.csv"]))
+    np.testing.assert_allclose(
+        study.asked.contenders[0].hyper.delays.client_table.rate, 0.1 + np.arange(30)
+    )
+    assert main(["tune", *words, "client_table=fewer.csv,num_clients=29"]) == 2
+    assert "num_clients is 29, but must be that of all clients" in capsys.readouterr().err

@@ -143,6 +143,11 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"data is .*empty'?, but must be a folder of .npy"):
         datasets.stored(tmp_path / "empty")
+    np.savez(tmp_path / "several.npz", images=IMAGES, labels=LABELS)
+    with pytest.raises(ConfigError, match=r"data is .*several.npz', but must be an .npy file"):
+        datasets.stored(tmp_path / "several.npz")
+    with pytest.raises(ConfigError, match="split is 'test', but must be train, unless data are of"):
+        datasets.stored(in_folder(tmp_path), split="test")
     with pytest.raises(ConfigError, match="data is 'int', but must be arrays, tensors, or a"):
         datasets.stored(3)
     np.save(tmp_path / "words.npy", np.array(["a", "b"]))

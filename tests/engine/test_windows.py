@@ -89,6 +89,19 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     return made
 
 
+def test_seeds_whose_data_are_in_no_files_have_their_own(arrays: tuple) -> None:
+    """Also if the data are equal in all places that are read to tell files from each other."""
+    inputs, targets, split = arrays
+    sampled = np.linspace(0, len(inputs) - 1, datasets.files.SAMPLED).astype(int)
+    other = np.where(np.isin(np.arange(len(inputs)), sampled)[:, None], targets, targets + 1)
+    both = [(inputs, targets), (inputs, other.astype("float32"))]
+    of_seeds = [
+        run_of("fedavg", [problem_of(make(each), split) for each in both], Layout())
+        for make in (datasets.stored, lambda data: data)
+    ]
+    assert_same(*of_seeds)
+
+
 @pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "devices"), [(name, devices) for name in SETTINGS for devices in (1, 8)]

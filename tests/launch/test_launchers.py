@@ -119,8 +119,9 @@ def test_the_machine_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [variables["CUDA_VISIBLE_DEVICES"] for _, variables in _places(None, 8)]
     assert shown == ["3", "GPU-5a"] and Local().count() == 2
     assert len(_places(3, 8)) == 3
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert Local().count() == len(cores)
+    for none in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert Local().count() == len(cores) and _places(None, 1) == [(cores, {})]
 
 
 def test_a_job_runs_on_its_share_of_the_machine(

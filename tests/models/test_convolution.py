@@ -341,6 +341,12 @@ def test_what_patches_do_not_do() -> None:
         convolution.patches(x, kernel, (1, 1), "SAME")
     with pytest.raises(ValueError, match="does not fit"):
         convolution.patches(x, normal((7, 3, 4, 4))[0], (1, 1), "VALID", dimension_numbers=LAST)
+    wide = {"dimension_numbers": LAST, "preferred_element_type": jnp.float32}
+    narrow = x.astype("bfloat16"), kernel.astype("bfloat16"), (1, 1), "SAME"
+    with pytest.raises(ValueError, match="another type of outputs"):
+        convolution.patches(*narrow, **wide)
+    for convolve in (convolution.auto, convolution.pooled(convolution.auto)):
+        assert convolve(*narrow, **wide).dtype == "float32"
     three = {"dimension_numbers": LAST, "feature_group_count": 3}
     with pytest.raises(ValueError, match=r"from 1 to 4 channels .* of 4 channels in 3 groups"):
         convolution.patches(x, normal((3, 3, 1, 4))[0], (1, 1), "SAME", **three)

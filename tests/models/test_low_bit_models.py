@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.kernels import rounding
-from fedjax_sim.models import MLP
+from fedjax_sim.models import MLP, CharacterTransformer
 from fedjax_sim.models.quantized import LowBit
 from tests.models.low_bit_reference import luq, max_abs, sawb_in_numpy, uniform_in_numpy
 
@@ -295,6 +296,16 @@ def test_low_bit_models_are_static_data() -> None:
         apply(low, case.params, case.x)
     assert len(traces) == 2
     np.testing.assert_array_equal(case.low.model.apply(case.params, case.x), before)
+
+
+def test_a_layer_that_is_not_there_cannot_be_left_alone() -> None:
+    """Nor can all layers of a block by its name, as each has a path of its own."""
+    network = CharacterTransformer(5, width=4, blocks=1, heads=1)
+    codes, named = jnp.zeros((1, 3), int), ("Dense_0", "attention_0/query/dense")
+    jax.eval_shape(LowBit(network, full_precision=named).init, KEY, codes)
+    for path in ("Dense_7", "attention_0"):
+        with pytest.raises(ConfigError, match=f"full_precision is '{path}', but .* one of Dense_0"):
+            jax.eval_shape(LowBit(network, full_precision=(path,)).init, KEY, codes)
 
 
 def test_training_without_a_key_is_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from experiments.favano.formulas import bounds as formulas
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.theory import favano as theory
 from tests.experiments.favano.quadratics import FAST, SLOW, small_quadratics
 
@@ -110,3 +111,22 @@ def test_fedavg_waits_for_the_slowest_of_those_drawn() -> None:
     np.testing.assert_allclose(found, 1.5 + expected, rtol=1e-10)
     everyone = theory.fedavg_round_time([0.25], num_contacted=1, local_steps=3, interact_time=0)
     np.testing.assert_allclose(everyone, 12)
+
+
+def test_numbers_without_a_bound_or_a_time_are_refused() -> None:
+    times = {"local_steps": 3, "interact_time": 1.0}
+    with pytest.raises(ConfigError, match="num_contacted is 3, but must be at most 2, the clients"):
+        theory.fedavg_round_time([0.5, 0.5], num_contacted=3, **times)
+    for rate in (0.0, 2.0):
+        with pytest.raises(ConfigError, match=r"rate is .* above 0 and of at most 1"):
+            theory.fedavg_round_time([rate, 0.5], num_contacted=1, **times)
+    assert theory.fedavg_round_time([1.0, 1.0], num_contacted=2, **times) == 1 + 3
+    window = {"contact_probability": 0.2, "round_time": 7.5, "max_steps": 5}
+    with pytest.raises(ConfigError, match=r"round_time is 7.5, but must be whole under runtime"):
+        theory.step_law([0.5], law="runtime_geom", **window)
+    for name, wrong in (("dissimilarity_factor", 0.5), ("drift_constant", -1.0)):
+        constants = {"dissimilarity_factor": 1.0, "drift_constant": 1.0, name: wrong}
+        with pytest.raises(ConfigError, match=f"{name} is "):
+            theory.FavanoSetup(
+                10, 3, 5, 1.0, 1.0, 1.0, initial_gap=1, noise_constant=1, **constants
+            )

@@ -45,3 +45,16 @@ def test_step_sizes_with_variance_reduction(clients: int, omega: float, gamma: f
     unlike = Constants(2.0, 3.0, 0.5, 0.7)
     alone = theory.vr_step_size(unlike, num_clients=1, omega=0)
     assert alone == pytest.approx(0.5 / (3 + 2 * 0.7 * 2))
+
+
+def test_numbers_without_a_bound_are_refused() -> None:
+    """A step size that is no step size, such as a negative one, is not returned."""
+    for given in ({"alpha": 0.0}, {"alpha": -1.0}, {"participation": 0.0}):
+        [name] = given
+        with pytest.raises(ConfigError, match=f"{name} is "):
+            FedEMSetup(**{"constants": UNIT, "num_clients": 10, "omega": 1.0} | given)
+    with pytest.raises(ConfigError, match=r"participation is 0\.0"):
+        theory.total_omega(1.0, 0.0)
+    for name in ("lyapunov_smoothness", "least", "most"):
+        with pytest.raises(ConfigError, match=f"{name} is -1.0, but must be .* above 0"):
+            Constants(**UNIT._asdict() | {name: -1.0})

@@ -155,6 +155,11 @@ def test_bad_input() -> None:
             gen_async.optimise(steps, [1], LEARNING, local_steps=5)
     with pytest.raises(ConfigError, match="routing is "):
         gen_async.predict(TABLE, 2, [1.0, 1.0])
+    for routing in ([0.5, 0.5, 0.0, 0.0], [2.0, 1.0, 1.0, -1.0]):
+        with pytest.raises(ConfigError, match=r"routing is .* above 0"):
+            gen_async.predict(TABLE, 2, routing)
+        with pytest.raises(ConfigError, match=r"routing is .* above 0"):
+            gen_async.learning_steps(routing, np.ones(4), LEARNING)
     with pytest.raises(
         ConfigError, match="least is 'energy', but must be time for clients without"
     ):

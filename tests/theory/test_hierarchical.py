@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from experiments.hierarchical.formulas.delays import linear_delays
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.theory import hierarchical as theory
 from fedjax_sim.theory.hierarchical import Delays
 from tests.theory.hierarchical_delays import FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, draw_rounds
@@ -160,3 +161,30 @@ def test_limits_of_the_number_of_iterations() -> None:
     assert theory.expected_iterations(7.0, shift=0.0, mean_exp=2.0) == pytest.approx(4.5, abs=1e-12)
     assert theory.iteration_law(7.0, shift=0.3, mean_exp=2.0).sum() == pytest.approx(1, abs=1e-12)
     assert theory.iteration_law(0.0, shift=0.3, mean_exp=2.0).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("shift", "mean_exp", "sync_time"),
+    [(1.0, 5.0, 5.3), (0.3, 1.0, 5.0), (0.001, 0.0001, 50.0), (0.0099, 0.0, 1000.0)],
+)
+def test_one_group_lasts_as_wald_says(shift: float, mean_exp: float, sync_time: float) -> None:
+    """To the last digits, also where tens of thousands of shifts fit into the sync time."""
+    expected = theory.expected_group_time(sync_time, shift=shift, mean_exp=mean_exp)
+    found = theory.round_time(sync_time, Delays(np.array([shift]), np.array([mean_exp])))
+    assert found.longest == pytest.approx(expected, rel=1e-14)
+
+
+def test_a_narrow_law_keeps_its_deviation() -> None:
+    """One iteration of 1000 units and an exponential part of 1e-5, far below the square's grain."""
+    found = theory.round_time(0.0, Delays(np.array([1e3]), np.array([1e-5])))
+    assert found.std == pytest.approx(1e-5, rel=1e-6)
+
+
+def test_laws_that_are_none_are_refused() -> None:
+    for shift, mean_exp in (([-1.0], [1.0]), ([1.0, 1.0], [0.1]), (1.0, 1.0)):
+        with pytest.raises(ConfigError, match=r"(shift|mean_exp) is .* of shape \[M\]"):
+            Delays(np.array(shift), np.array(mean_exp))
+    nothing = Delays(np.zeros(1), np.zeros(1))
+    for function in (theory.round_time, theory.expected_idle):
+        with pytest.raises(ConfigError, match=r"shift is 0\.0, but must be above 0 where mean_exp"):
+            function(5.0, nothing)
