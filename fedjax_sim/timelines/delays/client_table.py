@@ -199,7 +199,7 @@ class ClientTable:
             raise ConfigError("client_table period", "given", "left out without windows")
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        """Give JAX the columns of numbers by name, and what programs depend on."""
+        """Give JAX the columns of numbers by name, and the facts that are static in programs."""
         keys = map(jax.tree_util.GetAttrKey, NUMBERS)
         columns = [(key, getattr(self, key.name)) for key in keys]
         return columns, (self.size, self.names, self.time_of, self.windows)
