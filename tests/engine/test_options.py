@@ -32,6 +32,8 @@ TICKS = fedjax_sim.Ticks(2)
             "setting name is 'learning_rate', but must be one of aggregator",
         ),
         ({"settings": {"lr": [0.1, 0.1]}}, "values of lr"),
+        ({"settings": {"lr": [1, 1.0]}}, "values of lr"),
+        ({"settings": {"proximal": [0.0, -0.0]}}, "values of proximal"),
         (
             {"settings": {"delays": [FEDAVG.paper().delays], "rate_slow": [0.1, 0.2]}},
             "setting name is 'rate_slow', but must be left out with `delays`, its group",
