@@ -151,7 +151,7 @@ def sweep(
     grid = request.grid_of(seeds, settings)
     whole = request.list_lanes(system, problem, hyper, grid, options, start)
     asked, num_lanes = shares.Listed(system, whole, options, grid), len(whole)
-    if isinstance(lanes, Collection) and (len(lanes) == 0 or max(lanes) >= num_lanes):
+    if isinstance(lanes, Collection) and not set() < {*lanes} <= {*range(num_lanes)}:
         raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
     if isinstance(lanes, shares.Part):
         shares.check_num_parts(lanes.num_parts, num_lanes)
