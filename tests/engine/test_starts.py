@@ -140,3 +140,10 @@ def test_lanes_that_only_their_labels_tell_apart(regression: Callable, small: Ca
         given(settings={"optimizer": rates[1:]}, start=run)
     alone = given(start=run.model(1))
     np.testing.assert_allclose(alone.curves.loss[0, 0], run.curves.loss[1, 0, -1], rtol=1e-6)
+
+
+def test_clusters_do_not_start_from_one_model(regression: Callable, small: Callable) -> None:
+    """No client would ever find the second of two equal models."""
+    ifca = fedjax_sim.SYSTEMS["ifca"]
+    with pytest.raises(ConfigError, match="start is 'given', but must be None with num_models = 2"):
+        fedjax_sim.sweep(ifca, regression(), small(ifca), start=np.zeros(3), **OPTIONS)

@@ -69,6 +69,8 @@ class Machine(NamedTuple):
 class _Starting:
     """A problem with a given initial model; all else is the problem's."""
 
+    is_given = True
+
     def __init__(self, problem: types.AnyProblem, start: types.Params):
         self._problem, self._start = problem, start
 
