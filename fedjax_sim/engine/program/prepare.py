@@ -216,6 +216,7 @@ class Planned:
             # An accelerator asks the host after each block whether to go on, a CPU asks nobody.
             block = max(size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0)
         is_small = self.cost.operations <= SMALL * self.num_examples
+        random = jax.config.jax_default_prng_impl  # type: ignore[attr-defined]
         self.program = Program(
             self.system,
             plan,
@@ -224,7 +225,7 @@ class Planned:
             (chunk, per_eval),
             options.keep.models,
             block,
-            machine=Machine(placement.platform, options.precision, on_cpu and is_small),
+            machine=Machine(placement.platform, options.precision, on_cpu and is_small, random),
             can_stop=options.watch.on_evaluation is not None,
             held_rows=0 if laid_out.held is None else laid_out.held.holders.shape[2],
             has_mean=options.keep.output == "mean",
