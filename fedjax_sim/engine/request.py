@@ -4,7 +4,8 @@ Lanes may start from given models instead of drawn ones: from a model, or from t
 A system draws its first model by `problem.init` and by nothing else, whatever else its state
 holds. So a lane starts from a given model (from given statistics in expectation maximisation) if
 `init` of its problem returns that. Everything else begins as in any run: memories, optimizers and
-control variates are fresh. To go on with these too, resume a checkpoint with a larger budget.
+control variates are fresh. Only a resumed run goes on with these, to the end of the budget that it
+began with.
 """
 
 import dataclasses

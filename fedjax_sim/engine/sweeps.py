@@ -122,8 +122,7 @@ def sweep(
     Other Args:
       start: The model (statistics in expectation maximisation) that all lanes start from, or a run:
         each lane then starts from the final model of the lane with the same seed and swept
-        settings. Everything else that a system keeps begins afresh; to go on with that too, resume
-        `checkpoints`. By default models are drawn.
+        settings. Everything else that a system keeps begins afresh. By default models are drawn.
       keep: What is returned in addition, see `Keep`.
       watch: Who watches, and may stop lanes, see `Watch`.
       checkpoints: Where checkpoints are written and resumed, see `Checkpoints`; None writes none.
