@@ -16,7 +16,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Bound, ConfigError, Layout, Timeline, bind, bind_together
-from fedjax_sim.core.schedules import Cosine
+from fedjax_sim.core.schedules import Cosine, Warmup
 from fedjax_sim.core.settings import full_name, value_of
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.compression import Identity
@@ -427,7 +427,14 @@ def test_schedules_of_rates_are_as_long_as_given_timelines(small: Callable) -> N
     given = whole._timeline(whole._ticks)
     timelines = [Timeline(*(leaf[:num] for leaf in given)) for num in (5, 3)]
     found = bind_together(fedavg.system, problem, hyper, budget=timelines)
-    assert [float(value_of(each.hyper, "training.lr_schedule").over) for each in found] == [5, 3]
+    found += [each.with_settings(lr_schedule=Cosine(final=0.5)) for each in found]
+    lengths = [float(value_of(each.hyper, "training.lr_schedule").over) for each in found]
+    assert lengths == [5, 3, 5, 3]
+    warm = bind(
+        *(fedavg.system, problem, hyper.replace(lr_schedule=Warmup(over=2.0))),
+        budget=fedjax_sim.Ticks(5),
+    )
+    jax.eval_shape(lambda over: warm.with_settings(lr_schedule=Warmup(over=over)).hyper, 3.0)
 
 
 def test_weights_that_another_clock_makes_are_not_computed_again(

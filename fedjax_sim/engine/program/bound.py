@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.core import trees, types
+from fedjax_sim.core import schedules, trees, types
 from fedjax_sim.core.events import check_fixed
 from fedjax_sim.core.settings import ConfigError, check, fields, value_of
 from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
@@ -248,6 +248,10 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """
         static, ticks, found = self._static, self._ticks, self.hyper
         if hyper is not None:
+            if schedules.with_length(hyper, np.inf) is not hyper:
+                is_known = isinstance(self.time, np.ndarray) and self.time.ndim == 1
+                length = int(np.isfinite(self.time).sum()) if is_known else None
+                hyper = schedules.with_length(hyper, length)
             found, changed = self._changed(hyper)
             known = tuple(pair for pair in static.known if pair[0] not in changed)
             static = static._replace(known=known)
