@@ -43,6 +43,10 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     realised, infos = _split(curves.infos, schedule.shape[1])
     timelines = [planned.cut[i] for i in row.tolist()]
     if realised:
+        if (at := curves.stopped_at) is not None:  # A stopped lane has left zeros.
+            ends = np.where(at == NEVER, schedule.shape[1], at)
+            is_over = (np.arange(schedule.shape[1]) >= ends[:, None])[..., None, None]
+            realised["clients"] = np.where(is_over, types.EMPTY, realised["clients"])
         # Where steps changed who took part, the schedule becomes the one that happened.
         schedule, row = as_happened(schedule.take(row), realised), np.arange(len(group))
         timelines = _timelines_of(planned, realised, schedule.ticks[:, -1])
