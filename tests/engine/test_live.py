@@ -430,7 +430,7 @@ def test_ticks_are_estimated_from_all_lanes() -> None:
     hyper = system.Hyper(num_clients=7)
 
     def planned(*rates: float, first: int = 2, budget: Time = Time(20.0)) -> Planned:
-        given = {"settings": {"rate_fast": rates}, "budget": budget, "num_evals": 5}
+        given: Any = {"settings": {"rate_fast": rates}, "budget": budget, "num_evals": 5}
         lanes = listed(system, problem, hyper, **given).lanes
         return Planned(system, lanes[:first], Options(budget, 5), whole=lanes)
 

@@ -248,10 +248,6 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """
         static, ticks, found = self._static, self._ticks, self.hyper
         if hyper is not None:
-            if schedules.with_length(hyper, np.inf) is not hyper:
-                is_known = isinstance(self.time, np.ndarray) and self.time.ndim == 1
-                length = int(np.isfinite(self.time).sum()) if is_known else None
-                hyper = schedules.with_length(hyper, length)
             found, changed = self._changed(hyper)
             known = tuple(pair for pair in static.known if pair[0] not in changed)
             static = static._replace(known=known)
@@ -387,6 +383,10 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             } or f"{type(hyper).__module__}.{type(hyper).__name__}"
             allowed = "as they were bound where they are part of the program; bind again"
             raise ConfigError("hyper", value, allowed)
+        if schedules.with_length(hyper, np.inf) is not hyper:
+            is_known = isinstance(self.time, np.ndarray) and self.time.ndim == 1
+            length = int(np.isfinite(self.time).sum()) if is_known else None
+            hyper = schedules.with_length(hyper, length)
         found, held = [], jax.tree.leaves(self.hyper)
         changed: set[str] = set()
         for (name, new), old in zip(trees.named_leaves(hyper), held, strict=True):
