@@ -323,6 +323,13 @@ def test_a_bound_preset_is_checked_although_some_of_its_values_have_no_effect(
             bound.with_settings(**given)
 
 
+@pytest.mark.parametrize("text", ["sgd:momentum=0.9:momentum=0.5", "sgd:0.9"])
+def test_an_argument_of_an_optimizer_has_a_name_and_is_there_once(text: str) -> None:
+    """Of two the first would be ignored; one without a name would be the learning rate."""
+    with pytest.raises(ConfigError, match=f"optimizer is '{text}'"):
+        parse(FEDAVG, "optimizer", text)
+
+
 def test_bad_input_can_be_sent_to_another_process() -> None:
     """A pool of processes hangs on an error that cannot be pickled."""
     for say in (

@@ -34,12 +34,15 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
       name: The name, such as "adam", and arguments, as in "sgd:momentum=0.9".
 
     Raises:
-      ConfigError: If there is none.
+      ConfigError: If there is none, or an argument has no name: the first one would be the rate.
     """
     if (known := name.partition(":")[0]) not in _optimizers():
         allowed = f"one of {', '.join(_optimizers())}, which are the optax optimizers"
         raise ConfigError("optimizer", known, allowed)
-    return settings.parse_function(_optimizers(), name)
+    found: Any = settings.parse_function(_optimizers(), name)
+    if getattr(found, "args", ()):
+        raise ConfigError("optimizer", name, "one with named arguments, as in sgd:momentum=0.9")
+    return found
 
 
 def refuse_name(setting: str, value: object) -> None:

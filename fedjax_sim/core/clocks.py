@@ -64,7 +64,8 @@ class Instant(NamedTuple):
         kind = jnp.result_type(float)
         if isinstance(time, (int, float, np.ndarray, np.generic)):
             wide = np.asarray(time, "float64")
-            near = wide.astype(kind)
+            with np.errstate(over="ignore"):  # Later than any float is never.
+                near = wide.astype(kind)
             is_finite = np.isfinite(near)
             rest = np.where(is_finite, wide - np.where(is_finite, near, 0), 0).astype(kind)
             return cls(*jax.device_put((near, rest)))

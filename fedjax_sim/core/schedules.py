@@ -18,6 +18,7 @@ import typing
 from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeVar
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_sim.core import settings
@@ -260,7 +261,9 @@ class Warmup(Schedule):
 
     def lasting(self, length: float | None, where: str) -> Schedule:
         """Leave the rest of the length to the schedule that follows."""
-        rest = None if length is None else length - float(self.over)
+        rest = None
+        if length is not None and not isinstance(self.over, jax.core.Tracer):
+            rest = length - float(self.over)
         then = self.then.lasting(rest, f"{where}.then")
         return self.replace(then=then)  # type: ignore[attr-defined]
 

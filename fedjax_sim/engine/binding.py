@@ -143,7 +143,10 @@ def bind_together(
     lanes: list[Lane] = []
     completed_from: set[str] = set()
     for i in range(num):
-        problem, hyper, seed, _ = (values[i % len(values)] for values in lists.values())
+        problem, hyper, seed, timeline = (values[i % len(values)] for values in lists.values())
+        if timeline is not None:  # Schedules of rates may be as long as it is.
+            limit = types.Ticks(max(1, np.size(timeline.time)))
+            options = dataclasses.replace(options, budget=limit)
         (lane,) = request.list_lanes(system, problem, hyper, request.grid_of([seed], None), options)
         lanes.append(lane._replace(place=i))
         if i < max(len(lists["problems"]), len(lists["hypers"])):

@@ -4,7 +4,8 @@ Lanes may start from given models instead of drawn ones: from a model, or from t
 A system draws its first model by `problem.init` and by nothing else, whatever else its state
 holds. So a lane starts from a given model (from given statistics in expectation maximisation) if
 `init` of its problem returns that. Everything else begins as in any run: memories, optimizers and
-control variates are fresh. To go on with these too, resume a checkpoint with a larger budget.
+control variates are fresh. Only a resumed run goes on with these, to the end of the budget that it
+began with.
 """
 
 import dataclasses
@@ -344,8 +345,9 @@ def _check_swept(system: types.System, swept: Mapping[str, Sequence[object]]) ->
         if inside in swept:
             # The group's label would have another value of the setting.
             raise ConfigError("setting name", name, f"left out with `{inside}`, its group")
-        # Long arrays have a shortened repr, and functions of one name have the same text.
-        if not values or len({(repr(value), text_of(value)) for value in values}) < len(values):
+        # Long arrays have a shortened repr, functions of one name the same text, 1 is 1.0.
+        keys = (x if isinstance(x, int | float) else (repr(x), text_of(x)) for x in values)
+        if not values or len({*keys}) < len(values):
             raise ConfigError(f"values of {name}", values, "at least one, all different")
 
 

@@ -122,8 +122,7 @@ def sweep(
     Other Args:
       start: The model (statistics in expectation maximisation) that all lanes start from, or a run:
         each lane then starts from the final model of the lane with the same seed and swept
-        settings. Everything else that a system keeps begins afresh; to go on with that too, resume
-        `checkpoints`. By default models are drawn.
+        settings. Everything else that a system keeps begins afresh. By default models are drawn.
       keep: What is returned in addition, see `Keep`.
       watch: Who watches, and may stop lanes, see `Watch`.
       checkpoints: Where checkpoints are written and resumed, see `Checkpoints`; None writes none.
@@ -151,7 +150,7 @@ def sweep(
     grid = request.grid_of(seeds, settings)
     whole = request.list_lanes(system, problem, hyper, grid, options, start)
     asked, num_lanes = shares.Listed(system, whole, options, grid), len(whole)
-    if isinstance(lanes, Collection) and (len(lanes) == 0 or max(lanes) >= num_lanes):
+    if isinstance(lanes, Collection) and not set() < {*lanes} <= {*range(num_lanes)}:
         raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
     if isinstance(lanes, shares.Part):
         shares.check_num_parts(lanes.num_parts, num_lanes)

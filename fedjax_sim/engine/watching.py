@@ -211,11 +211,11 @@ class Watch:
     Attributes:
       progress: Whether to show how far the lanes are. None: on a terminal and in a notebook. True:
         also as lines in a pipe. False: nowhere. Or a file that is to hold one line.
-      on_evaluation: Called on the host after each evaluation but the initial one, with a
-        `Progress`: everything known so far. What it returns stops lanes: True all, a list of bools
-        some, None or False none. It may be called again with the same progress in a resumed run,
-        and should decide by that alone. A stopped lane stays stopped in a resumed run, also if the
-        function is another one by then.
+      on_evaluation: Called on the host after each evaluation but the initial and the last one, or
+        after every `evals_per_chunk` of a layout, with a `Progress`: everything known so far. What
+        it returns stops lanes: True all, a list of bools some, None or False none. It may be called
+        again with the same progress in a resumed run, and should decide by that alone. A stopped
+        lane stays stopped in a resumed run, also if the function is another one by then.
       trackers: What keeps metrics while lanes run, see `fedjax_sim.results.trackers`.
     """
 

@@ -37,7 +37,7 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.clients import LocalTraining, Training, local_steps, local_training, mini_batches
+from fedjax_sim.clients import LocalTraining, Training, local_steps, local_training
 from fedjax_sim.core import batching, settings
 from fedjax_sim.core.settings import AtLeast0, ConfigError, Count, Limit, setting, struct
 from fedjax_sim.core.types import Array, Event, Key, Params, Plan, Problem, Work
@@ -179,19 +179,15 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Rounds:
     """Bind FedPA to a problem."""
     bound = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan, train=local_training)
+    if wire.has_statistics():
+        allowed = "one whose model is trained whole, because samples are of all of it"
+        raise ConfigError("problem", type(problem).__name__, allowed)
     keep = partial(keep_samples, burn_in=hyper.burn_in, number=hyper.num_samples)
 
     def sampling(given: Training, steps: Array) -> Training:
         at, optimizer = given.at_step, keep(given.optimizer, steps)
         at_step = None if at is None else lambda q: sampling(at(q), steps)
         return given._replace(optimizer=optimizer, is_elementwise=False, at_step=at_step)
-
-    def init(key: Key) -> RoundState:
-        server = problem.init(key)
-        if mini_batches.untrained_leaves(problem, server) is not None:
-            allowed = "one whose model is trained whole, because samples are of all of it"
-            raise ConfigError("problem", type(problem).__name__, allowed)
-        return wire.first_round(server)
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         start, num_slots = wire.received(state), event.clients.shape[0]  # theta_t
@@ -223,7 +219,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Rounds:
         reports = jax.vmap(report)(ends, states)
         return wire.advance(key, event, state, reports), work
 
-    return wire.algorithm(init, step)
+    return wire.algorithm(lambda key: wire.first_round(problem.init(key)), step)
 
 
 SUMMARY = (

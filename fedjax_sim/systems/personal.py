@@ -428,6 +428,9 @@ def with_clusters(problem: Problem, hyper: IFCA, plan: Plan) -> Rounds:
     clusters = range(hyper.num_models)
 
     def init(key: Key) -> RoundState:
+        if hyper.num_models > 1 and getattr(type(problem), "is_given", False):
+            allowed = f"None with num_models = {hyper.num_models}, which would all be that model"
+            raise settings.ConfigError("start", "given", allowed)
         first = problem.init(key)
         others = [problem.init(jax.random.fold_in(key, j)) for j in clusters[1:]]
         server = jax.tree.map(lambda *leaves: jnp.stack(leaves), first, *others)

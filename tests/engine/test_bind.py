@@ -16,6 +16,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Bound, ConfigError, Layout, Timeline, bind, bind_together
+from fedjax_sim.core.schedules import Cosine, Warmup
 from fedjax_sim.core.settings import full_name, value_of
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.compression import Identity
@@ -417,6 +418,23 @@ def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
     np.testing.assert_array_equal(infos.needed > 0, [True, True])
     with pytest.raises(ConfigError, match="clients of tick 0 in slot 0"):
         bind(system, problem, hyper, budget=own._replace(clients=clients + 90))
+
+
+def test_schedules_of_rates_are_as_long_as_given_timelines(small: Callable) -> None:
+    """As in a run of so many ticks."""
+    problem, hyper = Quadratic.of(np.ones((7, 2))), small(fedavg.system, lr_schedule=Cosine())
+    whole = bind(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(5))
+    given = whole._timeline(whole._ticks)
+    timelines = [Timeline(*(leaf[:num] for leaf in given)) for num in (5, 3)]
+    found = bind_together(fedavg.system, problem, hyper, budget=timelines)
+    found += [each.with_settings(lr_schedule=Cosine(final=0.5)) for each in found]
+    lengths = [float(value_of(each.hyper, "training.lr_schedule").over) for each in found]
+    assert lengths == [5, 3, 5, 3]
+    warm = bind(
+        *(fedavg.system, problem, hyper.replace(lr_schedule=Warmup(over=2.0))),
+        budget=fedjax_sim.Ticks(5),
+    )
+    jax.eval_shape(lambda over: warm.with_settings(lr_schedule=Warmup(over=over)).hyper, 3.0)
 
 
 def test_weights_that_another_clock_makes_are_not_computed_again(

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import chex
+import jax
 import numpy as np
 import optax
 import pytest
@@ -722,3 +723,9 @@ class Recorded:
 def test_the_text_of_a_setting_shows_what_it_holds(one: Any, same: Any, other: Any) -> None:
     assert text_of(one) == text_of(same) != text_of(other)
     assert " at 0x" not in text_of(one)
+
+
+def test_a_problem_may_hold_a_random_key() -> None:
+    """It is told from another one by its words, which files can hold."""
+    first, second = (checkpoint._digest_of_tree({"key": jax.random.key(i)}) for i in range(2))
+    assert first != second

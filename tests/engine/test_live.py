@@ -13,6 +13,10 @@ import fedjax_sim
 from fedjax_sim import Checkpoints, Keep, Layout, Ticks, Time, Watch
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import EMPTY, Event, Hints, Key, System
+from fedjax_sim.engine.program.prepare import Planned
+from fedjax_sim.engine.request import Options
+from fedjax_sim.engine.shares import listed
+from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.rules import TrimmedMean
 from fedjax_sim.systems import fedavg, fedbuff, oort
 from fedjax_sim.timelines.live import Clock, Instant, Live, Received, Sizes, with_clock
@@ -418,3 +422,22 @@ def test_an_estimate_of_the_ticks_is_enough(
         assert np.diff(few.curves.ticks)[0, 0, 0] == every
     many = sweep(budget=Time(200.0, most_ticks=80), num_evals=5)
     assert many.curves.sizes["eval"] > 10
+
+
+def test_ticks_are_estimated_from_all_lanes() -> None:
+    """Whichever lane is the first, and whichever run here: lanes may share one live schedule."""
+    system, problem = fedjax_sim.SYSTEMS["asyncfeded_adaptive"], Quadratic.of(np.ones((7, 2)))
+    hyper = system.Hyper(num_clients=7)
+
+    def planned(*rates: float, first: int = 2, budget: Time = Time(20.0)) -> Planned:
+        given: Any = {"settings": {"rate_fast": rates}, "budget": budget, "num_evals": 5}
+        lanes = listed(system, problem, hyper, **given).lanes
+        return Planned(system, lanes[:first], Options(budget, 5), whole=lanes)
+
+    whole = planned(4.0, 0.2)
+    for other in (planned(0.2, 4.0), planned(0.2, 4.0, first=1)):
+        assert other.ticks.max() == whole.ticks.max()
+        assert other.schedule.shape[1:] == whole.schedule.shape[1:]
+    with pytest.raises(ConfigError, match="time_budget is 1e"):
+        planned(4.0, 0.2, budget=Time(1e308))
+    assert planned(4.0, 0.2, budget=Time(1e308, most_ticks=4)).ticks.max() == 4

@@ -32,6 +32,10 @@ TICKS = fedjax_sim.Ticks(2)
             "setting name is 'learning_rate', but must be one of aggregator",
         ),
         ({"settings": {"lr": [0.1, 0.1]}}, "values of lr"),
+        ({"settings": {"lr": [1, 1.0]}}, "values of lr"),
+        ({"settings": {"proximal": [0.0, -0.0]}}, "values of proximal"),
+        ({"lanes": {0.5}}, "some of the numbers from 0 to 0"),
+        ({"lanes": {-1}}, "some of the numbers from 0 to 0"),
         (
             {"settings": {"delays": [FEDAVG.paper().delays], "rate_slow": [0.1, 0.2]}},
             "setting name is 'rate_slow', but must be left out with `delays`, its group",

@@ -499,3 +499,19 @@ def test_one_transfer_for_each_return_to_the_host(fetched: list[int]) -> None:
     fetched.clear()
     sweep(distances(), layout=fedjax_sim.Layout(lane_devices=1, evals_per_chunk=1))
     assert len(fetched) == 5
+
+
+def test_random_numbers_of_another_implementation() -> None:
+    """JAX does not notice the switch; schedule and steps are those of a process that began so."""
+    fedavg = fedjax_sim.SYSTEMS["fedavg"]
+    problem = fedjax_sim.problems.Quadratic.of(np.eye(5), noise=0.1)
+    hyper = fedavg.Hyper(num_clients=5, num_selected=2, local_steps=2)
+    given: Any = (fedavg, problem, hyper)
+    budget = fedjax_sim.Ticks(3)
+    usual = fedjax_sim.simulate(*given, budget=budget, num_evals=1)
+    with jax.default_prng_impl("rbg"):
+        other = fedjax_sim.simulate(*given, budget=budget, num_evals=1)
+    assert (other.models != usual.models).all()
+    assert (other.timelines[0].time != usual.timelines[0].time).any()
+    again = fedjax_sim.simulate(*given, budget=budget, num_evals=1)
+    np.testing.assert_array_equal(again.models, usual.models)

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.core.types import LatentProblem, Plan
+from tests.conftest import SplitRegression
 
 FEDAVG, FEDEM, LANGEVIN = (fedjax_sim.SYSTEMS[name] for name in ("fedavg", "fedem", "langevin"))
 OPTIONS: dict[str, Any] = {
@@ -140,3 +142,27 @@ def test_lanes_that_only_their_labels_tell_apart(regression: Callable, small: Ca
         given(settings={"optimizer": rates[1:]}, start=run)
     alone = given(start=run.model(1))
     np.testing.assert_allclose(alone.curves.loss[0, 0], run.curves.loss[1, 0, -1], rtol=1e-6)
+
+
+def test_clusters_do_not_start_from_one_model(regression: Callable, small: Callable) -> None:
+    """No client would ever find the second of two equal models."""
+    ifca = fedjax_sim.SYSTEMS["ifca"]
+    with pytest.raises(ConfigError, match="start is 'given', but must be None with num_models = 2"):
+        fedjax_sim.sweep(ifca, regression(), small(ifca), start=np.zeros(3), **OPTIONS)
+
+
+@struct.dataclass
+class PartlyTrained(SplitRegression):
+    """A model with a part that is averaged and not trained."""
+
+    def untrained(self, params: Any) -> Any:
+        return {"body": False, "head": True}
+
+
+def test_a_problem_that_does_not_suit_is_refused_with_a_start(small: Callable) -> None:
+    """A system sees the problem itself, and not the one whose first model is given."""
+    fedpa, problem = fedjax_sim.SYSTEMS["fedpa"], PartlyTrained(*[jnp.ones((7, 2, 3))] * 4)
+    problem = problem.replace(targets=jnp.ones((7, 2)), counts=jnp.full(7, 2), noise=jnp.float32(0))
+    start = {"body": np.zeros(2), "head": np.zeros(1)}
+    with pytest.raises(ConfigError, match="one whose model is trained whole"):
+        fedjax_sim.sweep(fedpa, problem, small(fedpa), start=start, **OPTIONS)

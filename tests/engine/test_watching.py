@@ -110,6 +110,15 @@ def test_a_stopped_lane_ends_there_and_others_go_on(
     assert np.isfinite(run.curves.loss).all() and not run.curves.failed.any()
 
 
+def test_means_over_steps_end_with_a_stopped_lane(sweep: Sweep) -> None:
+    """They repeat their last values as other metrics do."""
+    keep = fedjax_sim.Keep(measures=("drift",))
+    run = sweep(watch=fedjax_sim.Watch(on_evaluation=stop_some), keep=keep)
+    for drift, at in zip(run.curves.drift.values.reshape(6, 5), np.ravel(STOPPED_AT), strict=True):
+        assert np.isfinite(drift[1:]).all()
+        assert at == NEVER or (drift[int(at) :] == drift[int(at)]).all()
+
+
 def test_a_stopped_lane_costs_nothing_more_where_lanes_take_turns(
     stopped: tuple[fedjax_sim.Run, int],
 ) -> None:

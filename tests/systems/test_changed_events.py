@@ -344,6 +344,19 @@ def test_a_lane_that_is_stopped_tells_only_what_happened(
     assert np.isnan(run.curves.staleness_mean).all() and not run.curves.staleness_max.any()
 
 
+def test_a_stopped_lane_has_no_clients_afterwards(regression: Callable, small: Callable) -> None:
+    """Client 0 would seem to be in several slots, which FedAvg refuses."""
+    system = fedjax_sim.SYSTEMS["fedavg"]
+    run = fedjax_sim.sweep(
+        changed_by(system, lambda event: {"weight": event.weight / 2}),
+        regression(),
+        small(system),
+        watch=fedjax_sim.Watch(on_evaluation=lambda progress: progress.evaluation == 1),
+        **TICKS,
+    )
+    assert len(run.timelines[0].time) == 2 and run.curves.stopped_at == 1
+
+
 def test_what_an_event_cannot_be_is_refused(
     regression: Callable, noisy_mean: Callable, small: Callable
 ) -> None:

@@ -93,7 +93,8 @@ def parse_function(functions: Mapping[str, FunctionT], text: str) -> FunctionT:
 
     Raises:
       KeyError: For an unknown name.
-      ValueError: If an argument is no number, text in quotation marks, true, false or None.
+      ValueError: If an argument is no number, text in quotation marks, true, false or None, or is
+        there twice.
     """
     name, *words = text.split(":")
     return _with_arguments(functions[name], tuple(words)) if words else functions[name]
@@ -110,8 +111,11 @@ def _with_arguments(function: Callable[..., object], words: tuple[str, ...]) -> 
     except SyntaxError as error:
         raise ValueError(str(error)) from None
     pairs = list(zip((name for name, *_ in given), values, strict=True))
-    named = {name: value for name, value in pairs if name}
-    return functools.partial(function, *(value for name, value in pairs if not name), **named)
+    named, others = dict(pairs), [value for name, value in pairs if not name]
+    named.pop("", None)
+    if len(named) + len(others) < len(pairs):
+        raise ValueError("an argument is there twice")
+    return functools.partial(function, *others, **named)
 
 
 def text_of(hyper_type: type, name: str, value: object) -> str:

@@ -9,6 +9,7 @@ clients says what a local step takes, and a byte that is sent or received.
 Dimension letters: those of `fedjax_sim.core.types`.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -38,26 +39,43 @@ def first_request(
       ConfigError: If a stretch of time or an energy has a number of ticks and the system is
         planned, or they are too many for any machine; or if an energy of a live system has none.
     """
-    most, within = budget.most_ticks, system.hints.ticks_within
+    most = budget.most_ticks
     if system.live is None:
         if most is not None:
             allowed = f"None for {system.name}, whose ticks are counted before learning"
             raise settings.ConfigError("most_ticks", most, allowed)
         if isinstance(budget, Energy):
             return budget, FIRST_OF_ENERGY
-        expected = max(float(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
+        expected = ticks_within(system, hypers, budget)
         if expected > MAX_TICKS:
             raise _too_long(budget)
         return budget, int(min(16 + 1.1 * expected, MAX_TICKS))
     if most is None:
-        if isinstance(budget, Energy):
-            allowed = f"given for {system.name}, whose ticks are not known before learning"
-            raise settings.ConfigError("most_ticks", None, allowed)
-        estimates = (int(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
-        most = MOST_OF_ESTIMATE * max(1, *estimates)
+        allowed = f"given for {system.name}, whose ticks are not known before learning"
+        raise settings.ConfigError("most_ticks", None, allowed)
     if most > MAX_TICKS:
         raise _too_long(budget)
     return Ticks(most), most
+
+
+def ticks_within(system: System, hypers: Sequence[HyperT], budget: Time) -> float:
+    """Estimate the most ticks that lanes of some settings have in a stretch of time."""
+    within = system.hints.ticks_within
+    different, _ = distinct_objects(hypers)
+    return max(float(np.max(within(hyper, budget.time_budget))) for hyper in different)
+
+
+def with_most_ticks(system: System, hypers: Sequence[HyperT], budget: Budget) -> Budget:
+    """Limit the ticks of live lanes in a stretch of time, if nobody has.
+
+    Args:
+      hypers: The settings of all lanes that share a program, also of those that run elsewhere.
+    """
+    if system.live is None or not isinstance(budget, Time) or budget.most_ticks is not None:
+        return budget
+    if (expected := ticks_within(system, hypers, budget)) > MAX_TICKS:
+        raise _too_long(budget)
+    return dataclasses.replace(budget, most_ticks=MOST_OF_ESTIMATE * max(1, int(expected)))
 
 
 def lengthen(

@@ -146,6 +146,8 @@ class Schedules(NamedTuple):
         drawn, metered = list(map(group.__getitem__, firsts)), None
         if isinstance(budget, Energy):
             metered = budgets.lanes_to_meter(system, group, row, budget)
+        # Lanes that share a live schedule need not have equally many ticks in a time.
+        budget = budgets.with_most_ticks(system, different, budget)
         seeds, hypers = lanes.column(drawn, "seed"), lanes.column(drawn, "hyper")
         return cls(system, seeds, hypers, budget, row, metered)
 
@@ -413,7 +415,8 @@ def read_timeline(
     given, short = (system.timeline, trees.typed_structure(hyper), shapes, known), num_ticks or 2
     trace = partial(_program_of, *given, short)
     code = user_code.number_of_code(trace, system.timeline, hyper, facts=short)
-    return _facts_of(code, *given, short if code else num_ticks or LEAST[1])
+    kept_for = code, _switches(jax.config)
+    return _facts_of(kept_for, *given, short if code else num_ticks or LEAST[1])
 
 
 def _program_of(
@@ -432,12 +435,12 @@ def _program_of(
 
     with jax.enable_x64(True), targets.tracing_for("cpu"):
         leaves = [jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]
-        key = jax.eval_shape(jax.random.key, 0)
+        key = jax.eval_shape(lambda: jax.random.key(0))  # Of a known function JAX keeps the kind.
         return jax.make_jaxpr(drawn, return_shape=True)(key, leaves)
 
 
 @functools.lru_cache(maxsize=256)
-def _facts_of(code: int, *given: Any) -> TimelineFacts:
+def _facts_of(kept_for: tuple[int, Any], *given: Any) -> TimelineFacts:
     closed, drawn = _program_of(*given)
     checks.check_form(drawn)
     is_place = [name != "weight" for name in Timeline._fields]
@@ -445,4 +448,4 @@ def _facts_of(code: int, *given: Any) -> TimelineFacts:
     program, reads = dce_jaxpr(closed.jaxpr, True, key_alone)
     places = dce_jaxpr(closed.jaxpr, is_place)[1]
     pruned = ClosedJaxpr(program, closed.consts)
-    return TimelineFacts(reads[1:], places[1:], drawn.clients.shape[1], code, pruned)
+    return TimelineFacts(reads[1:], places[1:], drawn.clients.shape[1], kept_for[0], pruned)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.core import trees, types
+from fedjax_sim.core import schedules, trees, types
 from fedjax_sim.core.events import check_fixed
 from fedjax_sim.core.settings import ConfigError, check, fields, value_of
 from fedjax_sim.core.types import EMPTY, Array, HyperT, InfoT, StateT
@@ -383,6 +383,10 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             } or f"{type(hyper).__module__}.{type(hyper).__name__}"
             allowed = "as they were bound where they are part of the program; bind again"
             raise ConfigError("hyper", value, allowed)
+        if schedules.with_length(hyper, np.inf) is not hyper:
+            is_known = isinstance(self.time, np.ndarray) and self.time.ndim == 1
+            length = int(np.isfinite(self.time).sum()) if is_known else None
+            hyper = schedules.with_length(hyper, length)
         found, held = [], jax.tree.leaves(self.hyper)
         changed: set[str] = set()
         for (name, new), old in zip(trees.named_leaves(hyper), held, strict=True):

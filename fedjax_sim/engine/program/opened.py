@@ -50,11 +50,14 @@ class Machine(NamedTuple):
       precision: Precision of matrix products, one of `PRECISIONS`.
       begins_quickly: Whether programs of the first state are compiled quickly instead of well,
         because they have little to do.
+      random: JAX's implementation of random numbers. What JAX has traced with another one is not
+        used again.
     """
 
     platform: str = "cpu"
     precision: str = "float32"
     begins_quickly: bool = False
+    random: str = ""
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -68,6 +71,8 @@ class Machine(NamedTuple):
 @jax.tree_util.register_pytree_node_class
 class _Starting:
     """A problem with a given initial model; all else is the problem's."""
+
+    is_given = True
 
     def __init__(self, problem: types.AnyProblem, start: types.Params):
         self._problem, self._start = problem, start

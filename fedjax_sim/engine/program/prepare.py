@@ -77,10 +77,12 @@ class Planned:
         per_eval: int | None = None,
         drawn: tuple[types.Timeline, np.ndarray] | None = None,
         row: np.ndarray | None = None,
+        whole: list[lanes.Lane] | None = None,
     ):
         """Draw the group's timelines, lay them out and choose a layout.
 
         Args:
+          whole: The group with lanes that run apart from it; the group itself if None.
           longest: As in `lay_out`.
           per_eval: Ticks between two evaluations, in place of their number.
           drawn: The timelines and their ticks, if they are known.
@@ -91,7 +93,8 @@ class Planned:
         if hasattr(type(problem), "with_examples") and problem.held.stored is not None:
             group, options, self.windowed = open_files(group, options)
         self.system, self.group, self.options = system, group, options
-        self.budget = options.budget
+        self._all_hypers = lanes.column(whole or group, "hyper")
+        self.budget = budgets.with_most_ticks(system, self._all_hypers, options.budget)
         self.draw(drawn, row)
         self.store(longest, per_eval)
         self.price()
@@ -129,7 +132,7 @@ class Planned:
         """Lay the timelines out: evaluations, rows of the store of old models, ends of lanes."""
         system, hypers, options = self.system, self.hypers, self.options
         if per_eval is None and system.live is not None and isinstance(self.budget, types.Time):
-            per_eval = self._ticks_between(self.budget.time_budget)
+            per_eval = self._ticks_between(self.budget)
         self.schedule = schedule.lay_out(
             self.timelines,
             self.ticks,
@@ -213,6 +216,7 @@ class Planned:
             # An accelerator asks the host after each block whether to go on, a CPU asks nobody.
             block = max(size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0)
         is_small = self.cost.operations <= SMALL * self.num_examples
+        random = jax.config.jax_default_prng_impl  # type: ignore[attr-defined]
         self.program = Program(
             self.system,
             plan,
@@ -221,7 +225,7 @@ class Planned:
             (chunk, per_eval),
             options.keep.models,
             block,
-            machine=Machine(placement.platform, options.precision, on_cpu and is_small),
+            machine=Machine(placement.platform, options.precision, on_cpu and is_small, random),
             can_stop=options.watch.on_evaluation is not None,
             held_rows=0 if laid_out.held is None else laid_out.held.holders.shape[2],
             has_mean=options.keep.output == "mean",
@@ -255,16 +259,16 @@ class Planned:
         known = types.Facts(is_drawn=True, all_filled=is_filled, same_steps=same_steps)
         return known._replace(most_steps=None if is_free else most, packed=packed)
 
-    def _ticks_between(self, time: float) -> int:
+    def _ticks_between(self, budget: types.Time) -> int:
         """Choose the ticks between two evaluations of live lanes, which may use few of theirs.
 
         As many as the estimated ticks ask for; but then lanes that need all of their ticks may have
         several times as many evaluations as were asked for, and no more.
         """
-        num, most, within = self.options.num_evals, int(self.ticks.max()), self.system.hints
-        expected = max(int(np.max(within.ticks_within(hyper, time))) for hyper in self.hypers)
+        num, most = self.options.num_evals, int(self.ticks.max())
+        expected = budgets.ticks_within(self.system, self._all_hypers, budget)
         fewest = -(-most // (budgets.MOST_OF_ESTIMATE * num))
-        return max(1, -(-min(expected, most) // num), fewest)
+        return max(1, -(-int(min(expected, most)) // num), fewest)
 
     def _ends(self) -> schedule.Ends:
         """Find the ends of live lanes, on the host: leaves `[1]`.

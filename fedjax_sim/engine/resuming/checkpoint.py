@@ -109,9 +109,9 @@ def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, o
 
 def _digest_of_tree(tree: object) -> str:
     """Hash a problem or model: its class, static fields as far as they have a text, and arrays."""
-    leaves, structure = jax.tree.flatten(tree)
+    structure = jax.tree.structure(tree)
     digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", str(structure)).encode())
-    for leaf in leaves:
+    for leaf in records.pack(tree).values():
         digest.update(records.digest_of_array(leaf))
     return digest.hexdigest()[:16]
 

@@ -43,6 +43,10 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     realised, infos = _split(curves.infos, schedule.shape[1])
     timelines = [planned.cut[i] for i in row.tolist()]
     if realised:
+        if (at := curves.stopped_at) is not None:  # A stopped lane has left zeros.
+            ends = np.where(at == NEVER, schedule.shape[1], at)
+            is_over = (np.arange(schedule.shape[1]) >= ends[:, None])[..., None, None]
+            realised["clients"] = np.where(is_over, types.EMPTY, realised["clients"])
         # Where steps changed who took part, the schedule becomes the one that happened.
         schedule, row = as_happened(schedule.take(row), realised), np.arange(len(group))
         timelines = _timelines_of(planned, realised, schedule.ticks[:, -1])
@@ -243,7 +247,8 @@ def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:
     """Cut schedules, and repeat the last facts.
 
     Args:
-      part: What lanes returned. Their metrics, samples and infos end where the lanes do already.
+      part: What lanes returned. Their samples and infos end where the lanes do already, and so do
+        metrics but for means over local steps.
       stopped_at: `i64[L]`, the evaluation at which a lane was stopped, or `NEVER`.
     """
     num_lanes, num_evals = part.facts["ticks"].shape
@@ -268,7 +273,9 @@ def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:
         facts["staleness_max"][i] = staleness.max(initial=0)
     facts["stopped_at"] = stopped_at.copy()
     extra_facts = {name: hold(values) for name, values in part.extra_facts.items()}
-    return part._replace(facts=facts, timelines=timelines, extra_facts=extra_facts)
+    metrics = {name: hold(values) for name, values in part.curves.metrics.items()}
+    curves = part.curves._replace(metrics=metrics)
+    return part._replace(curves=curves, facts=facts, timelines=timelines, extra_facts=extra_facts)
 
 
 def _facts_of(schedule: Schedule, row: np.ndarray) -> dict[str, np.ndarray]:

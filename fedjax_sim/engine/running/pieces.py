@@ -138,7 +138,8 @@ class Pieces:
         num, asked = len(lanes), self._options.checkpoints
         if asked is None:
             longest = self._longest if num == len(self._whole) else self._longest_of_all()
-            planned = Planned(self._system, lanes, self._options, longest=longest)
+            whole = self._whole
+            planned = Planned(self._system, lanes, self._options, longest=longest, whole=whole)
             ready = Ready(planned, planned.on_devices())
         elif isinstance(loaded := self._plan_or_load(lanes, asked), Returned):
             return loaded
@@ -188,7 +189,8 @@ class Pieces:
         is_whole = len(lanes) == len(self._whole)
         longest = self._longest if decided or is_whole else self._longest_of_all()
         most = num_evals * per_eval if decided else longest
-        plan = partial(Planned, system, lanes, longest=most, per_eval=per_eval)
+        whole = self._whole
+        plan = partial(Planned, system, lanes, longest=most, per_eval=per_eval, whole=whole)
         planned, layout = plan(options, drawn=saved.drawn()), decided.get("placement", {})
         if decided and planned.placement.layout() != layout:
             placed = options.layout._replace(
