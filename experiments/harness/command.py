@@ -71,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
         "--rate", type=float, help="learning rate in place of that of the paper's favano/fig3a"
     )
     run.add_argument(
-        "--only", metavar="NAME,...", help="some panels of hierarchical/own_rates, such as fig7"
+        "--only",
+        metavar="NAME,...",
+        help="some panels, such as fig7 of hierarchical/own_rates; a wrong name lists all",
     )
     run.add_argument(
         "--methods",

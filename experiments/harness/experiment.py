@@ -1,6 +1,7 @@
 """What an experiment is given and what it returns: `run(arguments) -> Outcome`."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,7 +81,7 @@ class Arguments(NamedTuple):
     cells: Sequence[str] = ()
     precision: Precision = "float32"
 
-    def chosen(self, names: Sequence[str]) -> list[str]:
+    def chosen(self, names: Collection[str]) -> list[str]:
         """Return those of the names that are asked for.
 
         Raises:
@@ -91,6 +92,11 @@ class Arguments(NamedTuple):
             if name not in names:
                 raise ConfigError("only", name, f"one of {', '.join(names)}")
         return asked
+
+    @property
+    def panel(self) -> str:
+        """The panels that are asked for, as a part of a file's name; "" for all."""
+        return re.sub(r"\W+", "_", self.only or "")
 
     @property
     def adds(self) -> bool:

@@ -45,6 +45,8 @@ SYSTEMS: Mapping[str, tuple[fedjax_sim.System, Mapping[str, Any]]] = {
     "FedNova": (fedavg.fednova, {"momentum": MOMENTUM}),
 }
 CLIENTS = 10
+ONLY = {f"{name}: {split}": (name, split) for split in NUMBERS for name in SYSTEMS}
+"""The rows that `--only` may name: system and split."""
 
 
 def two_labels(labels: np.ndarray, *, num_clients: int, seed: int) -> Partition:
@@ -79,9 +81,8 @@ def run(arguments: Arguments) -> Outcome:
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     network = models.MLP((16,), 10) if arguments.smoke else models.LeNet(data.num_classes)
     found, runs = [], {}
-    names = {f"{name}: {split}": (name, split) for split in NUMBERS for name in SYSTEMS}
-    for row in arguments.chosen([*names]):
-        name, split = names[row]
+    for row in arguments.chosen(ONLY):
+        name, split = ONLY[row]
         system, settings = SYSTEMS[name]
         hyper = system.Hyper(
             num_clients=CLIENTS,
@@ -107,11 +108,10 @@ def run(arguments: Arguments) -> Outcome:
         )
     curves = {row: run.curves for row, run in runs.items()}
     for row in curves:
-        name, split = names[row]
+        name, split = ONLY[row]
         quote = f'"MNIST ... {split} ... {name} {NUMBERS[split][name]}"'
         ours = Sample.of(100 * curves[row].accuracy.isel(eval=-1).values.ravel())
         found.append((Printed(row, SOURCE, quote, NUMBERS[split][name], 0.1), ours))
     facts = sizes.config() | {"ours": {printed.name: sample for printed, sample in found}}
-    panel = "" if arguments.only is None else arguments.only
     text = rows.report(found, is_smoke=arguments.smoke)
-    return Outcome(curves, {}, [], facts, text, panel=panel)
+    return Outcome(curves, {}, [], facts, text, panel=arguments.panel)

@@ -61,6 +61,8 @@ SETTINGS: Mapping[str, Setting] = {
     "eps 3.01": Setting(0.15, 1.1, 1.0, 60, 3.01, 96.6),
     "eps 7.10": Setting(0.25, 0.7, 1.5, 45, 7.10, 97.0),
 }
+ONLY = tuple(SETTINGS)
+"""What `--only` may name."""
 EXAMPLES, BATCH, DELTA = 60_000, 256, 1e-5
 
 
@@ -129,7 +131,7 @@ def run(arguments: Arguments) -> Outcome:
     problem = problem_of(data)
     found: list[tuple[Printed, Sample]] = []
     runs: dict[str, fedjax_sim.Run] = {}
-    for name in arguments.chosen([*SETTINGS]):
+    for name in arguments.chosen(ONLY):
         setting = SETTINGS[name]
         settings: dict[str, Any] = {"local_steps": 1, "batch_size": 1, "sampling": "reshuffled"}
         if setting.noise:
@@ -165,5 +167,4 @@ def run(arguments: Arguments) -> Outcome:
     }
     own = ", ".join(f"{name}: {value:.2f}" for name, value in facts["accounted"].items())
     text = rows.report(found, is_smoke=arguments.smoke) + f"\n\nAccounted by the simulator: {own}"
-    panel = "" if arguments.only is None else arguments.only
-    return Outcome(curves, {}, [], facts, text, panel=panel)
+    return Outcome(curves, {}, [], facts, text, panel=arguments.panel)

@@ -128,6 +128,10 @@ REPOSITORIES: Mapping[str, Repository] = {
 }
 
 
+ONLY = tuple(REPOSITORIES)
+"""What `--only` may name."""
+
+
 def split_of(
     labels: np.ndarray, clients: int, seed: int, share: float, *, is_iid: bool
 ) -> Partition:
@@ -167,17 +171,16 @@ def problems_of(
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run the rows that are asked for; `--only` and `--methods` name them."""
+    """Run the repositories that `--only` asks for; `--methods` names rows."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     found, runs = [], {}
     names = {
         f"{name} {cell}": (name, cell)
-        for name in REPOSITORIES
+        for name in arguments.chosen(ONLY)
         for cell in REPOSITORIES[name].printed
     }
-    for row in arguments.chosen([*names]):
-        name, cell = names[row]
+    for row, (name, cell) in names.items():
         source = REPOSITORIES[name]
         printed = source.printed[cell]
         settings: dict[str, Any] = {"optimizer": partial(optax.sgd, momentum=0.5), "lr": 0.01}
@@ -211,5 +214,6 @@ def run(arguments: Arguments) -> Outcome:
                 (Printed(f"{row}, {rounds} rounds", source.where, quote, number, 0.01), ours)
             )
     facts = sizes.config() | {"ours": {printed.name: sample for printed, sample in found}}
-    panel = "" if arguments.only is None else arguments.only
-    return Outcome(curves, {}, [], facts, rows.report(found, is_smoke=arguments.smoke), panel=panel)
+    return Outcome(
+        curves, {}, [], facts, rows.report(found, is_smoke=arguments.smoke), panel=arguments.panel
+    )

@@ -1,6 +1,8 @@
 """Numbers of others: the criterion, the data, the networks, and DP-SGD by clients."""
 
+import re
 from functools import partial
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 import fedjax_sim
-from experiments.harness import Sample
+from experiments.harness import Arguments, Sample, registry
 from experiments.reproductions import (
     flute,
     nanogpt,
@@ -179,3 +181,14 @@ def test_the_loss_is_minus_the_probability_of_the_right_class() -> None:
     np.testing.assert_allclose(found, [-0.8, -0.3], rtol=1e-6)
     sources = two_repositories.REPOSITORIES.values()
     assert [each.loss is two_repositories.minus_probability for each in sources] == [True, False]
+
+
+@pytest.mark.parametrize("module", [niid_bench, tf_privacy, two_repositories])
+def test_rows_are_chosen_by_name(module: ModuleType) -> None:
+    """On the command line too, which refuses `--only` for modules without `ONLY`."""
+    name = module.__name__.removeprefix("experiments.").replace(".", "/")
+    assert registry.declares(name, "ONLY")
+    for each in module.ONLY:
+        arguments = Arguments(only=each)
+        assert arguments.chosen(module.ONLY) == [each] and re.fullmatch(r"\w+", arguments.panel)
+    assert Arguments().panel == ""
