@@ -163,7 +163,8 @@ def stack_settings(hypers: Sequence[HyperT], dtype: np.typing.DTypeLike = float)
     distinct, rows = distinct_objects(hypers)
     varying, shared = [], []
     for leaves in zip(*map(jax.tree.leaves, distinct), strict=True):
-        values = np.stack([np.asarray(leaf, float) for leaf in leaves])
+        held = leaves[:1] if len({*map(id, leaves)}) == 1 else leaves  # A table may be large.
+        values = np.stack([np.asarray(leaf, float) for leaf in held])
         is_shared = bool((values == values[0]).all())
         values = values.astype(dtype)
         shared.append(values[0] if is_shared else None)
