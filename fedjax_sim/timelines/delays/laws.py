@@ -601,6 +601,7 @@ class Clients(Checked):
         this: Settings = self.delays
         table, trace = this.client_table, this.trace
         if table is not None and table.names:
+            # The function's cache would keep tracers alive.
             order = tables.in_order_of.__wrapped__ if trees.is_traced(table) else tables.in_order_of
             table = order(table, tables.names_as_text(names))
         elif trace is not None:
