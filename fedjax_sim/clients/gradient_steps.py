@@ -182,8 +182,7 @@ def local_training(
 ) -> Train:
     """Bind local training: w <- w - lr g, as often as the event says.
 
-    A client's batches and noise depend on the key, the client and the number of local steps it has
-    done before (`event.offset`); they do not depend on when or with whom it is received.
+    Batches and noise depend on key, client and its earlier local steps (`event.offset`) alone.
 
         train = local_training(problem, hyper, plan)
         models, work = train(key, event, start=model)
@@ -383,9 +382,8 @@ def lasting_training(
     Returns:
       A function like a `fedjax_sim.clients.Train`, whose slots all start from `start`. After the
       event, in which a client fills at most one slot, it takes the states of all clients'
-      optimizers, as `first_optimizers` makes them. It returns the models reached, leaves `[S,
-      ...]`, or the sum, leaves `[...]`; the states after the steps; and the gradient evaluations
-      spent. The model of an empty slot is its start.
+      optimizers, as `first_optimizers` makes them. It returns the models reached, leaves `[S, ...]`
+      (empty slots have their start), or the sum; the states after the steps; and the work.
     """
     bound = local_training(problem, hyper, plan)
     is_kept = hyper.training.optimizer_state == "kept"

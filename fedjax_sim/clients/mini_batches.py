@@ -142,8 +142,7 @@ def batch_gradient(
 ) -> BatchGradient:
     """Return the gradient of `local_loss`; with `example_clip` the mean of clipped gradients.
 
-    A problem without `local_loss` has its `loss` there, which carries no aux. Each clipped example
-    has its loss and its key.
+    Without `local_loss` it is that of `loss`, which has no aux. Each clipped example has its key.
 
         gradient = batch_gradient(problem, hyper, key, jnp.int32(2), jnp.int32(0))
         assert jnp.allclose(gradient(model, jnp.int32(0)), model - problem.centers[2])
@@ -153,8 +152,7 @@ def batch_gradient(
       offset: `i32[]`, local steps that the client has done before.
       most_steps: The number of a step is below this. If it is known, the mini-batches of all
         steps are drawn together before the first; call this outside the loop over steps then.
-      is_alone: Whether the client's data are looked up here and not in every step, if the problem
-        can do that (it has `alone`).
+      is_alone: Whether the client's data are looked up once, if the problem can (has `alone`).
       start: The model that the steps start from; None if the caller carries no aux.
       own: The client's rows of what the system keeps for clients.
 
@@ -162,8 +160,7 @@ def batch_gradient(
       A function from a model and the number q of a local step to the gradient.
 
     Raises:
-      ConfigError: If the problem has `local_loss` and the caller carries no aux, or examples are
-        clipped and there is an aux.
+      ConfigError: If there is an aux that the caller does not carry, or with clipped examples.
     """
     drawn = batching.look_ahead(batches_of(problem, hyper, key, client, offset), most_steps)
     loss, first_aux = method_of(problem, "local_loss"), method_of(problem, "first_aux")

@@ -36,17 +36,15 @@ def simulate(
     checkpoints: request.Checkpoints | None = None,
     **options: Unpack[request.RunOptions],
 ) -> runs.Run[types.HyperT]:
-    """Run one lane: a sweep over one seed.
+    """Run one lane: a sweep over one seed, with its other arguments.
 
         budget = fedjax_sim.Ticks(20)
         run = fedjax_sim.simulate(fedavg.system, problem, hyper, seed=1, budget=budget)
         print(run.curves.loss[-1].item())
 
-    `budget` and `checkpoints` are those of `sweep`.
-
     Args:
       seed: The seed, from 0 to 2^31 - 1.
-      **options: `num_evals`, `start`, `keep`, `watch`, `layout` and `precision`, as in `sweep`.
+      **options: `num_evals`, `start`, `keep`, `watch`, `layout`, `precision`, as in `sweep`.
 
     Returns:
       The run, without the dimension of lanes: `eval` is the only dimension of its curves, and
@@ -84,14 +82,9 @@ def sweep(
 ) -> runs.Run[types.HyperT]:
     """Run a system for every combination of settings and every seed.
 
-        run = fedjax_sim.sweep(
-            favano.system,
-            problem,
-            favano.Hyper(num_clients=8, num_selected=4),
-            seeds=5,
-            settings={"lr": [0.1, 0.3]},
-            budget=fedjax_sim.Time(100),
-        )
+        hyper, budget = favano.Hyper(num_clients=8, num_selected=4), fedjax_sim.Time(100)
+        swept = {"lr": [0.1, 0.3]}
+        run = fedjax_sim.sweep(favano.system, problem, hyper, settings=swept, budget=budget)
 
     Numeric settings are swept without compiling again; sizes and choices are static, and each of
     their values compiles a program, which a line on the error stream says.

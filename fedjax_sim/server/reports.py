@@ -472,9 +472,8 @@ class Wire:
     def total(self, event: Event, *, scale: Array | None = None) -> SumRequest | None:
         """Let training return a sum over clients where the server needs no client's own message.
 
-        Training that is given it makes that sum itself, for `advance`, so that the models of a
-        round need not be in memory together. It is one of progress where a mean of models is not
-        enough.
+        Training makes that sum itself then, for `advance`, and need not hold the models of a round
+        together. It is one of progress where a mean of models is not enough.
 
         Args:
           event: The round.
@@ -484,7 +483,7 @@ class Wire:
           The sum to make; None if the message of each client is looked at.
         """
         is_mean = scale is None and not report_settings.has_poisson_cohorts(self.hyper)
-        if not self.is_summed or (self.has_statistics() and not is_mean):
+        if not self.is_summed or (not is_mean and self.has_statistics()):
             return None
         weight = event.weight if scale is None else scale * event.weight
         return SumRequest(weight, not self._is_mean(event, scale))

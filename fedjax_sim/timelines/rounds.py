@@ -334,10 +334,8 @@ def assemble_rounds(
     Args:
       hyper: Settings of a clock in rounds.
       clients: `i[T, A]`, who is asked; `EMPTY` in empty slots. With a recorded trace a client's
-        work takes as long as its rows say, which are used in order and again from the first one
-        after the last.
-      share: `f[T, A]`, what the clients' reports weigh, up to a factor; 0 for clients that do
-        nothing.
+        work takes as long as its rows say, which are used in order, and then again.
+      share: `f[T, A]`, weights of reports, up to a factor; 0 for clients that do nothing.
       weigh: Function from shares `f[T, S]`, 0 for reports that are not in, to weights.
       num_used: Reports S that are used in a round, at most A: the first ones.
       steps: `i[T, A]`, local steps of the clients; None for `hyper.local_steps` everywhere.
@@ -388,13 +386,12 @@ def end_round(
       is_asked: `bool[..., A]`, which places hold a client.
       lost: `bool[..., A]`, which reports are lost. That is known when they should have come.
       num_used: Reports S that are used, the first ones.
-      limit: Longest time to wait, `f[]`, infinite for no limit. It ends a round in which a report
-        is missing.
+      limit: Longest time to wait, `f[]`, or inf. It ends a round in which a report is missing.
 
     Returns:
-      Facts of the reports that are used, `[..., S]` each; when these are in, `f[..., S]`, infinite
-      for those that never are; which of them are in by the deadline, `bool[..., S]`; and how long
-      the server waits for them, `f[...]`.
+      Facts of the reports that are used, `[..., S]` each; when these are in, `f[..., S]`, inf for
+      those that never are; which are in by the deadline, `bool[..., S]`; and how long the server
+      waits for them, `f[...]`.
     """
     arrival = jnp.where(is_asked & ~lost, taken, jnp.inf)
     if arrival.shape[-1] > num_used:

@@ -69,9 +69,10 @@ def with_most_ticks(system: System, hypers: Sequence[HyperT], budget: Budget) ->
     """Limit the ticks of live lanes in a stretch of time, if nobody has.
 
     Args:
+      system: A live one.
       hypers: The settings of all lanes that share a program, also of those that run elsewhere.
     """
-    if system.live is None or not isinstance(budget, Time) or budget.most_ticks is not None:
+    if not isinstance(budget, Time) or budget.most_ticks is not None:
         return budget
     if (expected := ticks_within(system, hypers, budget)) > MAX_TICKS:
         raise _too_long(budget)

@@ -146,8 +146,8 @@ class Schedules(NamedTuple):
         drawn, metered = list(map(group.__getitem__, firsts)), None
         if isinstance(budget, Energy):
             metered = budgets.lanes_to_meter(system, group, row, budget)
-        # Lanes that share a live schedule need not have equally many ticks in a time.
-        budget = budgets.with_most_ticks(system, different, budget)
+        if system.live is not None:  # Lanes that share one need not have equally many ticks.
+            budget = budgets.with_most_ticks(system, different, budget)
         seeds, hypers = lanes.column(drawn, "seed"), lanes.column(drawn, "hyper")
         return cls(system, seeds, hypers, budget, row, metered)
 

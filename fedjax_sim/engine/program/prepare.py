@@ -94,7 +94,9 @@ class Planned:
             group, options, self.windowed = open_files(group, options)
         self.system, self.group, self.options = system, group, options
         self._all_hypers = lanes.column(whole or group, "hyper")
-        self.budget = budgets.with_most_ticks(system, self._all_hypers, options.budget)
+        self.budget = options.budget
+        if system.live is not None:
+            self.budget = budgets.with_most_ticks(system, self._all_hypers, options.budget)
         self.draw(drawn, row)
         self.store(longest, per_eval)
         self.price()
