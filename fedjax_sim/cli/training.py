@@ -190,7 +190,7 @@ def read_launcher(arguments: argparse.Namespace) -> jobs.Launcher | None:
         where = "without a launcher" if arguments.part is None else "with --part"
         drawing = () if arguments.part is None else ("plot", "against")  # Parts have no pictures.
         for name in ("parts", "launcher", "resources", *drawing):
-            if (value := getattr(arguments, name)) is not None:
+            if (value := getattr(arguments, name, None)) is not None:
                 raise ConfigError(name, value, f"left out {where}")
         return None
     kind = LAUNCHERS[arguments.launcher or "local"]
