@@ -36,7 +36,7 @@ def simulate(
     checkpoints: request.Checkpoints | None = None,
     **options: Unpack[request.RunOptions],
 ) -> runs.Run[types.HyperT]:
-    """Run one lane: a sweep over one seed, with its other arguments.
+    """Run one lane: a sweep over one seed; `budget` and `checkpoints` are those of `sweep`.
 
         budget = fedjax_sim.Ticks(20)
         run = fedjax_sim.simulate(fedavg.system, problem, hyper, seed=1, budget=budget)

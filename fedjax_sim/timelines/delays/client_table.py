@@ -206,7 +206,15 @@ class ClientTable:
 
     @classmethod
     def tree_unflatten(cls, facts: tuple[Any, ...], columns: Iterable[Any]) -> "ClientTable":
-        """Make a table of such parts, without checks."""
+        """Make a table of such parts, without checks.
+
+        Args:
+          facts: Number of clients, their names, what rates count, and windows.
+          columns: The columns in the order of `NUMBERS`.
+
+        Returns:
+          The table.
+        """
         made = object.__new__(cls)
         made.size, made.names, made.time_of, made.windows = facts
         vars(made).update(zip(NUMBERS, columns, strict=True))
