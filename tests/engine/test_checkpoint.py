@@ -726,6 +726,6 @@ def test_the_text_of_a_setting_shows_what_it_holds(one: Any, same: Any, other: A
 
 
 def test_a_problem_may_hold_a_random_key() -> None:
-    """It is told from another one by its words, which files can hold."""
+    """Problems with different keys have different digests."""
     first, second = (checkpoint._digest_of_tree({"key": jax.random.key(i)}) for i in range(2))
     assert first != second

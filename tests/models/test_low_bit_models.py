@@ -299,7 +299,7 @@ def test_low_bit_models_are_static_data() -> None:
 
 
 def test_a_layer_that_is_not_there_cannot_be_left_alone() -> None:
-    """Nor can all layers of a block by its name, as each has a path of its own."""
+    """The name of a block is refused too: each of its layers has a path."""
     network = CharacterTransformer(5, width=4, blocks=1, heads=1)
     codes, named = jnp.zeros((1, 3), int), ("Dense_0", "attention_0/query/dense")
     jax.eval_shape(LowBit(network, full_precision=named).init, KEY, codes)
