@@ -32,6 +32,8 @@ PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
     "fig5a": ((10, 10), "disjoint_groups", {"classes": 2}),
     "fig5b": ((10, 10), "dirichlet_groups", {"alpha": 0.1}),
 }
+ONLY = {"fig4": ("fig4",), "fig5": ("fig5a", "fig5b")}
+"""The figures that `--only` may name, each of which decides a claim."""
 FIG4 = ("the small group gains", "the large group loses, but little")
 """Parts of claim 12."""
 LOOKS = 32
@@ -56,10 +58,11 @@ def alone(sizes: Sequence[int], group: int, time: float) -> dict[str, Any]:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run the three panels, and judge the claims."""
+    """Run the panels that are asked for, and judge the claims."""
     size = setup.choose(arguments, STUDY)
+    names = [name for figure in arguments.chosen(ONLY) for name in ONLY[figure]]
     data = setup.load(arguments, size)
-    found = {name: measure(arguments, size, data, name) for name in PANELS}
+    found = {name: measure(arguments, size, data, name) for name in names}
     panels = {name: gains(size, name, runs) for name, runs in found.items()}
     inputs = setup.inputs_of(arguments, STUDY, size, panels=panels)
     figures = {
@@ -71,7 +74,8 @@ def run(arguments: Arguments) -> Outcome:
         for name, runs in found.items()
     }
     figures["sensitivity.png"] = tuning.sensitivity_figure(size, found)
-    return tuning.outcome(size, found, figures, judge(inputs), inputs)
+    done = tuning.outcome(size, found, figures, judge(inputs), inputs)
+    return done._replace(panel="_".join(filter(None, (done.panel, arguments.panel))))
 
 
 def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict[str, Measured]:
@@ -114,7 +118,10 @@ def gains(size: Sizes, name: str, runs: Mapping[str, Measured]) -> dict[str, Any
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 12 and 13 by gains from cooperating, each model at its own learning rate."""
+    """Judge claims 12 and 13, as far as their figures were run, by gains from cooperating.
+
+    Each model is at its own learning rate.
+    """
     gains, samples, parts, words = {}, {}, {}, {}
     for name, panel in inputs["panels"].items():
         gains[name] = [Interval.read(each) for each in panel["gains"]]
@@ -135,7 +142,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         )
         words[name] += f", cooperating {together} % at lr {panel['rates'][0]:g}"
     labels, verdicts = (TOGETHER, "group 1 alone", "group 2 alone"), []
-    for number, names in ((12, ("fig4",)), (13, ("fig5a", "fig5b"))):
+    for number, names in ((12, ONLY["fig4"]), (13, ONLY["fig5"])):
+        if not parts.keys() >= {*names}:
+            continue
         judged = {part: value for name in names for part, value in parts[name].items()}
         told = "; ".join(f"{tuning.title_of(name)}: {words[name]}" for name in names)
         measured = {

@@ -200,3 +200,8 @@ def test_a_collapsed_isolated_group_decides_nothing() -> None:
     verdicts = fig4_5.judge({**how, "panels": dict.fromkeys(fig4_5.PANELS, panel)})
     assert [each.verdict for each in verdicts] == ["undecided"] * 2
     assert "open: the small group gains" in verdicts[0].scope
+    for figure, number in (("fig4", 12), ("fig5", 13)):  # Each figure decides a claim.
+        panels = dict.fromkeys(fig4_5.ONLY[figure], panel)
+        (alone,) = fig4_5.judge({**how, "panels": panels})
+        assert alone == verdicts[number - 12]
+    assert fig4_5.judge({**how, "panels": {"fig5a": panel}}) == []
