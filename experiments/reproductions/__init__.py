@@ -5,7 +5,7 @@ unequal labels on MNIST, `two_repositories` FedAvg on MNIST, `tf_privacy` DP-SGD
 `nanogpt` a small transformer on Shakespeare's plays.
 """
 
-EXPERIMENTS = ("flute", "nanogpt", "niid_bench", "tf_privacy", "two_repositories")
+EXPERIMENTS = ("fedprox", "flute", "nanogpt", "niid_bench", "tf_privacy", "two_repositories")
 """The modules that can be run."""
 
 __all__ = ["EXPERIMENTS"]
