@@ -199,7 +199,7 @@ def judge_floor(found: Found) -> Verdict:
     distances, marks = found["W2"], CLAIMS[9].criterion
 
     def remains(values: list[float]) -> bool | None:
-        if values[-1] > marks.share * values[-2] > marks.least:
+        if values[-1] > marks.share * values[-2] and values[-2] > marks.least:
             return True
         return False if values[-1] < marks.vanished * values[0] else None
 

@@ -120,6 +120,7 @@ ROWS: list[tuple[str, Path, Any, str]] = [
     ("laws 9", ("W2", "with replacement, rho = 0.9", 2), 1e-4, "fails"),
     ("laws 9", ("W2",), {"rho = 0": [0.4] * 3, "rho = 1": [0.4] * 3}, "holds"),
     ("laws 9", ("W2",), {"rho = 0": [0.4, 0.4, 0.1], "rho = 1": [0.4, 0.4, 0.1]}, "undecided"),
+    ("laws 9", ("W2",), {"rho = 0": [0.04, 1.05e-3, 1.05e-3], "rho = 1": [0.4] * 3}, "holds"),
     (
         "laws 9",
         ("W2",),
