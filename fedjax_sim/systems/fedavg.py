@@ -97,9 +97,9 @@ class FedProx(Hyper):
     systems are compared on the same schedules.
 
     Deviation: the paper's stragglers report what they have when a round's time is over, after fewer
-    than E epochs. Here a client that misses the `deadline` is left out, because a slot's work is
-    whole or empty in all synchronous systems; steps differ between clients under `local_epochs`
-    only.
+    than E epochs. Here a client that misses the `deadline` is left out, because work is whole or
+    empty on this clock; steps differ between clients under `local_epochs` only. Another `timeline`
+    may cut them.
 
     Readings. The local optimizer of the paper is SGD; the state of another one may be kept.
     """
