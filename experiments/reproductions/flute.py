@@ -5,7 +5,7 @@ FLUTE's comparison of simulators (cv_lr_mnist) takes FedML's data, which are tho
 and the others in shares that follow a log-normal law. A tenth of every client's images are tested
 on. The outputs pass a sigmoid before the softmax.
 
-Deviation: images come in the order of MNIST's files, not in that of the file "MNIST original",
+Deviation: images come in the order of `datasets.load`, not in that of the file "MNIST original",
 which can no longer be fetched; random numbers are this project's.
 """
 
