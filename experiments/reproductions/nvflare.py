@@ -9,8 +9,7 @@ The split is that of numpy's seed 0, as in the source, for all seeds. FedOpt's s
 "Val score" is the accuracy on the 10,000 test images, the largest of a run: the source's plotting
 script prints that. Clients test the model that they receive, so the last round's does not count.
 
-SCAFFOLD is NIID-Bench's, `corrected`: after each step of SGD with momentum the model moves by the
-rate times the difference of the control variates, which does not go into momentum.
+SCAFFOLD is NIID-Bench's, whose local steps have momentum.
 
 Readings. FedProx has mu = 1e-5, as in `run_experiments.sh` and in the README that first had the
 number (commit ed48327 of 2026-01-16). Since commit f616498 of 2026-07-28 the README's command has
@@ -35,21 +34,18 @@ import optax
 from flax import linen as nn
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, other_data
-from experiments.reproductions import rows
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, images, other_data
+from experiments.reproductions import rows, scaffold, splits
 from experiments.reproductions.rows import Printed
-from fedjax_sim import Algorithm, clients, datasets, models, problems
-from fedjax_sim.core.batching import replicate
+from fedjax_sim import models, problems
 from fedjax_sim.core.schedules import Cosine, Function
-from fedjax_sim.core.types import Array, Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.core.types import Array, Key, Params
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.kernels.convolution import auto, max_pool
 from fedjax_sim.models import networks
 from fedjax_sim.partition import Partition
-from fedjax_sim.partition.parts import gather_by_owner
-from fedjax_sim.server import Rounds, RoundState, expand, weighted_sum
-from fedjax_sim.systems import fedavg, scaffold
-from fedjax_sim.timelines import cohort_system
+from fedjax_sim.partition.parts import pack_rows
+from fedjax_sim.systems import fedavg
 
 STUDY = Study(
     full=Sizes(3, dataset="cifar10", rounds=50, epochs=4),
@@ -72,11 +68,9 @@ NUMBERS: Mapping[str, float] = {
 ONLY = tuple(NUMBERS)
 """What `--only` may name."""
 CLIENTS, CLASSES, LEAST, PAD = 8, 10, 10, 4
-LR, FINAL, MOMENTUM = 0.05, 0.01, 0.9
+LR, FINAL = 0.05, 0.01
 COLOURS = np.array([[125.3, 123.0, 113.9], [63.0, 62.1, 66.7]], "float32") / 255
 MEAN, STD = COLOURS.reshape(2, 1, 1, 1, 3)
-Memory = tuple[Params, Array, Array]
-"""What a client's optimizer remembers: momentum, its number of steps, and the last one's rate."""
 
 
 class ModerateCNN(nn.Module):
@@ -99,41 +93,27 @@ class ModerateCNN(nn.Module):
 
 
 def split_of(labels: np.ndarray, alpha: float) -> Partition:
-    """Deal each class in Dirichlet shares to the clients that have less than their part so far.
-
-    FedMA's split (Wang et al. 2020, arXiv 2002.06440), with the source's random numbers.
-    """
-    rng, held = np.random.RandomState(0), np.zeros(CLIENTS, int)
-    owner = np.zeros(len(labels), int)
-    while held.min() < LEAST:
-        held = np.zeros(CLIENTS, int)
-        for label in range(CLASSES):
-            examples = np.flatnonzero(labels == label)
-            rng.shuffle(examples)
-            shares = rng.dirichlet(np.full(CLIENTS, alpha)) * (held < len(labels) / CLIENTS)
-            ends = (np.cumsum(shares / shares.sum()) * len(examples)).astype(int)[:-1]
-            dealt = np.diff(ends, prepend=0, append=len(examples))
-            owner[examples] = np.repeat(np.arange(CLIENTS), dealt)
-            held += dealt
-    return gather_by_owner(np.arange(len(labels)), owner, CLIENTS)
+    """Make the source's split, with its random numbers."""
+    rng = np.random.RandomState(0)
+    return pack_rows(splits.capped_dirichlet(labels, CLIENTS, alpha, rng, least=LEAST))
 
 
 def augmented(key: Key, batch: tuple[Array, Array]) -> tuple[Array, Array]:
     """Pad images `[B, H, W, C]` by reflection, crop them, and mirror each with probability 1/2."""
-    images, labels = batch
-    drawn = jax.random.uniform(key, (len(images), 3), "float32")
+    whole, labels = batch
+    drawn = jax.random.uniform(key, (len(whole), 3), "float32")
     corners = (drawn[:, :2] * (2 * PAD + 1)).astype("int32")
-    padded = jnp.pad(images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
-    cut = partial(jax.lax.dynamic_slice, slice_sizes=images.shape[1:])
-    images = jax.vmap(lambda image, corner: cut(image, (*corner, 0)))(padded, corners)
+    padded = jnp.pad(whole, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
+    slice_of = partial(jax.lax.dynamic_slice, slice_sizes=whole.shape[1:])
+    cut = jax.vmap(lambda image, corner: slice_of(image, (*corner, 0)))(padded, corners)
     is_mirrored = drawn[:, 2, None, None, None] < 0.5
-    return jnp.where(is_mirrored, images[:, :, ::-1], images), labels
+    return jnp.where(is_mirrored, cut[:, :, ::-1], cut), labels
 
 
 def normalised(batch: tuple[Array, Array]) -> tuple[Array, Array]:
     """Scale images as the source does; one channel becomes three."""
-    images, labels = batch
-    return (images.astype("float32") / 255 - MEAN) / STD, labels
+    pixels, labels = batch
+    return (pixels.astype("float32") / 255 - MEAN) / STD, labels
 
 
 def problem_of(network: nn.Module, data: Dataset, alpha: float) -> problems.Supervised:
@@ -150,7 +130,7 @@ def problem_of(network: nn.Module, data: Dataset, alpha: float) -> problems.Supe
     )
 
 
-def descent(
+def by_epoch(
     work: Array, shift: Params | None = None, *, epochs: int, rounds: int
 ) -> optax.GradientTransformation:
     """Make SGD with momentum whose rate falls from epoch to epoch.
@@ -163,59 +143,9 @@ def descent(
     """
     steps = jnp.round(work / LR).astype("int32")
     cosine = Cosine(over=float(epochs * rounds), final=FINAL)
-
-    def init(model: Params) -> Memory:
-        return optax.tree.zeros_like(model), jnp.int32(0), jnp.float32(0)
-
-    def update(slope: Params, memory: Memory, model: Params = None) -> tuple[Params, Memory]:
-        momentum, count, _ = memory
-        momentum = optax.tree.add_scale(slope, MOMENTUM, momentum)
-        rate = cosine.of(LR, count * epochs // steps)
-        way = momentum if shift is None else optax.tree.add(momentum, shift)
-        return optax.tree.scale(-rate, way), (momentum, count + 1, rate)
-
-    return optax.GradientTransformation(init, update)
+    return scaffold.descent(lambda count: cosine.of(LR, count * epochs // steps), shift)
 
 
-def corrected(problem: Problem, hyper: fedavg.Hyper, plan: Plan) -> Rounds:
-    """Bind NIID-Bench's SCAFFOLD (Li et al. 2021, arXiv 2102.02079) to a problem.
-
-    x -> `state.server`    c -> `state.memory`    c_i and optimizers -> `state.clients`
-    """
-    bound = clients.local_training(problem, hyper, plan)
-
-    def init(key: Key) -> RoundState:
-        x = problem.init(key)
-        c, optimizers = optax.tree.zeros_like(x), clients.first_optimizers(problem, hyper, x)
-        return RoundState(x, c, (replicate(c, CLIENTS), optimizers))
-
-    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
-        before, optimizers = clients.read_clients(state.clients, event.clients)
-        shifts = jax.tree.map(lambda c, c_i: c[None] - c_i, state.memory, before)
-
-        def training(
-            start: Params, client: Array, offset: Array, shift: Params, *, lr: Array
-        ) -> clients.Training:
-            given = bound.training(key, event.facts, start, client, offset, lr=lr)
-            return given._replace(optimizer=hyper.training.optimizer(lr, shift))
-
-        rates, slots = hyper.of_slots(event), {"extras": (shifts,), "states": optimizers}
-        local, optimizers, work = clients.local_steps(
-            plan, event, training, start=state.server, rates=rates, **slots
-        )
-        moved = jax.tree.map(lambda y, x: y - x[None], local, state.server)
-        # c_i - c + (x - y_i) / (K eta), with the rate eta of the last step
-        covered = event.steps * optimizers[-1]
-        after = jax.tree.map(lambda d, shift: -d / expand(covered, d) - shift, moved, shifts)
-        gain = weighted_sum(event.weight, (moved, optax.tree.sub(after, before)))
-        x, c = optax.tree.add((state.server, state.memory), gain)
-        kept = clients.write_clients(state.clients, event.clients, (after, optimizers))
-        return RoundState(x, c, kept), work
-
-    return Algorithm(init, step, lambda state: state.server)
-
-
-SUMMARY = "NIID-Bench's SCAFFOLD, whose local steps have momentum"
 SYSTEMS: Mapping[str, tuple[fedjax_sim.System, Mapping[str, Any]]] = {
     "FedAvg": (fedavg.system, {}),
     "FedProx": (fedavg.fedprox, {"proximal": 1e-5}),
@@ -227,10 +157,7 @@ SYSTEMS: Mapping[str, tuple[fedjax_sim.System, Mapping[str, Any]]] = {
             "server_lr_schedule": Cosine(final=0.9),
         },
     ),
-    "SCAFFOLD": (
-        cohort_system("corrected", fedavg.Hyper, corrected, SUMMARY, messages=scaffold.TWO),
-        {},
-    ),
+    "SCAFFOLD": (scaffold.system, {}),
 }
 
 
@@ -245,7 +172,7 @@ def hyper_of(name: str, *, epochs: int, rounds: int) -> fedavg.Hyper:
         weighting="examples",
         lr=LR,
         lr_schedule=Function(by="work", function=jnp.asarray),
-        optimizer=partial(descent, epochs=epochs, rounds=rounds),
+        optimizer=partial(by_epoch, epochs=epochs, rounds=rounds),
         optimizer_state="kept",
         **settings,
     )
@@ -254,7 +181,7 @@ def hyper_of(name: str, *, epochs: int, rounds: int) -> fedavg.Hyper:
 def run(arguments: Arguments) -> Outcome:
     """Run the rows that are asked for."""
     sizes = STUDY.choose(arguments, least_seeds=2)
-    data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
+    data = images.load(sizes.dataset, arguments.data_dir)
     network = models.MLP((16,), CLASSES) if arguments.smoke else ModerateCNN()
     curves, found, lasts = {}, [], {}
     for row in arguments.chosen(ONLY):

@@ -29,7 +29,7 @@ from flax import linen as nn
 
 import fedjax_sim
 from experiments.harness import Arguments, Outcome, Sample, Sizes, Study
-from experiments.reproductions import rows
+from experiments.reproductions import rows, splits
 from experiments.reproductions.rows import Printed
 from fedjax_sim import datasets, models, problems
 from fedjax_sim.core.settings import struct
@@ -158,18 +158,9 @@ def deal_two_classes(labels: np.ndarray, clients: int, rng: Any) -> list[np.ndar
 
 
 def deal_dirichlet(labels: np.ndarray, clients: int, rng: Any) -> list[np.ndarray]:
-    """Deal each class in Dirichlet shares to those that have less than the mean of images."""
-    mean, held = len(labels) / clients, [np.zeros(0, int)]
-    while min(map(len, held)) < int(min(LEAST, mean / 2)):
-        held = [np.zeros(0, int) for _ in range(clients)]
-        for label in range(CLASSES):
-            images = np.flatnonzero(labels == label)
-            rng.shuffle(images)
-            share = rng.dirichlet(np.full(clients, ALPHA)) * [len(each) < mean for each in held]
-            ends = (np.cumsum(share / share.sum()) * len(images)).astype(int)[:-1]
-            pieces = np.split(images, ends)
-            held = [np.append(each, some) for each, some in zip(held, pieces, strict=True)]
-    return held
+    """Deal each class in Dirichlet shares."""
+    least = int(min(LEAST, len(labels) / clients / 2))
+    return splits.capped_dirichlet(labels, clients, ALPHA, rng, least=least)
 
 
 def split_of(labels: np.ndarray, clients: int, skew: str) -> tuple[list[np.ndarray], ...]:

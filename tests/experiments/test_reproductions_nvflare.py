@@ -99,7 +99,7 @@ def rate_of(epoch: int, epochs: int) -> float:
 
 def test_rates_fall_from_epoch_to_epoch_and_momentum_lasts() -> None:
     """Ten steps a round: epochs of 3, 2, 3 and 2 of them. Gradients are 1."""
-    made = nvflare.descent(jnp.float32(0.05) * 10, epochs=4, rounds=50)
+    made = nvflare.by_epoch(jnp.float32(0.05) * 10, epochs=4, rounds=50)
     params = jnp.zeros(1)
 
     def take(state: optax.OptState, _: None) -> tuple[optax.OptState, jax.Array]:
