@@ -555,6 +555,9 @@ class Clients(Checked):
         """
         found = {f"delays.{name}": what for name, what in self.delays.decided().items()}
         of_clock = {"clock.round_time"} & settings.fields(type(self)).keys()
+        if of_clock and settings.value_of(self, *of_clock) == "mean":
+            of_law = [f"delays.{name}" for name in ("runtime_law", *SPREADS)]
+            found = dict.fromkeys(of_law, 'clock.round_time = "mean"') | found
         return super().decided() | found | self.delays.decided_by_trace(*of_clock)
 
     def check_at_most_clients(self, *names: str) -> None:
