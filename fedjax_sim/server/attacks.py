@@ -52,7 +52,7 @@ is the vector of all leaves together.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -305,9 +305,6 @@ class NotFinite(Attack):
         return jax.tree.map(lambda leaf: jnp.full_like(leaf, float(self.value)), messages)
 
 
-PERTURBATIONS = ("std", "unit", "sign")
-
-
 @struct
 class ALittleIsEnough(Attack):
     """Hide within the spread of the honest messages (Baruch et al. 2019, arXiv 1902.06156).
@@ -504,7 +501,7 @@ class Optimized(Attack):
     not needed, as squared distances are quadratics in gamma.
     """
 
-    perturbation: Annotated[str, settings.OneOf(PERTURBATIONS)] = setting(
+    perturbation: Literal["std", "unit", "sign"] = setting(
         "std",
         "Direction p in which the honest mean is moved: against the honest standard deviations "
         "(std), against the mean, of length 1 (unit), or against the mean's signs (sign).",
