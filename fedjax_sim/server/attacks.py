@@ -4,7 +4,7 @@ An attack says what malicious clients send instead of their progress. Attackers 
 messages of the tick. Attacks are frozen structs whose strengths are traced leaves: attacks of one
 kind with other strengths share a compiled program.
 
-Clients that know only their own message (`simple`):
+Clients that know only their own message:
 
 - `SignFlip`: the reversed progress (Li et al. 2019).
 - `Scaling`: many times the progress, model replacement (Bagdasaryan et al. 2020).
@@ -12,7 +12,7 @@ Clients that know only their own message (`simple`):
 - `FreeRider`: no progress, or noise (Lin et al. 2019, Fraboni et al. 2021).
 - `NotFinite`: nan or inf.
 
-Clients that know all messages (`informed`):
+Clients that know all messages:
 
 - `ALittleIsEnough`: the honest mean minus some standard deviations (Baruch et al. 2019).
 - `InnerProduct`: the reversed honest mean (Xie et al. 2020).

@@ -263,8 +263,8 @@ class ClientDelays(Checked):
     a time of mean 1/r, with the law `runtime_law`, one of `LAWS`.
 
     A client works in windows of `on_time` with breaks of `off_time` between them, such as the hours
-    of a day in which a phone is charged; `cycle_spread` says how far the clients' days are apart. A
-    table of clients gives single clients their own speeds, windows, losses, and bandwidths, see
+    of a day in which a phone is charged; each begins at a random place of such a day. A table of
+    clients gives single clients their own speeds, windows, losses, and bandwidths, see
     `fedjax_sim.timelines.delays.client_table`. A recorded trace replaces all of this.
 
         slow = ClientDelays(slow_fraction=0.5, rate_slow=0.1)
