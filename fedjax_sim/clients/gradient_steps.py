@@ -58,7 +58,7 @@ class Training(NamedTuple):
       direction: What the steps follow in place of the gradient; None for the gradient.
       extras: Models that the direction is given after the slot's start.
       is_corrected: Whether, without a direction, the first of them is added to the gradient.
-      proximal: mu, if mu times the way from the start is added to it; None if not.
+      proximal: mu, if mu times the way from the start is added to the gradient; None if not.
       measures: Numbers to sum over the steps, by name.
       at_step: The same with another optimizer and mu for each local step, by its number; None if
         they do not change.
@@ -76,14 +76,11 @@ class Training(NamedTuple):
 
     def _shifted(self, slope: Params, model: Params, q: Array, carried: Sequence[Params]) -> Params:
         """Direction of a step. carried: the slot's start and the extras."""
-        if self.direction is not None:
-            slope = self.direction(slope, model, q, *carried)
-        elif self.is_corrected:
+        if self.direction is None and self.is_corrected:
             slope = optax.tree.add(slope, *carried[1:])
-        if self.proximal is not None:
-            mu = self.proximal
+        if (mu := self.proximal) is not None:
             slope = jax.tree.map(lambda g, w, w0: g + mu * (w - w0), slope, model, carried[0])
-        return slope
+        return slope if self.direction is None else self.direction(slope, model, q, *carried)
 
 
 class SumRequest(NamedTuple):

@@ -4,7 +4,7 @@ An attack says what malicious clients send instead of their progress. Attackers 
 messages of the tick. Attacks are frozen structs whose strengths are traced leaves: attacks of one
 kind with other strengths share a compiled program.
 
-Clients that know only their own message (`simple`):
+Clients that know only their own message:
 
 - `SignFlip`: the reversed progress (Li et al. 2019).
 - `Scaling`: many times the progress, model replacement (Bagdasaryan et al. 2020).
@@ -12,7 +12,7 @@ Clients that know only their own message (`simple`):
 - `FreeRider`: no progress, or noise (Lin et al. 2019, Fraboni et al. 2021).
 - `NotFinite`: nan or inf.
 
-Clients that know all messages (`informed`):
+Clients that know all messages:
 
 - `ALittleIsEnough`: the honest mean minus some standard deviations (Baruch et al. 2019).
 - `InnerProduct`: the reversed honest mean (Xie et al. 2020).
@@ -52,7 +52,7 @@ is the vector of all leaves together.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -305,9 +305,6 @@ class NotFinite(Attack):
         return jax.tree.map(lambda leaf: jnp.full_like(leaf, float(self.value)), messages)
 
 
-PERTURBATIONS = ("std", "unit", "sign")
-
-
 @struct
 class ALittleIsEnough(Attack):
     """Hide within the spread of the honest messages (Baruch et al. 2019, arXiv 1902.06156).
@@ -504,7 +501,7 @@ class Optimized(Attack):
     not needed, as squared distances are quadratics in gamma.
     """
 
-    perturbation: Annotated[str, settings.OneOf(PERTURBATIONS)] = setting(
+    perturbation: Literal["std", "unit", "sign"] = setting(
         "std",
         "Direction p in which the honest mean is moved: against the honest standard deviations "
         "(std), against the mean, of length 1 (unit), or against the mean's signs (sign).",

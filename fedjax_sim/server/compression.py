@@ -161,11 +161,6 @@ class Identity(Compressor):
         return word * dim
 
 
-def _is_norm(value: object) -> bool:
-    """Tell whether a value is the order of a norm."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1
-
-
 @struct
 class Grid(Compressor):
     """The common base of the quantizers on grids.
@@ -193,7 +188,7 @@ class Grid(Compressor):
         2.0,
         "Order r of the norm that scales a block.",
         allowed="a number of at least 1, or inf",
-        accepts=_is_norm,
+        accepts=lambda value: isinstance(value, int | float) and value is not True and value >= 1,
         traced=False,
     )
     block: Whole = setting(

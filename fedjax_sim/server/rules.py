@@ -964,9 +964,10 @@ class OneOf(settings.OneOfSeveral, Rule):
 class SecureSum(Rule):
     """The mean as secure aggregation computes it (Bonawitz et al. 2017, arXiv 1611.04482).
 
-    A client multiplies its progress by its weight, rounds each number at random to a multiple of
-    `step`, without bias, and sends it modulo 2^b. The server only learns the sum modulo 2^b, which
-    it takes for a number between -2^(b-1) and 2^(b-1) steps. If the sum of one number is not among
+    A client multiplies its progress by its share of the weight of those who report, rounds each
+    number at random to a multiple of `step`, without bias, and sends it modulo 2^b. The server only
+    learns the sum modulo 2^b, which it takes for a number between -2^(b-1) and 2^(b-1) steps, and
+    multiplies by the sum of the weights if that is not 1. If the sum of one number is not among
     these, it comes out wrong by 2^b steps; what single clients send may be, as long as the sum is
     not. Who drops out is left out of the sum, as after the protocol's recovery.
 

@@ -24,8 +24,6 @@ from fedjax_sim.timelines import Arrivals, schedule_arrivals
 
 AVERAGED = ("eq8", "alg1", "code")
 """Weightings that use a client's average staleness."""
-CODE_WINDOW = 5
-"""Window of the authors' public code."""
 
 
 RULES = (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge")
@@ -199,8 +197,8 @@ def _running_average(
         return jax.lax.fori_loop(0, tau.size.bit_length(), _double, run)[1]
     before = jnp.cumsum(tau) - tau  # Exact, because these are whole numbers.
     if average == "code_exact":
-        # From the fifth update on, the first four and the latest.
-        kept = jnp.minimum(place, first + CODE_WINDOW - 1)
+        # From the fifth update on, the first four and the latest, as in the authors' public code.
+        kept = jnp.minimum(place, first + 4)
         return (before[kept] - before[first] + tau) / (kept - first + 1)
     start = jnp.maximum(first, place + 1 - settings.window) if average == "window" else first
     return (before - before[start] + tau) / (place + 1 - start)

@@ -7,7 +7,7 @@
 E^i is the number of local steps for which client i had time since its last contact.
 
 alpha depends on the clock alone, so it is part of the timeline (`inverse_alpha`, by the closed
-forms of `step_counts`). A selected client that finished no step reports its stale `w_init` (0 / 0
+forms of `StepCounts`). A selected client that finished no step reports its stale `w_init` (0 / 0
 := 0) and so pulls the server back to it.
 
 Readings. The paper leaves open which reweighting its experiments use. The default of `reweight` is

@@ -438,8 +438,13 @@ def live_rounds(
       The clock. A round lasts until the reports that it uses are in, or nobody is left to wait for,
       or until its deadline, plus `clock.server_interact`. If nobody is asked it lasts until its
       deadline, and without one until somebody is available, or the lane ends if somebody is.
+
+    Raises:
+      ConfigError: If settings say how else clients are drawn.
     """
 
+    only = {"cohort.selection": "uniform", "cohort.with_replacement": False}
+    settings.check_left(hyper, only, "on a live clock, whose selector chooses clients")
     most = hyper.local_steps if most_steps is None else most_steps
     by_examples = getattr(getattr(hyper, "cohort", None), "weighting", "equal") == "examples"
 

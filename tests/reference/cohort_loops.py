@@ -315,7 +315,7 @@ def ditto(rounds: Rounds, *, pull: float) -> Iterator[tuple[np.ndarray, np.ndarr
 
 
 def fedper(
-    rounds: Rounds, *, num_shared: int, head_steps: int
+    rounds: Rounds, *, num_shared: int, head_steps: int, proximal: float
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Arivazhagan et al. 2019, or Collins et al. 2021: the body, and the heads of all clients."""
     body, head = rounds.start[:num_shared], rounds.start[num_shared:]
@@ -323,9 +323,9 @@ def fedper(
     for cohort in rounds.listed():
         ends = []
         for i, steps, w, before in cohort:
-            model = np.concatenate([body, heads[i]])
+            model = first = np.concatenate([body, heads[i]])
             for k in range(steps):
-                slope = rounds.gradient(i, before + k, model)
+                slope = rounds.gradient(i, before + k, model) + proximal * (model - first)
                 if head_steps and k < head_steps:
                     slope[:num_shared] = 0
                 elif head_steps:

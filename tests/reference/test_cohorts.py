@@ -310,13 +310,16 @@ def test_ditto(learn: Callable, plain: Any, rounds: loops.Rounds, problem: Any) 
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("head_steps", [0, 2])
-def test_fedper(learn: Callable, rounds: loops.Rounds, problem: Any, head_steps: int) -> None:
+@pytest.mark.parametrize(("head_steps", "proximal"), [(0, 0.0), (2, 0.0), (2, 0.9)])
+def test_fedper(
+    learn: Callable, rounds: loops.Rounds, problem: Any, head_steps: int, proximal: float
+) -> None:
     """With `head_steps`, FedRep. The head is the last of three coordinates."""
-    split = watched(problem, SplitRegression)
-    settings = {"personal": "^head", "head_steps": head_steps}
-    run = learn("fedper", {"lr": [LR]}, problem=split, **settings)
-    bodies, heads = zip(*loops.fedper(rounds, num_shared=2, head_steps=head_steps), strict=True)
+    watching = watched(problem, SplitRegression)
+    settings = {"personal": "^head", "head_steps": head_steps, "proximal": proximal}
+    run = learn("fedper", {"lr": [LR]}, problem=watching, **settings)
+    split = {"num_shared": 2, "head_steps": head_steps, "proximal": proximal}
+    bodies, heads = zip(*loops.fedper(rounds, **split), strict=True)
     assert_same(models_of(run)[0, :, :2], bodies)
     assert_same(own_models(run)[0, ..., 2], np.array(heads)[..., 0])
     np.testing.assert_allclose(models_of(run)[0, :, 2], np.mean(heads, axis=1)[:, 0], atol=1e-10)

@@ -104,3 +104,11 @@ def test_reports_weigh_as_the_settings_say() -> None:
 def test_settings_of_planned_rounds_are_refused(changes: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run(SYSTEMS["fedopt"], **changes)
+
+
+@pytest.mark.parametrize("changes", [{"selection": "by_examples"}, {"with_replacement": True}])
+def test_a_choice_of_clients_is_not_left_out(changes: Any) -> None:
+    """Also by settings that do not inherit those of live rounds."""
+    system = Selection(_largest).on(fedprox.system, name="largest")
+    with pytest.raises(ConfigError, match=f"cohort.{next(iter(changes))} .* live clock"):
+        run(system, **changes)

@@ -21,6 +21,7 @@ from fedjax_sim.timelines import (
     Contacts,
     Groups,
     Trace,
+    WeightedRounds,
     presets,
 )
 from tests.timelines.delays.test_trace import recorded
@@ -153,6 +154,10 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
             (ARRIVALS, {"restart": "fresh"}, "clock.restart", "fresh"),
             (ARRIVALS, {"rate_slow": 0.1}, "delays.rate_slow", 0.1),
         )
+    ),
+    *(
+        (kind, given | {"runtime_law": "runtime_pareto"}, "delays.runtime_law is Pareto")
+        for kind, given in ((ROUNDS, {"round_time": "mean"}), (WeightedRounds, {}))
     ),
     (
         FAVANO,

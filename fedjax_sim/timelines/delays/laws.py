@@ -263,8 +263,8 @@ class ClientDelays(Checked):
     a time of mean 1/r, with the law `runtime_law`, one of `LAWS`.
 
     A client works in windows of `on_time` with breaks of `off_time` between them, such as the hours
-    of a day in which a phone is charged; `cycle_spread` says how far the clients' days are apart. A
-    table of clients gives single clients their own speeds, windows, losses, and bandwidths, see
+    of a day in which a phone is charged; each begins at a random place of such a day. A table of
+    clients gives single clients their own speeds, windows, losses, and bandwidths, see
     `fedjax_sim.timelines.delays.client_table`. A recorded trace replaces all of this.
 
         slow = ClientDelays(slow_fraction=0.5, rate_slow=0.1)
@@ -555,6 +555,9 @@ class Clients(Checked):
         """
         found = {f"delays.{name}": what for name, what in self.delays.decided().items()}
         of_clock = {"clock.round_time"} & settings.fields(type(self)).keys()
+        if of_clock and settings.value_of(self, *of_clock) == "mean":
+            of_law = [f"delays.{name}" for name in ("runtime_law", *SPREADS)]
+            found = dict.fromkeys(of_law, 'clock.round_time = "mean"') | found
         return super().decided() | found | self.delays.decided_by_trace(*of_clock)
 
     def check_at_most_clients(self, *names: str) -> None:
