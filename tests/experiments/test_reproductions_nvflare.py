@@ -14,8 +14,9 @@ from flax import linen as nn
 
 import fedjax_sim
 from experiments.harness import Arguments
-from experiments.reproductions import nvflare
+from experiments.reproductions import niid_bench, nvflare, scaffold
 from fedjax_sim import problems
+from fedjax_sim.core.schedules import Constant
 from fedjax_sim.partition import label_histogram
 from fedjax_sim.partition.parts import gather_by_owner
 
@@ -121,11 +122,12 @@ def expected_model(name: str, centres: np.ndarray, counts: np.ndarray, mu: float
         progress, gain = np.zeros(2), np.zeros(2)
         for i, weight in enumerate(counts / counts.sum()):
             y, steps = x.copy(), counts[i] // 16
+            momentum[i] *= name != "fresh"
             for q in range(steps):
-                rate = rate_of(4 * t + 4 * q // steps, 4 * ROUNDS)
+                rate = 0.05 if name == "fresh" else rate_of(4 * t + 4 * q // steps, 4 * ROUNDS)
                 momentum[i] = 0.9 * momentum[i] + (y - centres[i]) + mu * (y - x)
                 y -= rate * momentum[i]
-                if name == "SCAFFOLD":
+                if name in ("SCAFFOLD", "fresh"):
                     y -= rate * (c - own[i])
             after = own[i] - c + (x - y) / (steps * rate)
             progress, gain = progress + weight * (y - x), gain + weight * (after - own[i])
@@ -147,9 +149,11 @@ class Place:
         return params[None] - x
 
 
-@pytest.mark.parametrize("name", ["FedProx", "FedOpt", "SCAFFOLD"])
+@pytest.mark.parametrize("name", ["FedProx", "FedOpt", "SCAFFOLD", "fresh"])
 def test_rounds_are_the_sources(name: str) -> None:
     """All examples of a client are the same point, so its gradients are known.
+
+    "fresh" is the SCAFFOLD of `niid_bench`, with one rate and momentum that begins anew.
 
     Clients make one to eight steps a round, and weigh as much as they have examples. FedAvg is
     FedProx without mu.
@@ -165,12 +169,21 @@ def test_rounds_are_the_sources(name: str) -> None:
         gather_by_owner(np.arange(len(points)), owner, 8),
         test=(points, np.zeros(len(points))),
     )
-    hyper, mu = nvflare.hyper_of(name, epochs=4, rounds=ROUNDS), 0.0
+    known = "SCAFFOLD" if name == "fresh" else name
+    hyper, mu = nvflare.hyper_of(known, epochs=4, rounds=ROUNDS), 0.0
+    if name == "fresh":
+        assert niid_bench.SYSTEMS["SCAFFOLD"][1] == {"optimizer": scaffold.constant}
+        local = {
+            "optimizer": scaffold.constant,
+            "optimizer_state": "fresh",
+            "lr_schedule": Constant(),
+        }
+        hyper = hyper.replace(**local)
     if name == "FedProx":
         assert hyper.proximal == 1e-5
         mu = 0.3
         hyper = hyper.replace(proximal=mu)  # type: ignore[attr-defined]
-    system = nvflare.SYSTEMS[name][0]
+    system = nvflare.SYSTEMS[known][0]
     found = fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(ROUNDS)).models
     expected = expected_model(name, centres, counts, mu)
     np.testing.assert_allclose(np.asarray(found).ravel(), expected, rtol=1e-4, atol=1e-6)
