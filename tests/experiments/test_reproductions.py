@@ -14,6 +14,7 @@ from flax import linen as nn
 import fedjax_sim
 from experiments.harness import Arguments, Sample, registry
 from experiments.reproductions import (
+    fednova,
     flute,
     nanogpt,
     niid_bench,
@@ -183,7 +184,7 @@ def test_the_loss_is_minus_the_probability_of_the_right_class() -> None:
     assert [each.loss is two_repositories.minus_probability for each in sources] == [True, False]
 
 
-@pytest.mark.parametrize("module", [niid_bench, tf_privacy, two_repositories])
+@pytest.mark.parametrize("module", [fednova, niid_bench, tf_privacy, two_repositories])
 def test_rows_are_chosen_by_name(module: ModuleType) -> None:
     """On the command line too, which refuses `--only` for modules without `ONLY`."""
     name = module.__name__.removeprefix("experiments.").replace(".", "/")
