@@ -4,6 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.settings import ConfigError
+
+TRIES = 1_000
+
 
 def capped_dirichlet(
     labels: np.ndarray, num_clients: int, alpha: float, rng: Any, *, least: int
@@ -21,9 +25,12 @@ def capped_dirichlet(
 
     Returns:
       The examples of each client, class by class.
+
+    Raises:
+      ConfigError: If no draw gives everyone enough.
     """
-    mean, held = len(labels) / num_clients, [np.zeros(0, int)] * num_clients
-    while min(map(len, held)) < least:
+    mean = len(labels) / num_clients
+    for _ in range(TRIES):
         held = [np.zeros(0, int) for _ in range(num_clients)]
         for label in range(int(labels.max()) + 1):
             examples = np.flatnonzero(labels == label)
@@ -32,4 +39,7 @@ def capped_dirichlet(
             ends = (np.cumsum(share / share.sum()) * len(examples)).astype(int)[:-1]
             pieces = np.split(examples, ends)
             held = [np.append(each, some) for each, some in zip(held, pieces, strict=True)]
-    return held
+        if min(map(len, held)) >= least:
+            return held
+    allowed = f"enough to split by Dirichlet({alpha:g})"
+    raise ConfigError("number of training examples", len(labels), allowed)

@@ -14,6 +14,7 @@ from flax import linen as nn
 import fedjax_sim
 from experiments.harness import Arguments, Sample, registry
 from experiments.reproductions import (
+    fednova,
     fedprox,
     flute,
     nanogpt,
@@ -187,7 +188,7 @@ def test_the_loss_is_minus_the_probability_of_the_right_class() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [fedprox, niid_bench, nvflare, pfllib, tf_privacy, two_repositories]
+    "module", [fednova, fedprox, niid_bench, nvflare, pfllib, tf_privacy, two_repositories]
 )
 def test_rows_are_chosen_by_name(module: ModuleType) -> None:
     """On the command line too, which refuses `--only` for modules without `ONLY`."""
