@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_sim.core.settings import checked
+from fedjax_sim.results.curves import label_of_value
 from fedjax_sim.results.diagnostics import summarise_clients
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def label_of(system: str, point: Mapping[str, object]) -> str:
       point: Values of settings by name.
     """
     shown = {
-        name: f"{value:g}" if isinstance(value, float) else getattr(value, "__name__", value)
+        name: f"{value:g}" if isinstance(value, float) else label_of_value(value)
         for name, value in point.items()
     }
     return " ".join([system, *(f"{name}={value}" for name, value in shown.items())])

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.settings import OneOf, checked
+from fedjax_sim.results.curves import label_of_value
 
 LaneT = TypeVar("LaneT")
 TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
@@ -49,7 +50,7 @@ def title_of(lane: Mapping[str, object]) -> str:
     Args:
       lane: As `Tracker.log` receives it: the system, swept settings and the seed.
     """
-    values = {name: getattr(value, "__name__", value) for name, value in lane.items()}
+    values = {name: label_of_value(value) for name, value in lane.items()}
     system = values.pop("system")
     return " ".join([str(system), *(f"{name}={value}" for name, value in values.items())])
 
@@ -88,7 +89,7 @@ class CSV:
         """Add the lines of one evaluation; see `Tracker`."""
         own = ("system", "seed")
         swept = {name: value for name, value in lane.items() if name not in own}
-        as_json = json.dumps(swept, default=lambda value: getattr(value, "__name__", str(value)))
+        as_json = json.dumps(swept, default=label_of_value)
         begins = (title_of(lane), lane["system"], as_json, lane["seed"], ticks)
         at, time = int(values["evaluation"]), values["virtual_time"]
         self._writer.writerows(
