@@ -130,11 +130,8 @@ def label_of(system: str, point: Mapping[str, object]) -> str:
       system: Name of the system.
       point: Values of settings by name.
     """
-    shown = {
-        name: f"{value:g}" if isinstance(value, float) else label_of_value(value)
-        for name, value in point.items()
-    }
-    return " ".join([system, *(f"{name}={value}" for name, value in shown.items())])
+    words = (f"{x:g}" if isinstance(x, float) else label_of_value(x) for x in point.values())
+    return " ".join([system, *map("{}={}".format, point, words)])
 
 
 def labels_of(system: str, points: Sequence[Mapping[str, object]]) -> list[str]:
