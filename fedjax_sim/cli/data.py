@@ -26,14 +26,8 @@ Kind = tuple[str, dict[str, object], Callable[..., Sequence[AnyProblem]]]
 """Name of a model, further choices for config.json, and from data and partitions to problems."""
 PARTITION_FLAGS = ("classes", "alpha", "shards_per_client", "min_examples", "group_sizes")
 """Flags that are options of partitions."""
-GRADIENT_FLAGS = (
-    "convolution",
-    "augmentation",
-    "low_bit",
-    "client_variance",
-    "mean_model",
-    "measures",
-)
+GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit")
+GRADIENT_FLAGS += ("client_variance", "mean_model", "measures")
 """Flags of `run` that only systems of gradient steps use."""
 MIXTURE_FLAGS = ("components", "dimensions")
 """Flags of `run` that only systems of expectation maximisation use."""
