@@ -41,12 +41,8 @@ class Contender(NamedTuple):
             dict(zip(self.swept, values, strict=True))
             for values in itertools.product(*self.swept.values())
         ]
-        labels = [summaries.label_of(self.system.name, point) for point in combinations]
-        if len(set(labels)) < len(labels):  # Numbers that differ in their last digits.
-            exact = [{name: str(value) for name, value in point.items()} for point in combinations]
-            labels = [summaries.label_of(self.system.name, point) for point in exact]
         hypers = [self.hyper.replace(**point) for point in combinations]
-        return list(zip(labels, hypers, strict=True))
+        return list(zip(summaries.labels_of(self.system.name, combinations), hypers, strict=True))
 
     def used_settings(self) -> set[str]:
         """List names of settings, short and full ones, that have an effect at some point."""

@@ -27,12 +27,8 @@ Kind = tuple[str, dict[str, object], Callable[..., Sequence[AnyProblem]]]
 PARTITION_FLAGS = ("classes", "alpha", "shards_per_client", "min_examples", "group_sizes")
 """Flags that are options of partitions."""
 GRADIENT_FLAGS = (
-    "convolution",
-    "augmentation",
-    "low_bit",
-    "client_variance",
-    "mean_model",
-    "measures",
+    *("convolution", "augmentation", "low_bit"),
+    *("client_variance", "mean_model", "measures"),
 )
 """Flags of `run` that only systems of gradient steps use."""
 MIXTURE_FLAGS = ("components", "dimensions")
@@ -198,6 +194,8 @@ def _networks(arguments: argparse.Namespace, defaults: Defaults) -> Kind:
     convolution, low_bit = arguments.convolution or "auto", arguments.low_bit or "none"
     augmentation = arguments.augmentation or defaults.augmentation
     texts.check_name("convolution", convolution, models.CONVOLUTIONS)
+    if arguments.convolution is not None and not models.MODELS[model].has_convolutions:
+        raise ConfigError("convolution", convolution, f"left out with the model {model}")
     texts.check_name("augmentation", augmentation, classification.AUGMENTATIONS)
     _in_few_bits(None, low_bit)
     options = {"mean": defaults.mean, "std": defaults.std, "per_client": arguments.per_client}

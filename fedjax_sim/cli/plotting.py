@@ -191,13 +191,13 @@ def calibration_figures(
         if not (hasattr(problem, "predict") and hasattr(problem, "test_labels")):
             continue
         averages = average_predictions(problem, run.samples).probabilities
-        points = list(summaries.settings_of(run.curves))
-        for (point, lanes), average in zip(points, np.split(averages, len(points)), strict=True):
+        points = list(summaries.points_of({name: run.curves}))
+        for (label, lanes), average in zip(points, np.split(averages, len(points)), strict=True):
             good = ~lanes["failed"].values
             if not good.any():
                 continue
             probabilities = jnp.asarray(average[good].mean(axis=0))
             scores = jax.tree.map(float, score_predictions(probabilities, problem.test_labels))
-            label = f"{summaries.label_of(name, point)}, calibration error {scores['ece']:.3f}"
+            label = f"{label}, calibration error {scores['ece']:.3f}"
             found[label] = reliability(probabilities, problem.test_labels)
     return {"reliability.png": plots.reliability_figure(found)} if found else {}

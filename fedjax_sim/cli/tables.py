@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedjax_sim.core.lifecycle import is_terminal
 from fedjax_sim.results import records, runs
-from fedjax_sim.results.summaries import first_reach, label_of, median_reach, settings_of
+from fedjax_sim.results.summaries import first_reach, median_reach, points_of
 
 SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
 """Metrics in the table, for classification and for expectation maximisation."""
@@ -155,8 +155,8 @@ def final_rows(
     for system, data in curves.items():
         entry = summary["systems"][system]
         entries = entry.get("settings", [entry])
-        for (point, lanes), final in zip(settings_of(data), entries, strict=True):
-            row = {"system": label_of(system, point)}
+        for (label, lanes), final in zip(points_of({system: data}), entries, strict=True):
+            row = {"system": label}
             unknown = "diverged" if lanes["failed"].all() else "-"
             for name in shown:
                 value = final["final"].get(name)

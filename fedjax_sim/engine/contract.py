@@ -163,7 +163,7 @@ def fit_start(model: types.Params, problem: types.AnyProblem) -> types.Params:
             allowed = f"{like.dtype}{list(like.shape)}, as in models of the problem"
             raise ConfigError(f"start at {place}", f"{found}{list(np.shape(leaf))}", allowed)
         is_known = not isinstance(leaf, jax.core.Tracer)
-        return np.asarray(leaf, like.dtype) if is_known else leaf.astype(like.dtype)
+        return np.array(leaf, like.dtype) if is_known else leaf.astype(like.dtype)
 
     return jax.tree_util.tree_map_with_path(fit, drawn, model)
 

@@ -150,6 +150,11 @@ def outputs_of(
     return (in_32_bits(found[0]), found[1]) if mutable else in_32_bits(found)
 
 
+def has_switch(model: Model) -> bool:
+    """Tell whether a network has a switch, as an argument of its calls or as an attribute."""
+    return _called(model, train=True)[2]
+
+
 def _called(model: Model, *, train: bool) -> tuple[Model, dict[str, Any], bool]:
     """Set the switches of a network.
 

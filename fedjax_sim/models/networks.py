@@ -576,15 +576,17 @@ class Entry(NamedTuple):
       summary: Description of one line.
       make: Makes the network from the number of classes and a convolution. Networks without
         convolutions ignore the second argument.
+      has_convolutions: Whether it has some.
     """
 
     summary: str
     make: Callable[[int, Convolution], nn.Module]
+    has_convolutions: bool = True
 
 
 def _plain(summary: str, make: Callable[[int], nn.Module]) -> Entry:
     """Enter a network without convolutions."""
-    return Entry(summary, lambda num_classes, _: make(num_classes))
+    return Entry(summary, lambda num_classes, _: make(num_classes), has_convolutions=False)
 
 
 MODELS: Named[Entry] = Named(

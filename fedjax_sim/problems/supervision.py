@@ -574,6 +574,8 @@ def _outputs_for(problem: Supervised, inputs: Params) -> Params:
         calls.check_switches(model.apply)
     params = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problem)
     state = calls.state_of(model, params)
+    if state and isinstance(model, nn.Module) and not calls.has_switch(model):
+        calls.check_switches(model.__call__)  # Statistics would stay as they are without a word.
     has_names = isinstance(params, Mapping)
     if not state and has_names and (calls.PARAMETERS in params or isinstance(model, nn.Module)):
         for name in params.keys() - {calls.PARAMETERS}:

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedjax_sim.core import clocks, trees
 from fedjax_sim.core.settings import ConfigError, OneOfSeveral, plain
+from fedjax_sim.core.settings.names import written
 from fedjax_sim.core.types import AnyProblem, Params, Timeline
 
 if TYPE_CHECKING:
@@ -249,11 +250,11 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
 
 
 def label_of_value(value: object) -> bool | int | float | str:
-    """Return a value of a setting as it labels a dimension."""
+    """Return a value of a setting as it labels a dimension, the same in every process."""
     value = plain(value.chosen if isinstance(value, OneOfSeveral) else value)
     if isinstance(value, bool | int | float | str):
         return value
-    return getattr(value, "__name__", str(value))
+    return written(value) if callable(value) else str(value)
 
 
 def collapsed_at(metrics: Mapping[str, np.ndarray], chance: Mapping[str, float]) -> np.ndarray:

@@ -1,12 +1,13 @@
 """Final values of runs in the form of summary.json, and times at which runs reach an accuracy."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_sim.core.settings import checked
+from fedjax_sim.results.curves import label_of_value
 from fedjax_sim.results.diagnostics import summarise_clients
 
 if TYPE_CHECKING:
@@ -129,18 +130,26 @@ def label_of(system: str, point: Mapping[str, object]) -> str:
       system: Name of the system.
       point: Values of settings by name.
     """
-    shown = {
-        name: f"{value:g}" if isinstance(value, float) else getattr(value, "__name__", value)
-        for name, value in point.items()
-    }
-    return " ".join([system, *(f"{name}={value}" for name, value in shown.items())])
+    words = (f"{x:g}" if isinstance(x, float) else label_of_value(x) for x in point.values())
+    return " ".join([system, *map("{}={}".format, point, words)])
+
+
+def labels_of(system: str, points: Sequence[Mapping[str, object]]) -> list[str]:
+    """Name the points of a sweep, each differently; see `label_of`."""
+    labels = [label_of(system, point) for point in points]
+    if len({*labels}) < len(labels):  # Numbers that differ in their last digits.
+        exact = [{name: str(label_of_value(value)) for name, value in x.items()} for x in points]
+        labels = [label_of(system, point) for point in exact]
+    if len({*labels}) < len(labels):  # Functions of one name.
+        labels = [f"{label} ({number})" for number, label in enumerate(labels, 1)]
+    return labels
 
 
 def points_of(curves: Mapping[str, "xr.Dataset"]) -> Iterator[tuple[str, "xr.Dataset"]]:
     """Go through the points of the sweeps of several systems: their labels, and their lanes."""
     for name, data in curves.items():
-        for point, lanes in settings_of(data):
-            yield label_of(name, point), lanes
+        points, lanes = zip(*settings_of(data), strict=True)
+        yield from zip(labels_of(name, points), lanes, strict=True)
 
 
 def metrics_of(data: "xr.Dataset", *dims: str) -> list[str]:

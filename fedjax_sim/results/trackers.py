@@ -20,6 +20,7 @@ from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.settings import OneOf, checked
+from fedjax_sim.results.curves import label_of_value
 
 LaneT = TypeVar("LaneT")
 TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
@@ -49,7 +50,7 @@ def title_of(lane: Mapping[str, object]) -> str:
     Args:
       lane: As `Tracker.log` receives it: the system, swept settings and the seed.
     """
-    values = {name: getattr(value, "__name__", value) for name, value in lane.items()}
+    values = {name: label_of_value(value) for name, value in lane.items()}
     system = values.pop("system")
     return " ".join([str(system), *(f"{name}={value}" for name, value in values.items())])
 
@@ -86,9 +87,8 @@ class CSV:
 
     def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
         """Add the lines of one evaluation; see `Tracker`."""
-        own = ("system", "seed")
-        swept = {name: value for name, value in lane.items() if name not in own}
-        as_json = json.dumps(swept, default=lambda value: getattr(value, "__name__", str(value)))
+        swept = {name: value for name, value in lane.items() if name not in ("system", "seed")}
+        as_json = json.dumps(swept, default=label_of_value)
         begins = (title_of(lane), lane["system"], as_json, lane["seed"], ticks)
         at, time = int(values["evaluation"]), values["virtual_time"]
         self._writer.writerows(
@@ -115,13 +115,16 @@ class _PerLane(Generic[LaneT]):
         """Take functions that begin a lane by its title, write one evaluation, and end a lane."""
         self._begin, self._write, self._end = begin, write, end
         self._lanes: dict[str, LaneT] = {}
+        self._titles: list[str] = []
 
     def log(self, lane: Mapping[str, object], ticks: int, values: Mapping[str, float]) -> None:
         """Write one evaluation; see `Tracker`."""
-        title = title_of(lane)
-        if title not in self._lanes:
-            self._lanes[title] = self._begin(title, lane)
-        self._write(self._lanes[title], ticks, values)
+        title, own = title_of(lane), str(dict(lane))  # Functions of one name differ in the latter.
+        if own not in self._lanes:
+            self._titles.append(title)
+            number = self._titles.count(title)
+            self._lanes[own] = self._begin(title + f" ({number})" * (number > 1), lane)
+        self._write(self._lanes[own], ticks, values)
 
     def close(self) -> None:
         """End all lanes."""

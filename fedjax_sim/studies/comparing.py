@@ -8,7 +8,7 @@ Dimension letters: `n` seeds.
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -99,29 +99,14 @@ class Comparison(NamedTuple):
 
     def differences(self) -> tables.Table:
         """Tabulate the pairs: difference with interval, p-values, which is better."""
-        more: list[Any] = [None] if self.criterion.by == "time" else []
-        rows = [
-            [
-                f"{each.first} - {each.second}",
-                each.lead,
-                *([each.resampled] if each.resampled else more),
-                each.p,
-                each.corrected,
-                each.better or "undecided",
-                each.needed if each.needed is not None else "-",
-            ]
-            for each in self.pairs
-        ]
-        header = [
-            "pair",
-            "difference",
-            *("bootstrap" for _ in more),
-            "p",
-            "corrected p",
-            "better",
-            "seeds needed",
-        ]
-        return tables.Table(header, rows)
+        rows, is_time = [], self.criterion.by == "time"
+        for each in self.pairs:
+            needed = "-" if each.needed is None else each.needed
+            chances = each.p, each.corrected, each.better or "undecided", needed
+            resampled = [each.resampled] * is_time
+            rows.append([f"{each.first} - {each.second}", each.lead, *resampled, *chances])
+        header = ["pair", "difference", *["bootstrap"] * is_time, "p", "corrected p", "better"]
+        return tables.Table([*header, "seeds needed"], rows)
 
 
 @checked

@@ -26,6 +26,7 @@ from fedjax_sim.core.types import AnyProblem, Layout, Settings, System
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine import sweeps, watching
 from fedjax_sim.partition import Partition
+from fedjax_sim.results.curves import read_name
 from fedjax_sim.results.runs import Run
 from fedjax_sim.studies import criteria
 
@@ -393,7 +394,8 @@ def _ending_early(
     """Return the options of a sweep that ends losing points early.
 
     Raises:
-      ConfigError: If the criterion asks for an axis that is not known while lanes run.
+      ConfigError: If the criterion asks for an axis that is not known while lanes run; and from the
+        sweep, if lanes lack its metric.
     """
     if criterion.against not in ("time", "rounds"):
         raise settings.ConfigError("against", criterion.against, "time or rounds with halving")
@@ -413,7 +415,10 @@ def _ending_early(
         if left is None:
             return None
         along = now.time if criterion.against == "time" else now.ticks
-        metric, failed = now.metrics[criterion.metric], now.metrics["finite"].min(axis=1) == 0
+        num_dims = 3 if criterion.by == "worst_client" else 2
+        found = {read_name(name)[0]: x for name, x in now.metrics.items() if x.ndim == num_dims}
+        metric = settings.Named("metric", found)[criterion.metric]
+        failed = now.metrics["finite"].min(axis=1) == 0
         if criterion.by == "time":
             seen = criterion.first(metric, along, failed, is_less=is_less)
             score = -seen.bounded(~failed & ~now.stopped)[0]
@@ -421,7 +426,7 @@ def _ending_early(
             score = criterion.measure(metric, along, is_less=is_less) * (-1 if is_less else 1)
         # Of points that are alike so far, such as those that no lane brought to the level, the
         # newest value decides.
-        newest = metric[:, -1] if metric.ndim == 2 else metric[:, -1].mean(axis=-1)
+        newest = metric[:, -1] if metric.ndim == 2 else np.nanmean(metric[:, -1], axis=-1)
         keys = np.stack([score, newest * (-1 if is_less else 1)])
         worst = np.where(np.isfinite(keys), keys, np.inf).min(axis=1, keepdims=True) - 1
         keys = np.where(failed | ~np.isfinite(keys), worst, keys)

@@ -240,11 +240,14 @@ def optimise(
       iterations: Steps of each search.
 
     Raises:
-      ConfigError: If `predict` refuses the table, or it has no energy where that is asked for.
+      ConfigError: If `predict` refuses the table, or it has no energy where that is asked for, or
+        if there is no concurrency to try.
     """
     rate, energy = _rates(table, local_steps), _energies(table, local_steps, num_bytes)
     if least != "time" and not energy.all():
         raise ConfigError("least", least, "time for clients without energy_step or energy_byte")
+    if len(concurrencies) == 0:
+        raise ConfigError("concurrencies", concurrencies, "at least one number of tasks")
     most, powers = max(concurrencies), {"time": (1, 0), "energy": (0, 1), "product": (1, 1)}[least]
 
     def costs(share: Array, concurrency: Array) -> Array:

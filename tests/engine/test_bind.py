@@ -761,6 +761,10 @@ def test_a_program_may_start_from_a_model(regression: Callable, small: Callable)
         np.testing.assert_array_equal(bound.model(bound.init(2 * run.models)), 2 * run.models)
         slower = bound.with_settings(lr=0.01)
         np.testing.assert_array_equal(slower.model(slower.init()), run.models)
+    given = np.array(run.models)
+    bound = bind(system, problem, hyper, **options, start=given)
+    given[:] = 0  # The caller's array is his own.
+    np.testing.assert_array_equal(bound.model(bound.init()), run.models)
     stacked, axes = Bound.stack(
         bind_together(system, problem, hyper, seeds=[0, 1], budget=fedjax_sim.Ticks(3))
     )

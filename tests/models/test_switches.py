@@ -175,6 +175,14 @@ def test_switches_of_other_libraries(model: Any) -> None:
     np.testing.assert_allclose(problem.outputs(params), outputs, rtol=1e-5, atol=1e-6)
 
 
+class Unturned(nn.Module):
+    """Batch normalisation whose switch has another name, so that it would never learn."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, is_train: bool = False) -> jax.Array:
+        return nn.Dense(1)(nn.BatchNorm(use_running_average=not is_train)(x))
+
+
 class Custom:
     """A network of one's own, whose switch has another name."""
 
@@ -211,6 +219,7 @@ STATE = "variables is 'batch_stats', but must be params or frozen"
         (LowBit(Mode()), OFF),
         (Always(), "draws only in local steps, which set one of train, training"),
         (Custom(), "switch of the network is 'is_train', but must be one of train, training"),
+        (Unturned(), "switch of the network is 'is_train', but must be one of train, training"),
         (LowBit(Normalised(True)), STATE),
         (Wrapper(Normalised(True)), STATE),
     ],

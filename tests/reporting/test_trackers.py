@@ -118,6 +118,24 @@ def test_tensorboard_reads_its_events(logged: tuple[Any, Path]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, by MLflow
+def test_lanes_of_functions_of_one_name_are_apart() -> None:
+    """Two lambdas have a run each; before, the second one wrote into the first one's."""
+    begun, written = list[str](), list[tuple[str, int]]()
+
+    def begin(title: str, lane: Any) -> str:
+        begun.append(title)
+        return title
+
+    tracker = trackers._PerLane(begin, lambda run, ticks, _: written.append((run, ticks)), print)
+    lanes = [{"system": "fedavg", "optimizer": rule, "seed": 0} for rule in (lambda: 1, lambda: 2)]
+    for ticks in (0, 1):
+        for lane in lanes:
+            tracker.log(lane, ticks, {})
+    first = "fedavg optimizer=<lambda> seed=0"
+    assert begun == [first, f"{first} (2)"]
+    assert written == [(title, ticks) for ticks in (0, 1) for title in begun]
+
+
 def test_mlflow_keeps_runs(
     logged: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,9 @@ from fedjax_sim.core.schedules import Cosine, Table, Warmup
 from fedjax_sim.core.settings import Above0, ConfigError, fields, value_of
 from fedjax_sim.problems import latent
 from fedjax_sim.results import kept_settings, records
+from fedjax_sim.results.runs import plain_settings
+from fedjax_sim.results.summaries import label_of
+from fedjax_sim.results.trackers import title_of
 from fedjax_sim.server import rules
 from fedjax_sim.timelines import ClientTable, Trace
 
@@ -163,6 +166,15 @@ def test_what_lanes_share_is_kept_once_and_shared_again() -> None:
     optimizers = [FEDAVG(optimizer=partial(optax.sgd, momentum=0.9), lr=lr) for lr in (0.1, 0.2)]
     one, other = there_and_back(*optimizers)
     assert one.training.optimizer is other.training.optimizer
+
+
+def test_an_optimizer_with_arguments_has_the_same_label_in_every_process() -> None:
+    """Its address, by which a resumed run would be another one, is in none."""
+    momentum = partial(optax.sgd, momentum=0.9)
+    text, lane = "sgd:momentum=0.9", {"system": "fedavg", "optimizer": momentum, "seed": 0}
+    assert plain_settings([FEDAVG(optimizer=momentum)])["training.optimizer"] == text
+    assert label_of("fedavg", {"optimizer": momentum}) == f"fedavg optimizer={text}"
+    assert title_of(lane) == f"fedavg optimizer={text} seed=0"
 
 
 def test_arrays_that_a_problem_fills_in_come_back() -> None:

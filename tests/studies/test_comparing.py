@@ -91,6 +91,17 @@ def test_systems_are_paired_by_seed() -> None:
     assert pair.lead.half > 0.05 and pair.better is None and pair.needed is None
 
 
+def test_no_point_of_a_sweep_takes_the_place_of_another() -> None:
+    """Neither of a rate that differs in the eighth digit, nor of a function of the same name."""
+    rates, names = [0.12345678, 0.12345679], ["<lambda>", "<lambda>"]
+    for values in (rates, names):
+        swept = xr.concat([curves_of(RUNS), curves_of(RUNS, failed=(0,))], "lr")
+        found = compare({"fedavg": swept.assign_coords(lr=values)})
+        assert sorted(entry.failed for entry in found.entries.values()) == [0, 1]
+        assert len(found.pairs) == 1
+    assert {*found.entries} == {"fedavg lr=<lambda> (1)", "fedavg lr=<lambda> (2)"}
+
+
 def test_times_of_which_some_are_not_reached() -> None:
     """Means are restricted, diverged seeds never reach the level, and less is better."""
     fast, slow = curves_of([*RUNS, RUNS[0]]), curves_of([[0.1] * 4] * 4)

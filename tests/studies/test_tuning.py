@@ -202,6 +202,18 @@ def test_a_short_lane_does_not_end_one_that_is_at_the_level() -> None:
     )
     ends = _ending_early(*given)["watch"].on_evaluation(now)
     assert ends.tolist() == [True, False]
+    worst = Criterion("client_accuracy", "worst_client")
+    of_clients = np.array([[[0.1, 0.1], [0.9, 0.2]], [[0.1, 0.1], [0.3, 0.4]]])  # of two clients
+    metrics["client_accuracy[client]"] = of_clients
+    decide = _ending_early(given[0], worst, *given[2:])["watch"].on_evaluation
+    assert decide(now).tolist() == [True, False]
+    # Clients without test examples do not count, and of equal points the newest value decides.
+    nothing = np.nan
+    of_clients[:] = [[[nothing, 0.25], [nothing, 0.125]], [[nothing, 0.125], [nothing, 0.25]]]
+    assert decide(now).tolist() == [True, False]
+    unknown = _ending_early(given[0], Criterion("acuracy"), *given[2:])["watch"].on_evaluation
+    with pytest.raises(ConfigError, match="metric is 'acuracy'"):
+        unknown(now)
 
 
 def test_examples_are_held_out_of_each_client() -> None:

@@ -164,3 +164,5 @@ def test_bad_input() -> None:
         ConfigError, match="least is 'energy', but must be time for clients without"
     ):
         gen_async.optimise(TABLE, [1], LEARNING, least="energy")
+    with pytest.raises(ConfigError, match=r"concurrencies is \[\], but must be at least one"):
+        gen_async.optimise(TABLE, [], LEARNING)
