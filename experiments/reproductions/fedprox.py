@@ -41,7 +41,7 @@ STUDY = Study(
     full=Sizes(5, rounds=200, epochs=20.0, words="Synthetic data, 30 clients"),
     smoke=Sizes(2, rounds=3, epochs=2.0, words="Synthetic data, 3 rounds"),
 )
-SETS = {
+SETS: dict[str, dict[str, Any]] = {
     "synthetic_0_0": {"alpha": 0.0, "beta": 0.0},
     "synthetic_0.5_0.5": {"alpha": 0.5, "beta": 0.5},
     "synthetic_1_1": {"alpha": 1.0, "beta": 1.0},
@@ -49,6 +49,8 @@ SETS = {
 }
 ONLY = tuple(SETS)
 """The data sets that `--only` may name."""
+SETTINGS: dict[str, Any] = {"num_clients": 30, "num_selected": 10, "batch_size": 10, "lr": 0.01}
+SETTINGS |= {"weighting": "examples", "sampling": "reshuffled"}
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg, no stragglers": {"stragglers": 0.0, "proximal": 0.0},
     "FedProx mu = 1, no stragglers": {"stragglers": 0.0, "proximal": 1.0},
@@ -113,7 +115,8 @@ def schedule(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     )
 
 
-system = fedavg.fedprox._replace(name="fedprox_stragglers", Hyper=Hyper, timeline=schedule)
+FEDPROX: fedjax_sim.System = fedavg.fedprox
+system = FEDPROX._replace(name="fedprox_stragglers", Hyper=Hyper, timeline=schedule)
 
 
 def read(folder: Path, name: str) -> Dataset:
@@ -163,16 +166,7 @@ def run(arguments: Arguments) -> Outcome:
         tasks = [problem_of(data) for data in drawn]
         for method, settings in METHODS.items():
             row = f"{name}, {method}"
-            hyper = Hyper(
-                num_clients=30,
-                num_selected=10,
-                local_epochs=sizes.epochs,
-                batch_size=10,
-                lr=0.01,
-                weighting="examples",
-                sampling="reshuffled",
-                **settings,
-            )
+            hyper = Hyper(**SETTINGS, local_epochs=sizes.epochs, **settings)
             curves[row] = fedjax_sim.sweep(
                 system,
                 tasks,
