@@ -17,7 +17,8 @@ def num_parameters(params):
     [("logistic", 784 * 10 + 10), ("mlp32", 25450), ("mlp128", 784 * 128 + 128 + 128 * 10 + 10)],
 )
 def test_number_of_parameters_on_mnist(name, expected):
-    line, factory = MODELS[name]
+    line, factory, has_convolutions = MODELS[name]
+    assert not has_convolutions
     assert line and "\n" not in line
     params = jax.eval_shape(factory(10, None).init, jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
     assert num_parameters(params) == expected
