@@ -490,6 +490,8 @@ def rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
             said = [each for each in of_claim.get(claim.id, []) if each[0].verdict != NOT_RUN_WORDS]
             said.sort(key=partial(_place, claim.by))
             by = [each for each in said if name_of(each[1]) in claim.by] if claim.by else said[:1]
+            if claim.by and by and name_of(by[0][1]) != claim.by[0]:
+                by = []  # Other parts decide nothing without the first one.
             verdict, scope = joined([each for each, _ in by], [name_of(e) for _, e in by])
             made.append(Row(paper, claim, verdict, scope, tuple(said)))
     return made

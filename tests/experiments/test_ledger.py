@@ -259,6 +259,8 @@ def test_the_run_nearest_to_the_papers_decides() -> None:
     assert claims[8].by == ("fald/unequal", "fald/logistic")
     named = [entry("fald/other", whole, 8), entry("fald/unequal", Ruling("holds"), 8)]
     assert row_of(named, 8).verdict == "holds" and row_of(named[:1], 8).verdict == "not run"
+    second = entry("fald/logistic", Ruling("holds"), 8)  # It decides nothing without the first.
+    assert row_of([second], 8).verdict == "not run"
 
 
 def test_the_page_calls_runs_that_do_not_decide_notes() -> None:
