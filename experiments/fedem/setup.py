@@ -148,7 +148,8 @@ def curves_of(
 
 def mean_after(curves: xr.Dataset, metric: str, epochs: float) -> np.ndarray:
     """Average a metric over the evaluations from a number of epochs on, for each lane."""
-    return curves[metric].where(curves.epochs >= epochs).mean("eval").values
+    late = curves.epochs >= epochs  # A late value that is not a number counts, unlike in a mean.
+    return (curves[metric].where(late, 0.0).sum("eval", skipna=False) / late.sum("eval")).values
 
 
 def span(values: np.ndarray) -> str:

@@ -418,8 +418,8 @@ def judge_reduction(found: Found) -> Verdict:
     loops = max(int(name.split()[0]) for name in table)
     small = marks.end if loops >= marks.loops else marks.short
     why = (
-        f"(11) and (12) hold for {', '.join(table)}; ‖h‖² after {loops} loops "
-        f"{last:.0e}, FedEM stays at {floor:.1e}"
+        f"(11) and (12) {'hold' if kept else 'fail'} for {', '.join(table)}; ‖h‖² after {loops} "
+        f"loops {last:.0e}, FedEM stays at {floor:.1e}"
     )
     return verdict(12, found, kept and last < small and floor > marks.floor, why)
 
@@ -510,9 +510,7 @@ def run(arguments: Arguments) -> Outcome:
         **reduction,
         14: measure_spider(),
     }
-    halved = [f"fedem-{number}" for number in reduction]
-    verdicts = [
-        each._replace(seeds=sizes.seeds // 2) if each.id in halved else each
-        for each in judge_all(JUDGES, measured)
-    ]
+    drawn = {**dict.fromkeys(reduction, sizes.seeds // 2), 4: sizes.draws, 6: sizes.draws}
+    seeds = {f"fedem-{number}": each for number, each in drawn.items()}
+    verdicts = [each._replace(seeds=seeds.get(each.id, 0)) for each in judge_all(JUDGES, measured)]
     return Outcome({}, {"toy_b.png": figure}, verdicts, sizes.config())

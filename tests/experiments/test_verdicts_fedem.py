@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 
-from experiments.fedem import ablations, fig1, fig2, fig2_shape, fig3, theory
+from experiments.fedem import ablations, fig1, fig2, fig2_shape, fig3, setup, theory
 from experiments.fedem.claims import CLAIMS
 from tests.experiments import test_headlines
 from tests.experiments.verdict_rows import (
@@ -218,6 +219,21 @@ def test_fewer_loops_are_allowed_to_end_higher() -> None:
     found = {name: each for name, each in found_of("theory 12").items() if name != "20 loops"}
     assert theory.judge_reduction({**found, END: 9e-6}).verdict == "holds"
     assert theory.judge_reduction({**found, END: 2e-5}).verdict == "fails"
+
+
+def test_words_do_not_say_that_a_broken_bound_holds() -> None:
+    broken = changed(found_of("theory 12"), ("1 loops", "(11)", 0), 4e9)
+    assert "(11) and (12) fail" in theory.judge_reduction(broken).why
+    broken = changed(found_of("theory 10"), (MEAN_G, "1 loops", 0), 4e9)
+    assert "1 loops, 4e+09, 2.4;" in theory.JUDGES[10](broken).why
+
+
+@pytest.mark.parametrize(("late", "expected"), [(3.0, 2.5), (np.nan, np.nan)])
+def test_a_mean_of_late_values_is_unknown_if_one_of_them_is(late: float, expected: float) -> None:
+    data = xr.Dataset(
+        {"epochs": (("seed", "eval"), [[0.0, 1, 2]]), "h": (("seed", "eval"), [[9.0, 2, late]])}
+    )
+    np.testing.assert_equal(setup.mean_after(data, "h", 1.0), [expected])
 
 
 def test_rounds_to_a_stationary_point_are_those_to_the_mean() -> None:
