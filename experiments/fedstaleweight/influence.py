@@ -176,7 +176,6 @@ def measure_influence(sizes: Sizes, alone: Timeline) -> tuple[dict[int, dict[str
     missed = np.abs(estimated / share - 1).max()
     slow_mean = {name: float(each.mean) for name, each in slow.items()}
     error = {name: float(each.error) for name, each in slow.items()}
-    first = reports["mean"][0]
     measured = {
         1: {"largest error": off, "fast": stale[:NUM_FAST].mean(), "slow": stale[NUM_FAST:].mean()},
         2: {"largest error": missed},
@@ -184,7 +183,9 @@ def measure_influence(sizes: Sizes, alone: Timeline) -> tuple[dict[int, dict[str
             "slow influence": slow_mean["mean"],
             "standard error": error["mean"],
             "slow share": float(share[NUM_FAST:].sum()),
-            "influence is the share": bool(np.allclose(first.influence, first.update_share)),
+            "influence is the share": all(
+                np.allclose(each.influence, each.update_share) for each in reports["mean"]
+            ),
         },
         4: {
             "slow influence": slow_mean["eq8"],

@@ -1,10 +1,12 @@
 """The experiments on FedStaleWeight: small, through the command line, with verdicts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments.fedstaleweight import influence
+from experiments.harness import Sizes
 from tests.conftest import slow_but
 from tests.experiments.running import FILES, claims, judged, run
 
@@ -51,3 +53,15 @@ def test_verdicts_on_influence_fail_where_all_are_equally_fast() -> None:
     measured, _ = influence.measure_influence(sizes, alone)
     found = {number: influence.JUDGES[number](each) for number, each in measured.items()}
     assert {number for number, each in found.items() if each.verdict == "fails"} == {1, 3, 4, 20}
+
+
+def test_influence_is_the_share_in_every_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, lanes = influence.fairness_report, iter(range(8))
+
+    def altered(*given: Any) -> Any:
+        found = report(*given)
+        return found._replace(influence=found.influence[::-1]) if next(lanes) == 1 else found
+
+    monkeypatch.setattr(influence, "fairness_report", altered)
+    found, _ = influence.measure_influence(Sizes(seeds=2), influence.arrivals(2, 400))
+    assert not found[3]["influence is the share"]
