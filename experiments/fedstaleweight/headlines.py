@@ -90,7 +90,7 @@ def judge_divergence(measured: Mapping[str, float | None]) -> Verdict:
     sizes = {name: np.inf if value is None else value for name, value in measured.items()}
     words = {name: "none tried" if np.isinf(x) else f"{x:g}" for name, x in sizes.items()}
     why = "diverges from the step size " + ", ".join(f"{x} ({name})" for name, x in words.items())
-    return verdict(25, measured, sizes["not normalised"] < sizes["normalised"], why)
+    return verdict(25, measured, sizes["not normalised"] < sizes["normalised"], why, seeds=2)
 
 
 JUDGES: Judges = {**CLAIMS.declared(23), 24: judge_synchronous, 25: judge_divergence}

@@ -120,6 +120,8 @@ def test_numbers_of_the_committed_run_give_its_verdicts() -> None:
         found = judge(stored["measured"] if number in (21, 22) else NUMBERS[number])
         assert found.verdict == stored["verdict"]
         assert judge(NUMBERS[number]).verdict == "holds"
+        assert found.seeds in (0, stored["seeds"])
+    assert JUDGES[5](NUMBERS[5]).seeds == 3
     assert JUDGES[19](dict.fromkeys(NUMBERS[19])).verdict == "holds", "no run diverged"
 
 
