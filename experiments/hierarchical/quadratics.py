@@ -296,7 +296,7 @@ def judge_lead_times(measured: Mapping[str, Any]) -> Verdict:
     by_alpha = [expected[f"alpha {lr}"] for lr in (0.05, *NOISY_RATES)]
     grows = (
         all(a > b for a, b in itertools.pairwise(by_alpha))
-        and expected["alpha 1, noise / 100"] > expected["alpha 1, noise / 10"]
+        and expected["alpha 1, noise / 100"] > expected["alpha 1, noise / 10"] > by_alpha[-1]
     )
     worst = measured["least relative lead of S = 0"]
     never = worst >= -CLAIMS[25].criterion.slack
