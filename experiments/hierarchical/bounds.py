@@ -303,7 +303,7 @@ def measure_group(means: Means, alone: Means, lr: float) -> dict[str, dict[str, 
     return measured
 
 
-def judge_corollary(measured: Mapping[str, Sequence[float]]) -> Verdict:
+def judge_corollary(measured: Mapping[str, Any]) -> Verdict:
     """Judge claim 8 from numbers of `measure_corollary`."""
     scaled, limits, rounds = (measured[name] for name in ("scaled", "bounds", "rounds"))
     growth = [b / a for a, b in itertools.pairwise(scaled)]
@@ -320,7 +320,8 @@ def judge_corollary(measured: Mapping[str, Sequence[float]]) -> Verdict:
         f"sqrt(U) x left side {told}; it grows by {', '.join(f'{g:.2f}' for g in growth)} as U "
         f"grows fourfold"
     )
-    return verdict(8, measured, harness.unless_unknown(holds, measured), why)
+    known = harness.unless_unknown(holds, measured)
+    return verdict(8, measured, known, why, seeds=measured["seeds"])
 
 
 def measure_remarks() -> dict[int, dict[str, float]]:
@@ -345,7 +346,7 @@ def measure_remarks() -> dict[int, dict[str, float]]:
 @styled()
 def measure_corollary(
     problem: Logistic, seeds: int, rounds: Sequence[int]
-) -> tuple[dict[str, Sequence[float]], Figure]:
+) -> tuple[dict[str, Any], Figure]:
     """Measure the scaled left side of Corollary 1 and its bound, for claim 8.
 
     There is one run for each learning rate, of which the first U rounds count.
@@ -386,7 +387,8 @@ def measure_corollary(
     axes.set_xticks(rounds, [str(each) for each in rounds])
     axes.set_xticks([], minor=True)
     axes.legend()
-    return {"scaled": scaled, "bounds": limits, "rounds": list(rounds)}, figure
+    found = {"scaled": scaled, "bounds": limits, "rounds": list(rounds), "seeds": seeds}
+    return found, figure
 
 
 JUDGES: Judges = {**CLAIMS.declared(4, 5, 6, 7, 30, 31, 32, 33), 8: judge_corollary}

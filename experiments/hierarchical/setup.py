@@ -1,6 +1,6 @@
 """What hierarchical FL's figures share: sizes, delays, accuracies at equal times.
 
-See arXiv 2302.04851, Sec. VI. The paper gives neither learning rate, batch, T nor seeds. Here
+See arXiv 2302.04851, Sec. IV. The paper gives neither learning rate, batch, T nor seeds. Here
 batches of 32 are drawn afresh, with plain SGD, T = 1000, ten seeds, and several learning rates.
 Unless each run has its own rate (`tuning`), a claim is judged at the learning rates that are the
 best of one of the compared runs on the test set, where none has collapsed to chance, and the rates

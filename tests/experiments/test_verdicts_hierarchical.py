@@ -134,6 +134,10 @@ def test_committed_numbers_give_the_committed_verdicts() -> None:
     for number, judge in JUDGES.items():
         found, entry = judge(base(number)), ENTRIES[f"hierarchical-{number}"]
         assert (found.verdict, found.scope) == (entry["verdict"], entry["scope"])
+        assert found.seeds in (0, entry["seeds"])
+    assert JUDGES[8](base(8)).seeds == 100 and JUDGES[10](base(10)).seeds == 50  # A quarter.
+    far = JUDGES[1](changed(base(1), ("rounds", "Fig. 6, S = 5"), 38.515))
+    assert far.verdict == "holds" and "rounds within 0.1 more than 5 of them" in far.why
 
 
 @pytest.mark.parametrize(("number", "path", "value", "expected"), ROWS)

@@ -1,4 +1,4 @@
-"""The delays of groups under the linear model of Ali and Arafa, arXiv 2302.04851 (Sec. V)."""
+"""The delays of groups under the linear model of Ali and Arafa, arXiv 2302.04851 (Sec. IV)."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from fedjax_sim.theory.hierarchical import Delays
 
 @checked
 def linear_delays(sizes: npt.ArrayLike, coefficients: Sequence[float]) -> Delays:
-    """Compute the delays of groups of given sizes under the paper's linear model (Sec. V).
+    """Compute the delays of groups of given sizes under the paper's linear model (Sec. IV).
 
     Group i has c_i = d size + b and 1 / lambda_i = e size + f. The global server has the same
     form with the number of groups in place of the size. The coefficients are d, b, e, f, d_g,
