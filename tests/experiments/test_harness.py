@@ -30,6 +30,7 @@ from experiments.harness import (
 )
 from experiments.harness.claims import KINDS
 from experiments.harness.command import parser
+from experiments.harness.statistics import LEAST_LEAD
 from fedjax_sim.core.lifecycle import Stopped
 from fedjax_sim.core.settings import ConfigError
 from tests.experiments.running import claims, run, run_process
@@ -219,6 +220,8 @@ def test_every_claim_states_text_place_and_criterion(paper: str) -> None:
         assert claim.id == f"{paper}-{number}"
         assert claim.text.rstrip('"').endswith(".") and claim.place
         assert str(claim.criterion).endswith(".")
+        lead = claim.criterion.marks.get("lead", LEAST_LEAD)
+        assert lead == LEAST_LEAD or paper not in ("fedstaleweight", "hierarchical")
     verdict = found.verdict(3, {"x": 1}, True, "because")
     assert verdict.criterion == str(found[3].criterion) and verdict.id == f"{paper}-3"
     assert verdict.verdict == "holds" and verdict.kind in KINDS
