@@ -520,6 +520,18 @@ def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
     assert judge(made_up(ORDINARY | diverged, WARM | diverged)).holds is None
 
 
+@pytest.mark.parametrize(("named", "seeds"), [(-np.inf, 10), (0.6, 1)])
+def test_a_k_that_diverged_or_ran_once_is_not_known_to_be_the_best(
+    named: float, seeds: int
+) -> None:
+    panels = {
+        panel: {k: np.full(seeds, named if k in best else 0.5) for k in (1, 10, 20, 50, 100)}
+        for panel, best in fig3_4.NAMED.items()
+    }
+    found = fig3_4.measure_best(panels) | {"seeds": seeds, "rounds": 9, "words": ""}
+    assert fig3_4.judge_named(found).verdict == UNDECIDED
+
+
 def test_step_size_with_the_best_last_score() -> None:
     """It has the largest accuracy or the smallest score; runs that diverged do not count."""
     leaves = dict.fromkeys(("accuracy", "warm_ece"), ("step_size", np.array([0.5, 0.9, np.nan])))
