@@ -184,9 +184,9 @@ def judge(found: Found) -> Verdict:
     """
     far, exact = found["standard errors off"], found["rounds"]["exact"].values()
     arrived = min(
-        float(np.isfinite(by_steps[k]).mean())
+        float(np.isfinite(np.array(rounds, float)).mean())
         for by_steps in found["chains' rounds"].values()
-        for k in ("100", "3000")
+        for rounds in by_steps.values()
     )
     has_optimum = all(
         np.min([by_steps["1000"], by_steps["10000"]]) > by_steps["3000"] for by_steps in exact

@@ -1,6 +1,6 @@
 """FA-LD's Gaussian simulation and smaller problems: chains and exact laws.
 
-See arXiv 2112.05120, Sec. 5.1. In the simulation 50 clients have 1000 points each in the plane;
+See arXiv 2112.05120, Sec. 7.1. In the simulation 50 clients have 1000 points each in the plane;
 chains start at 0 with exact gradients and temperature 1, and all chains share one draw of the data.
 What the paper prints as gamma is its square at these numbers of points, which it does not state.
 Distances are those of the normal law fitted to the chains (divisor R - 1), which for 300 chains

@@ -232,9 +232,9 @@ def measure_order() -> Found:
             )
             for scheme in oracle.SCHEMES[1:]
         ]
+        by_size = np.minimum(by_size, -np.diff(both, axis=2).max())
         # Without replacement rho makes no difference at S = N where curvatures are equal.
         for each in (both[0], both[1][:, :4]):
-            by_size = np.minimum(by_size, -np.diff(each, axis=1).max())
             by_rho = np.minimum(by_rho, -np.diff(each, axis=0).max())
         by_scheme = np.minimum(by_scheme, (both[0] - both[1])[:, 1:].min())
         same = largest(same, np.abs(both[0][:, 0] - both[1][:, 0]).max())

@@ -228,8 +228,8 @@ def judge_rho(found: Found) -> Verdict:
     """Judge claim 8."""
     floors, far = found["floors"], found["largest deviation of chains"]
     marks = CLAIMS[8].criterion
-    several = [floors[kind][k] for kind in ("unequal", "equal") for k in SEVERAL]
-    rises = np.max([np.diff(values).max() / values[0] for values in several])
+    every = [values for each in floors.values() for values in each.values()]
+    rises = np.max([np.diff(values).max() / values[0] for values in every])
     flat = np.max([largest_change(values) for values in unbiased(floors)])
     parts = {
         "no harm": rises < marks.flat,

@@ -270,7 +270,7 @@ def judge_orders(measured: Mapping[str, Any]) -> Verdict:
     why = (
         f"powers of n {shown} (QuAFL's lower ones {powers['QuAFL'][1]:.2f}); FedBuff's largest "
         f"staleness {worst[THIRD]:.1f} with 66 fast, {worst[MOST]:.1f} with 11; FAVANO's is "
-        f"{'' if is_same else 'not '}the same at all speeds"
+        f"{'' if is_same else 'not '}the same with either"
     )
     return verdict(17, measured, holds, why)
 

@@ -233,12 +233,8 @@ def _order(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
         ("FedBuff second", fedbuff, (quafl, fedavg)),
     ):
         for column in (FAST, SLOW):
-            parts[f"{words} ({column.removeprefix('non-IID, ')})"] = harness.unless_collapsed(
-                harness.all_of(
-                    lead(best[column], other[column]).above(harness.LEAST_LEAD) for other in others
-                ),
-                [each[column] for each in (best, *others)],
-                CHANCE,
+            parts[f"{words} ({column.removeprefix('non-IID, ')})"] = harness.all_of(
+                harness.ahead(best[column], other[column], CHANCE) for other in others
             )
     parts["lead over FedBuff grows"] = harness.unless_collapsed(
         difference((favano[SLOW], fedbuff[SLOW]), (favano[FAST], fedbuff[FAST])).above(),
@@ -264,23 +260,18 @@ def _on_iid(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
     favano, quafl, fedavg, fedbuff = (
         cells[name][IID] for name in (FAVANO, "QuAFL", "FedAvg", reading)
     )
-    known = {
-        "FAVANO above FedAvg and QuAFL": harness.all_of(
-            lead(favano, each).above(harness.LEAST_LEAD) for each in (fedavg, quafl)
-        ),
-        "FedBuff above FedAvg and QuAFL": harness.all_of(
-            lead(fedbuff, each).above(harness.LEAST_LEAD) for each in (fedavg, quafl)
-        ),
-        f"all above {marks.least} %": harness.all_of(
-            each.interval().above(marks.least) for each in (favano, fedavg, quafl, fedbuff)
-        ),
-        "FedBuff near FAVANO": lead(fedbuff, favano).within(marks.apart),
+    everyone = (favano, fedavg, quafl, fedbuff)
+    high = harness.all_of(each.interval().above(marks.least) for each in everyone)
+    near = lead(fedbuff, favano).within(marks.apart)
+    ahead = {
+        f"{name} above FedAvg and QuAFL": harness.all_of(
+            harness.ahead(best, each, CHANCE) for each in (fedavg, quafl)
+        )
+        for name, best in (("FAVANO", favano), ("FedBuff", fedbuff))
     }
-    compared = dict.fromkeys(known, (fedavg, quafl, favano, fedbuff))
-    compared["FAVANO above FedAvg and QuAFL"] = (fedavg, quafl, favano, favano)
-    return {
-        name: harness.unless_collapsed(value, compared[name], CHANCE)
-        for name, value in known.items()
+    return ahead | {
+        f"all above {marks.least} %": harness.unless_collapsed(high, everyone, CHANCE),
+        "FedBuff near FAVANO": harness.unless_collapsed(near, (fedbuff, favano), CHANCE),
     }
 
 

@@ -29,7 +29,7 @@ from fedjax_sim.results.diagnostics import Gaussian
 MOST = 2**31 - 1
 COUNTS = Limit(least=1, most=MOST, is_whole=True)
 COVARIANCE = ((5.0, -2.0), (-2.0, 1.0))
-"""Covariance of the data in FA-LD's simulation (arXiv 2112.05120, Sec. 5.1)."""
+"""Covariance of the data in FA-LD's simulation (arXiv 2112.05120, Sec. 7.1)."""
 
 UNROLLED = 8
 """Largest P for which a matrix-vector product is written out column by column.
@@ -429,7 +429,7 @@ def make_gaussian_clients(
     covariance: Annotated[npt.ArrayLike, shape("P P", "N P P"), Limit()] = COVARIANCE,
     dtype: FloatType = "float64",
 ) -> GaussianClients:
-    """Draw the simulated data of FA-LD (arXiv 2112.05120, Sec. 5.1).
+    """Draw the simulated data of FA-LD (arXiv 2112.05120, Sec. 7.1).
 
     Each client has a true mean from N(0, alpha I) and data around it with a known covariance. Only
     the mean of each client's data is kept, as exact gradients need nothing else.

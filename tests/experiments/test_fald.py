@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from experiments.fald.formulas import exact_laws as oracle
 from experiments.harness import Arguments, Sizes, Verdict
 from experiments.harness.statistics import FAILS, HOLDS, PARTLY, UNDECIDED
 from fedjax_sim.results.diagnostics import Gaussian, fit_gaussian, wasserstein2
+from fedjax_sim.results.reports import to_json
 from tests.conftest import slow_but
 from tests.experiments.running import FILES, Ran, claims, run, summary
 
@@ -326,6 +328,10 @@ def test_verdict_on_rounds_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     late = judged(ran=at_3000(2.0, 4.0, np.inf))
     assert late.holds and late.measured["gain"]["chains"][1.0] == pytest.approx(60 / 3)
     assert judged(ran=at_3000(2.0, np.inf, np.inf)).holds is False
+    lost = [cell(alpha, 1000, (6.0, np.inf, np.inf)) for alpha in sizes.alphas]
+    found_late = judged(ran=good.ran | {1000: lost})
+    assert found_late.holds is False
+    assert fig1.judge(json.loads(to_json(found_late.measured))).holds is False
     reduced = sizes.replace(words="two sets")
     assert judged(sizes=reduced).scope == "reduced: two sets"
     assert judged(sizes=sizes.replace(seeds=99)).holds is None
@@ -518,6 +524,29 @@ def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
     assert one is (None if judge is worst_of else True)
     diverged = {1: (np.nan, np.nan, np.nan)}
     assert judge(made_up(ORDINARY | diverged, WARM | diverged)).holds is None
+
+
+def test_floors_are_compared_up_to_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim 10: W2 that rises from S = N - 1 to N without replacement is no fall in S."""
+
+    def floor(clients: Any, *, participation: oracle.Participation, **how: Any) -> float:
+        number = participation.num_selected or 5
+        return 0.0 if participation == ("without_replacement", 5) else -float(number)
+
+    monkeypatch.setattr(gaussian, "floor", floor)
+    assert laws.measure_order()["least fall in S"] < 0
+
+
+@pytest.mark.parametrize(("named", "seeds"), [(-np.inf, 10), (0.6, 1)])
+def test_a_k_that_diverged_or_ran_once_is_not_known_to_be_the_best(
+    named: float, seeds: int
+) -> None:
+    panels = {
+        panel: {k: np.full(seeds, named if k in best else 0.5) for k in (1, 10, 20, 50, 100)}
+        for panel, best in fig3_4.NAMED.items()
+    }
+    found = fig3_4.measure_best(panels) | {"seeds": seeds, "rounds": 9, "words": ""}
+    assert fig3_4.judge_named(found).verdict == UNDECIDED
 
 
 def test_step_size_with_the_best_last_score() -> None:

@@ -385,6 +385,21 @@ def test_the_order_of_table_2_needs_both_columns_to_be_decided() -> None:
     assert judged("QuAFL", slow=runs(86.0)).verdict == "holds in part"
     assert "FedBuff second (1/9 fast)" in judged("QuAFL", slow=runs(86.0)).scope
     assert judged(table2.FAVANO, fast=runs(89.0, noisy=True)).verdict == "undecided"
+    cells[table2.FRESH] = dict.fromkeys(cells[table2.FRESH], runs(10.0))
+    found = judged("QuAFL", fast=runs(90.0))
+    assert found.verdict == "fails" and "false: FAVANO first (2/3 fast)" in found.scope
+
+
+@pytest.mark.parametrize("name", ["FedAvg", FAVANO, table2.FRESH])
+def test_a_collapsed_method_on_iid_data_leaves_other_comparisons_decided(name: str) -> None:
+    inputs = table2_inputs("holds")
+    inputs["cells"][name][table2.IID] = runs(10.0)
+    found = {each.id: each.measured.get("parts", {}) for each in table2.judge(inputs)}["favano-11"]
+    assert found["all above 92 %"] is None
+    assert (found["FedBuff near FAVANO"] is True) == (name == "FedAvg")
+    for one, own in (("FAVANO", FAVANO), ("FedBuff", table2.FRESH)):
+        known = None if name in ("FedAvg", own) else True
+        assert found[f"{one} above FedAvg and QuAFL"] is known
 
 
 @pytest.mark.parametrize("name", [FAVANO, "QuAFL", table2.FRESH])

@@ -87,7 +87,7 @@ CASES: dict[str, Case] = {
     "bounds 5": Case(bounds.JUDGES[5], {}),
     "unequal 6": Case(unequal.judge_heterogeneity, CHAINS, ("alphas", "gamma", "equal")),
     "unequal 7": Case(unequal.judge_rounds, {}),
-    "unequal 8": Case(unequal.judge_rho, CHAINS, ("1", "rhos")),
+    "unequal 8": Case(unequal.judge_rho, CHAINS, ("rhos",)),
     "laws 22": Case(laws.JUDGES[22], {}),
     "fig1 21": Case(fig1.judge_heterogeneity, {}),
     "fig1 23": Case(fig1.JUDGES[23], {}, ("samples",)),
@@ -173,6 +173,7 @@ ROWS: list[tuple[str, Path, Any, str]] = [
     ("unequal 7", ("rounds",), {key: {"1": 3, "2": 2, "5": 1} for key in PROTOCOLS}, "fails"),
     ("unequal 7", ("rounds",), {key: {"1": 3, "2": 1, "5": 2} for key in PROTOCOLS}, "holds"),
     ("unequal 8", ("floors", "equal", "10", 4), 1.5e-5, "fails, false: no harm"),
+    ("unequal 8", ("floors", "unequal", "1", 4), 1.5e-5, "fails, false: no harm"),
     (
         "unequal 8",
         ("floors", "unequal", "10", 4),
@@ -244,7 +245,10 @@ ROWS: list[tuple[str, Path, Any, str]] = [
         "fails, false: less error in means of a logistic posterior; open: less",
     ),
     ("logistic 8", ("chains",), 99, "undecided"),
-    *(("privacy 16", ("rising", name), False, "fails") for name in ("rho", "delta, num_rounds")),
+    *(
+        ("privacy 16", ("rising", name), False, "fails")
+        for name in ("rho", "delta, num_rounds", "delta, batch_fraction")
+    ),
     ("privacy 16", ("largest relative error of printed values",), 2e-5, "fails"),
     ("privacy 16", (AT_LARGEST,), 1 + 2e-9, "fails"),
     ("privacy 16", (NEAR_ONE,), 49.0, "fails"),
@@ -292,6 +296,13 @@ def test_one_other_number_is_another_verdict(
     name: str, path: Path, value: Any, expected: str
 ) -> None:
     assert_verdict(CASES[name].judge(changed(found_of(name), path, value)), expected)
+
+
+def test_delta_is_tried_in_all_that_claim_16_names() -> None:
+    rising = kept("fald", "privacy 16").measured["rising"]
+    assert {f"delta, {name}" for name in ("num_selected", "batch_fraction", "num_rounds")} <= {
+        *rising
+    }
 
 
 @pytest.mark.parametrize("value", [0.05, np.nan])
