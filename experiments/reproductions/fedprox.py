@@ -109,7 +109,7 @@ def schedule(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
         hyper,
         jnp.asarray(clients),
         share,
-        lambda share: share / share.sum(axis=1, keepdims=True),
+        lambda share: share / jnp.maximum(share.sum(axis=1, keepdims=True), 1),
         num_used=hyper.num_selected,
         steps=jnp.ceil(epochs * examples / hyper.batch_size - 1e-9).astype(int),
     )

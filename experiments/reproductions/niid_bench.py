@@ -6,7 +6,7 @@ of all rounds on the test images; FedProx's is that of the best of four mu, whic
 SCAFFOLD's local steps have momentum, as `scaffold` says. `--methods` runs single rows.
 
 Deviation: a mini-batch may hold the last examples of one epoch and the first ones of the next, so
-that all are of 64. Random numbers are this project's, and every seed has a split of its own.
+that all are of 64. Random numbers are this project's. Each seed has another split.
 """
 
 from collections.abc import Mapping

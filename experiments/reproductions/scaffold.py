@@ -13,6 +13,7 @@ import optax
 
 from fedjax_sim import Algorithm, clients
 from fedjax_sim.core.batching import replicate
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.core.types import Array, Event, Key, Params, Plan, Problem, Work
 from fedjax_sim.server import Rounds, RoundState, expand, weighted_sum
 from fedjax_sim.systems import fedavg, scaffold
@@ -55,8 +56,13 @@ def corrected(problem: Problem, hyper: fedavg.Hyper, plan: Plan) -> Rounds:
 
     The setting `optimizer` takes a rate and a shift.
 
+    Raises:
+      ConfigError: If not all clients take part.
+
     x -> `state.server`    c -> `state.memory`    c_i and optimizers -> `state.clients`
     """
+    if hyper.num_selected != hyper.num_clients:
+        raise ConfigError("num_selected", hyper.num_selected, f"all {hyper.num_clients} clients")
     bound = clients.local_training(problem, hyper, plan)
 
     def init(key: Key) -> RoundState:

@@ -59,6 +59,8 @@ def test_stragglers_do_1_to_19_epochs_or_are_left_out() -> None:
     for leaf in (dropped.steps, dropped.weight):
         assert (np.asarray(leaf)[is_late] == 0).all() and (np.asarray(leaf)[~is_late] > 0).all()
     assert (np.asarray(drawn(stragglers=0.0).steps) == steps).all()
+    nobody = drawn(late="dropped", stragglers=1.0)  # The model stays as it is.
+    assert not np.asarray(nobody.weight).any() and not np.asarray(nobody.steps).any()
 
 
 def test_the_first_rounds_do_not_depend_on_how_many_there_are() -> None:

@@ -17,6 +17,7 @@ from experiments.harness import Arguments
 from experiments.reproductions import niid_bench, nvflare, scaffold
 from fedjax_sim import problems
 from fedjax_sim.core.schedules import Constant
+from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.partition import label_histogram
 from fedjax_sim.partition.parts import gather_by_owner
 
@@ -184,6 +185,10 @@ def test_rounds_are_the_sources(name: str) -> None:
         mu = 0.3
         hyper = hyper.replace(proximal=mu)  # type: ignore[attr-defined]
     system = nvflare.SYSTEMS[known][0]
+    if known == "SCAFFOLD":
+        few = hyper.replace(num_selected=4)
+        with pytest.raises(ConfigError, match="num_selected is 4, but must be all 8 clients"):
+            fedjax_sim.simulate(system, problem, few, budget=fedjax_sim.Ticks(1))
     found = fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(ROUNDS)).models
     expected = expected_model(name, centres, counts, mu)
     np.testing.assert_allclose(np.asarray(found).ravel(), expected, rtol=1e-4, atol=1e-6)
