@@ -176,7 +176,11 @@ def _batchable(
                 return step(shared, of_slot, q, leaves)
 
             rest = [leaf for leaf, it in zip(shared, are_shared, strict=True) if not it]
-            results, executed = _batchable(with_copies, rows, length)(
+            enough = rows
+            if size * num > rows.pooled_slots:  # The steps of equal lanes were counted once.
+                more = size * rows.pooled_slots
+                enough = rows._replace(pooled=size * rows.pooled, pooled_slots=more)
+            results, executed = _batchable(with_copies, enough, length)(
                 pooled[0], pooled[1], [*pooled[2], *copies], rest
             )
             results, executed = jax.tree.map(

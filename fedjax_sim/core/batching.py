@@ -33,7 +33,12 @@ LOOKED_AHEAD = 2**20
 
 
 def map_lanes(
-    run: Callable[[TreeT], ResultT], lanes: TreeT, *, at_once: bool, batches: int = 1
+    run: Callable[[TreeT], ResultT],
+    lanes: TreeT,
+    *,
+    at_once: bool,
+    batches: int = 1,
+    runs: Array | None = None,
 ) -> ResultT:
     """Apply a function to every lane.
 
@@ -42,6 +47,8 @@ def map_lanes(
       lanes: Pytree with leading axis L.
       at_once: Whether lanes are batched by `vmap` or run one after another.
       batches: Number of equal batches into which batched lanes are split; it divides L.
+      runs: `bool[L]`, the lanes that have not ended. They take the places of those that have, and
+        fill the first batches; None if no lane ends.
 
     Returns:
       The results with leading axis L.
@@ -51,7 +58,13 @@ def map_lanes(
         with targets.batching(jax.tree.leaves(lanes)[0].shape[0] // batches):
             if batches == 1:
                 return batched(lanes)
-            return merge(jax.lax.map(batched, _split(lanes, batches)))
+            if runs is None:
+                return merge(jax.lax.map(batched, _split(lanes, batches)))
+            order = jnp.argsort(~runs)
+            taken = jax.tree.map(lambda leaf: leaf[order], lanes)
+            results = merge(jax.lax.map(batched, _split(taken, batches)))
+            back = jnp.argsort(order)
+            return jax.tree.map(lambda leaf: leaf[back], results)
     if jax.tree.leaves(lanes)[0].shape[0] == 1:
         return jax.tree.map(lambda leaf: leaf[None], run(jax.tree.map(lambda leaf: leaf[0], lanes)))
     return jax.lax.map(run, lanes)

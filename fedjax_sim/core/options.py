@@ -123,7 +123,7 @@ class Layout(NamedTuple):
       lane_devices: Devices over which lanes are split.
       client_devices: Devices over which the slots of each tick are split.
       lane_batches: Batches into which a device's lanes are sorted by their work, if they are
-        batched.
+        batched. Lanes that go on take the places of those that were stopped in other batches.
       packed: Whether the slots of a tick, of all lanes that are batched together, are laid end to
         end in rows of equal steps (`fedjax_sim.clients.packing`); by default on GPUs, if slots
         differ enough in their steps.

@@ -259,7 +259,7 @@ class Watcher:
           ticks: `i64[L, V + 1]`, server actions of each lane before each evaluation.
           time: `f64[L, V + 1]`, virtual time of each evaluation.
           watch: Who watches.
-          is_batched: Whether lanes are computed together, so that a stopped one still costs time.
+          is_batched: Whether all lanes are computed together, so that a stopped one costs time.
         """
         self._system, self._group, self._ticks, self._time = system, group, ticks, time
         is_first = jax.process_index() == 0
@@ -330,7 +330,7 @@ class Watcher:
             lifecycle.say(
                 f"lanes of {self._system} are computed together here, so a stopped one saves time "
                 "only once all have stopped; with layout=Layout(lanes_at_once=False) it costs "
-                "nothing more."
+                "nothing more, and with lanes_at_once=True, lane_batches=3 others take its place."
             )
         return asked
 

@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 import xarray as xr
 
@@ -61,7 +62,8 @@ class Halving(NamedTuple):
 
     Deviation: the paper divides the points by one factor, by which it multiplies the budget. Rates
     that learn fast at first are often not the best at the end, so that the last points run longer
-    here. All lanes are of one program from the start.
+    here. All lanes are of one program from the start. Where they are batched, points that go on
+    take the places of those that ended (`Layout.lane_batches`).
 
     Attributes:
       factor: By how much the number of points is divided at first.
@@ -440,5 +442,9 @@ def _ending_early(
     watch: watching.Watch = options.get("watch", watching.Watch())
     layout: Layout = options.get("layout", Layout())
     if layout.lanes_at_once is None and layout.lane_batches is None:
-        layout = layout._replace(lanes_at_once=False)  # A lane that ended then costs nothing.
+        # Lanes that have ended cost nothing if lanes take turns, as on a CPU. On an accelerator the
+        # best points of the first comparison take the places of the others in one batch.
+        together, stay = jax.default_backend() != "cpu", -(-len(points) // halving.factor)
+        batches = len(points) // stay if together else None
+        layout = layout._replace(lanes_at_once=together, lane_batches=batches)
     return {"watch": watching.Watch(**{**vars(watch), "on_evaluation": decide}), "layout": layout}

@@ -146,6 +146,28 @@ def test_where_lanes_are_computed_together_a_sentence_says_so(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_in_batches_the_lanes_that_go_on_take_the_places_of_those_that_ended(
+    sweep: Sweep, whole: fedjax_sim.Run, packed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three batches of two: once lanes of two batches have ended, the others fill two of them."""
+    slots = None if packed else 4
+    layout = Layout(slots, True, 1, lane_batches=3, packed=packed)
+    unstopped = sweep(layout=layout)
+    run = sweep(watch=fedjax_sim.Watch(on_evaluation=stop_some), layout=layout)
+    jax.effects_barrier()
+    # Three batches begin and reach the second evaluation with a lane less, two go on from there.
+    assert len(EVALUATED) == 3 + 3 + 3 + 2 + 2
+    assert capsys.readouterr().err == ""
+    assert run.curves.stopped_at.values.tolist() == STOPPED_AT
+    for i, at in enumerate(np.ravel(STOPPED_AT)):
+        last = 4 if at == NEVER else int(at)
+        known = np.minimum(np.arange(5), last)
+        np.testing.assert_array_equal(run.samples[i], unstopped.samples[i][known])
+        np.testing.assert_array_equal(run.models[i], unstopped.samples[i][last])
+    np.testing.assert_allclose(unstopped.models, whole.models, rtol=1e-5)
+
+
 def test_progress_says_what_is_known(sweep: Sweep, whole: fedjax_sim.Run, tmp_path: Path) -> None:
     """In pieces too: each is watched with its own lanes. After the last one nobody is asked."""
     seen: list[Progress] = []

@@ -163,6 +163,10 @@ def test_losing_points_end_early_and_the_winner_is_that_of_the_grid() -> None:
     assert ran.values.tolist() == [rate == 0.3 for rate in rates]
     np.testing.assert_array_equal(early.scores.sel(lr=0.3), whole.scores.sel(lr=0.3))
     assert early.lanes == whole.lanes == 18 and 0.2 < early.time / whole.time < 0.4
+    refilled = {**how, "layout": Layout(lanes_at_once=True, lane_batches=3, lane_devices=1)}
+    batched = tune(contestant, tasks, halving=Halving(), **refilled)
+    assert (batched.choice, batched.time) == (early.choice, early.time)
+    np.testing.assert_allclose(batched.scores, early.scores, atol=1e-6)
     with pytest.raises(ConfigError, match="against is 'bits'"):
         bits = Criterion(by="area", against="bits")
         tune(contestant, tasks, halving=Halving(), criterion=bits, **how)

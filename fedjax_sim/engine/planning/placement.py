@@ -228,6 +228,11 @@ class Placement(NamedTuple):
         fields = self._asdict().items()
         return {name: plain(value) for name, value in fields if name not in left_out}
 
+    @property
+    def refills(self) -> bool:
+        """Whether lanes that go on take the places of those that have ended in other batches."""
+        return self.lane_batches > 1 and self.family_size == 1
+
     def deal(self, work: np.ndarray) -> np.ndarray:
         """Deal lanes with `work`, `[L]`, to devices, equal shares, and batches, of equal work.
 
@@ -265,9 +270,10 @@ class Placement(NamedTuple):
         lanes = self.deal(work.sum(axis=1, dtype=np.int64)[row])[:: self.family_size]
         of_device = np.minimum(row[lanes], len(totals) - 1).reshape(self.lane_devices, -1)
         if self.lanes_at_once and any((rows != rows[0]).any() for rows in of_device):
-            batches = of_device.reshape(self.lane_devices * self.lane_batches, -1)
-            together = max(int(totals[rows].sum(axis=0).max()) for rows in batches)
-            pooled_slots *= batches.shape[1]
+            # Lanes that go on fill the places of others, so that any may be in a batch.
+            width = of_device.shape[1] // self.lane_batches
+            most = [np.sort(totals[rows], axis=0)[-width:].sum(axis=0) for rows in of_device]
+            together, pooled_slots = int(np.max(most)), pooled_slots * width
         pooled, alone = (max(1, -(-steps // length)) for steps in (together, of_lane))
         return PackedRows(pooled, alone, pooled_slots, lane_slots)
 

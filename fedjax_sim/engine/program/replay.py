@@ -327,7 +327,12 @@ class ReplayedLane:
           runs: `bool[]`, whether the lane goes on; None if none is stopped.
         """
         if runs is not None:
-            return opened.take_if(runs, self.advance, carry)
+            advance = functools.partial(opened.take_if, runs, self.advance)
+            if not self.program.placement.refills:
+                return advance(carry)
+            # A batch whose lanes have all ended costs nothing.
+            some = jax.lax.pmax(runs.astype("int32"), batching.LANE_AXIS) > 0
+            return opened.take_if(some, advance, carry)
         if self.program.placement.window:
             return self.within_window(carry)
         if self.tables.until is not None:
@@ -524,7 +529,8 @@ def of_lanes(
         return run(ReplayedLane(program, found, row, *(tables or ())), *varying)
 
     at_once, batches = placement.lanes_at_once, placement.lane_batches
-    map_over = functools.partial(batching.map_lanes, at_once=at_once, batches=batches)
+    runs = varying[1] if tables and placement.refills else None
+    map_over = functools.partial(batching.map_lanes, at_once=at_once, batches=batches, runs=runs)
     shared, size = (lanes.seed, lanes.row, lanes.problem.varying), placement.family_size
     varying = lanes.hyper.varying, varying
     if size == 1:

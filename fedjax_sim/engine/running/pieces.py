@@ -276,7 +276,7 @@ def _watched(ready: Ready) -> Curves:
     planned, replay, saved = ready
     schedule, row, plan = planned.schedule, planned.row, planned.program.plan
     known = schedule.ticks[row], schedule.time[row], planned.options.watch
-    is_batched = plan.lanes_at_once or plan.family_size > 1
+    is_batched = (plan.lanes_at_once or plan.family_size > 1) and not planned.placement.refills
     watch = Watcher(planned.system.name, planned.group, *known, is_batched=is_batched)
 
     def report(done: int, seen: Evaluations) -> np.ndarray:
