@@ -27,7 +27,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -67,7 +66,8 @@ NUMBERS: Mapping[str, float] = {
 """Printed accuracies in percent, by algorithm and alpha."""
 ONLY = tuple(NUMBERS)
 """What `--only` may name."""
-CLIENTS, CLASSES, LEAST, PAD = 8, 10, 10, 4
+CLIENTS, CLASSES, LEAST = 8, 10, 10
+CROPS = problems.Augmentation(border="reflect")
 LR, FINAL = 0.05, 0.01
 COLOURS = np.array([[125.3, 123.0, 113.9], [63.0, 62.1, 66.7]], "float32") / 255
 MEAN, STD = COLOURS.reshape(2, 1, 1, 1, 3)
@@ -99,15 +99,8 @@ def split_of(labels: np.ndarray, alpha: float) -> Partition:
 
 
 def augmented(key: Key, batch: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Pad images `[B, H, W, C]` by reflection, crop them, and mirror each with probability 1/2."""
-    whole, labels = batch
-    drawn = jax.random.uniform(key, (len(whole), 3), "float32")
-    corners = (drawn[:, :2] * (2 * PAD + 1)).astype("int32")
-    padded = jnp.pad(whole, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
-    slice_of = partial(jax.lax.dynamic_slice, slice_sizes=whole.shape[1:])
-    cut = jax.vmap(lambda image, corner: slice_of(image, (*corner, 0)))(padded, corners)
-    is_mirrored = drawn[:, 2, None, None, None] < 0.5
-    return jnp.where(is_mirrored, cut[:, :, ::-1], cut), labels
+    """Crop and mirror images `[B, H, W, C]`."""
+    return CROPS(key, batch[0]), batch[1]
 
 
 def normalised(batch: tuple[Array, Array]) -> tuple[Array, Array]:

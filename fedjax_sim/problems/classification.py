@@ -11,7 +11,7 @@ that are predicted in a sequence, `P` coefficients.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import chex
 import jax
@@ -46,13 +46,15 @@ class Augmentation:
         problem = make_classification(MLP((16,), 10), data, clients, augmentation=crops)
 
     Attributes:
-      pad: Number of black rows and columns added on each side before a crop of the image's size is
-        taken, at least 0; 0 means no crop.
+      pad: Number of rows and columns added on each side before a crop of the image's size is taken,
+        at least 0; 0 means no crop.
       flip: Whether images are mirrored.
+      border: What is added: "black", or the image beyond its edge, "reflect".
     """
 
     pad: Whole = 4
     flip: bool = True
+    border: Literal["black", "reflect"] = "black"
 
     def __call__(self, key: Key, images: Array) -> Array:
         """Crop and mirror each image at random.
@@ -66,7 +68,7 @@ class Augmentation:
         """
         chex.assert_rank(images, 4)
         if self.pad:
-            images = _crop(streams.stream(key, "crop"), images, self.pad)
+            images = _crop(streams.stream(key, "crop"), images, self.pad, self.border)
         if self.flip:
             half = jnp.float32(0.5)
             mirrored = jax.random.bernoulli(streams.stream(key, "flip"), half, images.shape[:1])
@@ -74,11 +76,12 @@ class Augmentation:
         return images
 
 
-def _crop(key: Key, images: Array, pad: int) -> Array:
-    """Shift every image by up to `pad` pixels in each direction and fill the border with 0."""
+def _crop(key: Key, images: Array, pad: int, border: str) -> Array:
+    """Shift every image by up to `pad` pixels in each direction and fill the border."""
     num, *shape = images.shape
     corners = jax.random.randint(key, (num, 2), -pad, pad + 1, "int32") + pad
-    bordered = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    mode = "constant" if border == "black" else "reflect"
+    bordered = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode=mode)
 
     def cut(image: Array, corner: Array) -> Array:
         return jax.lax.dynamic_slice(image, (*corner, 0), shape)
