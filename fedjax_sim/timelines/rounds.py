@@ -368,10 +368,8 @@ def assemble_rounds(
     clients, share, steps = slots
     version = jnp.broadcast_to(tick, clients.shape)
     steps, weight = jnp.where(is_in & (share > 0), steps, 0), weigh(jnp.where(is_in, share, 0))
-    clients, time = (
-        jnp.where(is_in, clients, EMPTY),
-        jnp.cumsum(hyper.clock.server_interact + waits),
-    )
+    clients = jnp.where(is_in, clients, EMPTY)
+    time = jnp.cumsum(hyper.clock.server_interact + waits)
     return Timeline(time, clients, steps, version, weight, holds=version)
 
 
