@@ -106,6 +106,7 @@ class Facts(NamedTuple):
       most_steps: The most local steps of a slot at any tick; None if that is not known.
       same_steps: Whether every slot that is not empty does `most_steps` steps at every tick.
       packed: Rows of `most_steps` steps into which slots are laid end to end; None if they are not.
+      sums_to_one: Whether the weights of every tick in which somebody reports sum to 1.
       is_live: Whether they come from a live clock: its events are no ones that were drawn before,
         and nobody has replaced anything of them.
       trace: The trace of the step that is under way; None outside of steps.
@@ -120,6 +121,7 @@ class Facts(NamedTuple):
     most_steps: int | None = None
     same_steps: bool = False
     packed: PackedRows | None = None
+    sums_to_one: bool = False
     is_live: bool = False
     trace: Trace | None = None
     owner: tuple[str | int, ...] = ()

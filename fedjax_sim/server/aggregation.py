@@ -48,8 +48,8 @@ def mean_with_server(server: Params, reports: Params, is_present: Array) -> Para
 def mean_of(event: Event, start: Params, models: Params) -> Params:
     """Average models with the weights of a tick.
 
-    Weights of a schedule sum to 1. Where a step has changed them, or who takes part, missing weight
-    counts for the model that clients started from. If nobody reports this is that model.
+    Missing weight counts for the model that clients started from. If nobody reports this is that
+    model.
 
         ends = jnp.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
         mean = mean_of(event, model, ends)  # with weights 1/2
@@ -63,9 +63,30 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
       Leaves `[...]`.
     """
     if event.facts.keeps("clients", "weight"):
-        return keep_if_empty(event, weighted_sum(event.weight, models), start)
+        return with_missing(event, weighted_sum(event.weight, models), start)
     progress = jax.tree.map(lambda y, x: y - x[None], models, start)
     return jax.tree.map(jnp.add, start, weighted_sum(event.weight, progress))
+
+
+def with_missing(event: Event, mean: Params, start: Params) -> Params:
+    """Give the weight that a tick lacks to the model that clients started from.
+
+        start, mean = jnp.full(3, 4.0), 0.75 * jnp.full(3, 8.0)
+        three_quarters = event._replace(weight=jnp.array([0.5, 0.25]))
+        assert (with_missing(three_quarters, mean, start) == 0.75 * 8 + 0.25 * 4).all()
+
+    Args:
+      mean: The sum of models with the tick's weights, leaves `[...]`.
+      start: The model that clients started from, leaves `[...]`.
+
+    Returns:
+      The mean, leaves `[...]`. Where weights sum to 1 up to rounding it has the same bits.
+    """
+    if not event.facts.sums_to_one:
+        lack = 1 - event.weight.sum()
+        lack = jnp.where(jnp.abs(lack) < 1e-5, 0, lack)
+        mean = jax.tree.map(lambda m, x: m + lack.astype(m.dtype) * x, mean, start)
+    return keep_if_empty(event, mean, start)
 
 
 def scaled_progress(start: Params, end: Params, weight: Array) -> Params:

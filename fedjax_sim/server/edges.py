@@ -297,6 +297,7 @@ def _iterations(
     within = Plan(slots_at_once=at_once, narrow=plan.narrow)
     facts = types.Facts(all_filled=True, most_steps=hyper.client_steps, same_steps=True)
     lost_shares = loss_shares(hyper)
+    facts = facts._replace(sums_to_one=lost_shares is None)
 
     def training(own: EdgeTraining, key: Key, event: Event, *group: Array) -> Training:
         offset, clients, weight = group
@@ -343,8 +344,6 @@ def _iterations(
                 )
             estimates = aggregation.where_slots(is_kept, known, estimates)
             mean = wire.mean(rule_key, members, edge, sent)
-            if lost_shares is not None:
-                mean = jax.tree.map(lambda m, x: jnp.where(total > 0, m, x), mean, edge)
             return jax.tree.map(jnp.subtract, mean, edge), (iteration + 1, estimates)
 
         return Training(lambda edge, _: edge, optax.GradientTransformation(first, iterate))

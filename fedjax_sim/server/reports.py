@@ -305,7 +305,7 @@ class Wire:
             self.noise.is_on or self.code.is_on or self.privacy.is_on
         )
         self.has_step = getattr(hyper, "server_transformation", lambda: None)() is not None
-        # A plain mean of models needs weights that sum to 1.
+        # Weights of Poisson cohorts do not sum to 1: progress is summed there.
         has_mean = self.rule.is_plain and not report_settings.has_poisson_cohorts(hyper)
         has_mean = has_mean and not self.privacy.is_on and not self.downlink.is_on
         self.has_mean = has_mean and not self.has_step
@@ -489,7 +489,7 @@ class Wire:
         return SumRequest(weight, not self._is_mean(event, scale))
 
     def _is_mean(self, event: Event, scale: Array | None) -> bool:
-        """Tell whether a mean of models is enough, as weights sum to 1 and nothing else is done."""
+        """Tell whether a sum of models is enough, as nothing else is done with them."""
         return self.has_mean and scale is None and event.facts.keeps("clients", "weight")
 
     def noisy_sum(
@@ -609,7 +609,8 @@ class Wire:
                 progress = jax.tree.map(jnp.subtract, local, starts)
                 local, memo = self.noisy_sum(key, event, progress, memo, scale=scale)
         if is_mean:
-            return state._replace(server=keep_if_empty(event, local, state.server), memo=memo)
+            server = aggregation.with_missing(event, local, state.server)
+            return state._replace(server=server, memo=memo)
         server, memory = self.step(event, state.server, local, state.memory)
         memo = self.publish(key, event, memo, server)
         return state._replace(server=server, memory=memory, memo=memo)

@@ -346,9 +346,8 @@ def with_own_models(problem: Problem, hyper: QuAFL, plan: Plan) -> Algorithm[Qua
         is_present = event.clients >= 0
         who = jnp.maximum(event.clients, 0)
         start, known = rows.read_rows(state.clients, who), rows.read_rows(state.known, who)
-        local, work = train(
-            key, event, starts=start, own=start
-        )  # y[i], after min(E, K) steps, not scaled
+        # y[i], after min(E, K) steps, not scaled
+        local, work = train(key, event, starts=start, own=start)
         sent = batching.replicate(state.server, event.clients.shape[0])
         decode = partial(compression.decode_messages, hyper.compression, key, event)
         seen = decode(start if has_lattice else known, sent, way="down")  # v[i]
@@ -363,9 +362,8 @@ def with_own_models(problem: Problem, hyper: QuAFL, plan: Plan) -> Algorithm[Qua
             pace = 1 / (1 + hyper.compression.omega(compression.count_parameters(state.server)))
             known = jax.tree.map(lambda r, v: r + (v - r) * jnp.asarray(pace, r.dtype), known, seen)
         clients = rows.write_clients(state.clients, event.clients, mixed)
-        return QuaflState(
-            server, clients, rows.write_clients(state.known, event.clients, known)
-        ), work
+        known = rows.write_clients(state.known, event.clients, known)
+        return QuaflState(server, clients, known), work
 
     def client_models(state: QuaflState) -> tuple[Params, Array]:
         return state.clients, jnp.ones(problem.counts.shape)

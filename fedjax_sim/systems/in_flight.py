@@ -691,7 +691,8 @@ class AdaptiveFedED(fedbuff.EuclideanStaleness, Clients, LocalTraining, Reports)
     Learning is that of `asyncfeded`. When the update of client i has moved the server's model, its
     next number of local steps is K_i + floor((gamma bar - gamma(i, tau)) kappa): a client whose
     updates are staler than wanted does fewer. How long work takes follows from K_i, so the clock is
-    live. All clients are always at work; one starts again from the model that its update has made.
+    live. All clients are always at work; one starts again from the model that its update has made,
+    or, after a break, from the newest one.
 
     Readings. K_i begins as `local_steps`, and stays from 1 to `most_steps`, which the paper does
     not bound. The time drawn for `local_steps` is multiplied by K_i / `local_steps`. If an update
@@ -744,25 +745,31 @@ class Working(NamedTuple):
 def adaptive_clock(problem: Problem, hyper: AdaptiveFedED) -> Clock:
     """Bind the clock: a client begins again when the server has learnt from its last work."""
 
+    def begin(devices: Devices, *given: Any, steps: Array | None = None) -> Flights:
+        """Give clients work. Who is there has its model; after a break others may be newer."""
+        work = live.begin_work(devices, *given, steps=steps)
+        is_away = given[2].is_before(work.begins)
+        return work._replace(begins=work.begins.where(is_away, Instant.at(-np.inf)))
+
     def init(key: Key) -> Working:
         devices, everyone = draw_devices(key, hyper), jnp.arange(hyper.num_clients, dtype="int32")
         zero, turns = jnp.int32(0), jnp.ones_like(everyone)
-        work = live.begin_work(devices, everyone, 0 * everyone, Instant.at(0.0), zero)
+        work = begin(devices, everyone, 0 * everyone, Instant.at(0.0), zero)
         return Working(zero, zero, turns, work, devices.drawn)
 
     def next_tick(key: Key, carried: Working, state: object) -> tuple[Working, Received]:
         place = carried.work.first()
         done = carried.work.take(place)
         lost = draw_devices(key, hyper, carried.drawn).are_lost(done.client, done.number)
-        client = jnp.where(lost, EMPTY, done.client)
-        who, steps, version = (leaf[None] for leaf in (client, done.steps, done.version))
-        after = carried._replace(tick=carried.tick + 1, place=place)
-        return after, Received(done.ends, who, steps, version, jnp.ones(1))
+        report = jnp.where(lost, EMPTY, done.client), done.steps, done.version
+        work = carried.work.after_action(done.ends, carried.tick)  # of clients who are away
+        after = carried._replace(tick=carried.tick + 1, place=place, work=work)
+        return after, Received(done.ends, *(leaf[None] for leaf in report), jnp.ones(1))
 
     def after(key: Key, carried: Working, event: Event, state: Versioned, seen: object) -> Working:
         devices, who = draw_devices(key, hyper, carried.drawn), carried.place
         given = who, carried.turns[who], carried.work.ends.take(who), carried.tick
-        new = live.begin_work(devices, *given, steps=state.clients[who])
+        new = begin(devices, *given, steps=state.clients[who])
         turns = targets.put(carried.turns, who, carried.turns[who] + 1)
         return carried._replace(turns=turns, work=targets.put(carried.work, who, new))
 

@@ -231,7 +231,7 @@ class Round(NamedTuple, Generic[MemoryT]):
       now: When the round begins.
       number: `i32[]`, rounds before it.
       memory: What the choice remembers.
-      taken: `f[S]`, how long after the beginning of the last round each of its reports was in.
+      taken: `f[S]`, how long after the clients of the last round were asked each report was in.
       drawn: The clients' speeds and hours.
       turns: `i32[N]`, how often each client was asked before, which is its next row of a trace;
         None without a trace.
@@ -277,7 +277,7 @@ class Shown(NamedTuple, Generic[RoundT, MemoryT, StateT, InfoT]):
     Attributes:
       round: The round, which has ended; `round.now` is when.
       event: Who reported, with how many steps.
-      taken: `f[S]`, how long after the round's beginning each report was in.
+      taken: `f[S]`, how long after its clients were asked each report was in.
       state: The algorithm's state after the round.
       seen: What its step has seen, see `Work`.
       memory: Memory of the choice from before.
@@ -436,8 +436,9 @@ def live_rounds(
 
     Returns:
       The clock. A round lasts until the reports that it uses are in, or nobody is left to wait for,
-      or until its deadline, plus `clock.server_interact`. If nobody is asked it lasts until its
-      deadline, and without one until somebody is available, or the lane ends if somebody is.
+      or until its deadline, plus `clock.server_interact`. A lost report is waited for until the
+      deadline or, without one, until it should have come. If nobody is asked a round lasts until
+      its deadline, and without one until somebody is available, or the lane ends if somebody is.
 
     Raises:
       ConfigError: If settings say how else clients are drawn.
@@ -775,7 +776,8 @@ def live_tasks(
       num_used: Updates whose arrival makes the server act, S. It may act with fewer if `due` says.
       choose: From a key, which is new each time, and who has finished to the idle client that
         takes its place. If that client is at work, the lane ends.
-      weigh: From the settings, clients `i32[S]` and staleness `i32[S]` to weights, `f[S]`.
+      weigh: From the settings, clients `i32[S]` and staleness `i32[S]` to weights, `f[S]`. By
+        default all are 1 / S, whatever a setting `staleness` says.
       first: As of a `Selector`.
       learn: As of a `Selector`; the `round` of what a tick has shown are the tasks.
 

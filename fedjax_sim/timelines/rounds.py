@@ -328,8 +328,8 @@ def assemble_rounds(
     """Make the timeline of rounds in which given clients are asked.
 
     A round ends when `num_used` reports are in, or when nobody is left to wait for, or at the
-    deadline. A report that is lost is waited for until it should have come. Clients keep the model
-    from which they started until they are selected again.
+    deadline. A report that is lost is waited for until the deadline or, if there is none, until it
+    should have come. Clients keep the model from which they started until they are selected again.
 
     Args:
       hyper: Settings of a clock in rounds.
@@ -368,10 +368,8 @@ def assemble_rounds(
     clients, share, steps = slots
     version = jnp.broadcast_to(tick, clients.shape)
     steps, weight = jnp.where(is_in & (share > 0), steps, 0), weigh(jnp.where(is_in, share, 0))
-    clients, time = (
-        jnp.where(is_in, clients, EMPTY),
-        jnp.cumsum(hyper.clock.server_interact + waits),
-    )
+    clients = jnp.where(is_in, clients, EMPTY)
+    time = jnp.cumsum(hyper.clock.server_interact + waits)
     return Timeline(time, clients, steps, version, weight, holds=version)
 
 
@@ -384,7 +382,8 @@ def end_round(
       slots: Facts of the clients that are asked, `[..., A]` each.
       taken: Times after which their reports should be in, `f[..., A]`.
       is_asked: `bool[..., A]`, which places hold a client.
-      lost: `bool[..., A]`, which reports are lost. That is known when they should have come.
+      lost: `bool[..., A]`, which reports are lost. Without a deadline, that is known when they
+        should have come.
       num_used: Reports S that are used, the first ones.
       limit: Longest time to wait, `f[]`, or inf. It ends a round in which a report is missing.
 

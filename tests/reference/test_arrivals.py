@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
+from fedjax_sim.timelines import ClientTable
 from tests.reference import arrival_loops as loops
 from tests.reference.draws import LR, TICKS, Gradient, K, N, simulate
 
@@ -95,6 +96,19 @@ def test_adaptive_asyncfeded(run: Callable, start: np.ndarray, gradient: Gradien
         earlier = np.flatnonzero(schedule.clients[:tick, 0] == client)
         assert schedule.version[tick, 0] == (earlier[-1] + 1 if len(earlier) else 0)
         last[client] = schedule.time[tick]
+
+
+def test_adaptive_asyncfeded_with_constant_steps_is_asyncfeded_also_with_hours(
+    run: Callable,
+) -> None:
+    """Clients who are away when their update is in begin from the newest model when they come."""
+    hours = [[(2.0 * i, 9.0 + i)] for i in range(N)]
+    table = ClientTable(np.linspace(0.3, 1, N), available=hours, period=24.0)
+    given = {"client_table": table, "runtime_law": "runtime_constant", "slow_fraction": 0.0}
+    found, expected = run("asyncfeded_adaptive", gain=0.0, **given), run("asyncfeded", **given)
+    for field in ("clients", "version"):
+        np.testing.assert_array_equal(*(getattr(x.timelines[0], field) for x in (found, expected)))
+    np.testing.assert_allclose(found.models, expected.models, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from fedjax_sim.engine.planning.drawing import draw_timelines
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.compression import parse_compressor
 from fedjax_sim.server.privacy import parse_privacy
+from fedjax_sim.timelines.live import replayed as replayed_live
 from tests.conftest import slow_but
 from tests.systems.conftest import COMPRESSED, Kind
 from tests.systems.hand_made import CLIENTS, ONE_BY_ONE, events_of, some_events, without_scratch
@@ -300,7 +301,10 @@ def test_members_of_a_family_may_change_their_events(
     ),
 )
 def test_missing_weight_moves_no_model(name: str, small: Callable) -> None:
-    """Of clients that are at the optimum already, one is left out and another's weight halved."""
+    """Of clients that are at the optimum already, one is left out and another's weight halved.
+
+    So it is on the schedule that this makes, planned or live.
+    """
     system, problem = fedjax_sim.SYSTEMS[name], Quadratic.of(np.full((7, 2), 10.0), start=10.0)
     quiet = {"temperature": 0.0} if name == "langevin" else {}
 
@@ -309,8 +313,16 @@ def test_missing_weight_moves_no_model(name: str, small: Callable) -> None:
         weight = jnp.where(slots == 2, event.weight / 2, event.weight)
         return {"clients": jnp.where(slots == 1, -1, event.clients), "weight": weight}
 
-    run = fedjax_sim.simulate(changed_by(system, change), problem, small(system, **quiet), **TICKS)
+    hyper = small(system, **quiet)
+    run = fedjax_sim.simulate(changed_by(system, change), problem, hyper, **TICKS)
     np.testing.assert_allclose(run.models, [10.0, 10.0], rtol=1e-5)
+    [schedule] = run.timelines
+    assert (schedule.weight.sum(axis=1) < 0.9).all()
+    for again in (system, replayed_live(system, schedule)):
+        budget = TICKS["budget"] if again.live else schedule
+        bound = fedjax_sim.bind(again, problem, hyper, budget=budget)
+        state, _ = bound.run(bound.init())
+        np.testing.assert_allclose(bound.model(state), [10.0, 10.0], rtol=1e-5)
 
 
 def test_weights_and_clients_that_differ_are_told(regression: Callable, small: Callable) -> None:

@@ -660,7 +660,7 @@ def _facts(known: types.Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) 
     """
     if is_full:
         # Rows were counted for one lane's slots, and those of lanes that run together differ.
-        return known.unpacked()._replace(is_live=True, all_filled=is_filled)
+        return known.unpacked()._replace(is_live=True, all_filled=is_filled, sums_to_one=False)
     is_even = sizes.is_even and not is_for_cpu()
     return types.Facts(
         known.is_drawn, most_steps=sizes.most_steps, same_steps=is_even, is_live=True

@@ -249,7 +249,9 @@ class Planned:
         """
         stored, placement = self.schedule.stored, self.placement
         steps, most = stored.steps, int(stored.steps.max())
-        is_filled = not is_padded and bool((stored.clients != types.EMPTY).all())
+        is_there = stored.clients != types.EMPTY
+        is_filled = not is_padded and bool(is_there.all())
+        sums = np.where(is_there.any(axis=-1), stored.weight.sum(axis=-1), 1)
         # Slots that are made up so that devices have equally many do no steps.
         is_even = is_filled and steps.shape[-1] % placement.client_devices == 0
         same_steps = is_even and bool((steps == most).all())
@@ -259,6 +261,7 @@ class Planned:
         if placement.packed:
             packed = placement.count_rows(steps, self.schedule.work, self.lanes.row)
         known = types.Facts(is_drawn=True, all_filled=is_filled, same_steps=same_steps)
+        known = known._replace(sums_to_one=bool(np.allclose(sums, 1, rtol=1e-5)))
         return known._replace(most_steps=None if is_free else most, packed=packed)
 
     def _ticks_between(self, budget: types.Time) -> int:
