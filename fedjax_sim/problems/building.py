@@ -222,10 +222,11 @@ def build(
             raise ConfigError("clients of test_partition", found, allowed)
     poorest = min(tests, key=lambda each: int(each.counts.min())).counts
     if poorest.min() == 0:
-        if problem.per_client:
+        # Else other test examples than the clients' own would take their places.
+        if problem.per_client or problem.has_tests_of_clients:
             at = int(np.argmin(poorest))
             name = problem.client_ids[at] if problem.client_ids is not None else at
-            allowed = "at least 1 with per_client; a client with two examples can keep one"
+            allowed = "at least 1 to evaluate clients; one with two examples can keep one"
             raise ConfigError(f"number of test examples of client {name!r}", 0, allowed)
         return made
     own = client_data.hold(tests, num_tests)
