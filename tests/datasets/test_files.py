@@ -199,6 +199,14 @@ def test_a_part_of_a_memory_map_is_no_file_and_a_map_is_not_pickled_whole(tmp_pa
     assert len(content) < 2**12 and pickle.loads(content) == examples
 
 
+def test_changes_that_a_memory_map_keeps_to_itself_are_read(tmp_path: Path) -> None:
+    """Of such a map (mode "c") the file has the old numbers."""
+    np.save(tmp_path / "few.npy", np.arange(6.0))
+    changed = np.load(tmp_path / "few.npy", mmap_mode="c")
+    changed[3] = 7.0
+    assert datasets.stored(changed).read(np.arange(2, 5)).tolist() == [2.0, 7.0, 4.0]
+
+
 def test_a_cpu_reads_a_window_where_it_is(tmp_path: Path) -> None:
     np.save(tmp_path / "many.npy", np.arange(2**18, dtype="float32").reshape(-1, 2))
     examples = datasets.stored(tmp_path / "many.npy")
