@@ -280,7 +280,8 @@ class Stored:
                 raise ConfigError("type of examples in data", str(leaf.dtype), "a kind of number")
             digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
         self._identity = digest.hexdigest()[:16]
-        kinds = jax.tree.map(lambda leaf: jax.dtypes.canonicalize_dtype(leaf.dtype), sampled)
+        native = jax.tree.map(lambda leaf: leaf.dtype.newbyteorder("="), sampled)
+        kinds = jax.tree.map(jax.dtypes.canonicalize_dtype, native)
         self.first = jax.tree.map(lambda leaf, kind: _converted(leaf[:1], kind), sampled, kinds)
         self.row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.first))
 
