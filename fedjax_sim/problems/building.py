@@ -18,7 +18,7 @@ from fedjax_sim.datasets import Stored
 from fedjax_sim.models import calls
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data
-from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
+from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised, as_pair, check_shapes
 
 SupervisedT = TypeVar("SupervisedT", bound=Supervised)
@@ -238,7 +238,9 @@ def _check_targets(problem: Supervised) -> None:
 
     Also check that there are no other classes than those of the network.
     """
-    mask_of, has_classes = problem.mask_of, problem.loss_of is cross_entropy
+    # A loss of the user's own, such as one with smoothed labels, goes with the usual accuracy.
+    known = {problem.loss_of, *(metric.values for _, metric in problem.metrics)}
+    mask_of, has_classes = problem.mask_of, not known.isdisjoint({cross_entropy, is_right})
     if mask_of is None and not has_classes:
         return
     # What is only needed for inputs is not computed.
