@@ -63,7 +63,8 @@ def as_array(value: object, dtype: Any = None) -> Array:
     if isinstance(value, jax.Array):
         return jnp.asarray(value, dtype)
     own = np.array(value, dtype)
-    return jax.device_put(np.asarray(own, jax.dtypes.canonicalize_dtype(own.dtype)))
+    kind = own.dtype.newbyteorder("=")  # JAX knows no other order, which files may have.
+    return jax.device_put(np.asarray(own, jax.dtypes.canonicalize_dtype(kind)))
 
 
 def has(value: object, name: str) -> bool:

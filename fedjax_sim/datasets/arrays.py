@@ -100,6 +100,8 @@ def from_arrays(
         raise ConfigError("largest label", largest, f"below the number of classes, {num_classes}")
     if train_clients is not None:
         clients = _checked_labels("train_clients", train_clients, len(train_images))
+        if (largest := int(clients.max())) > np.iinfo(np.int32).max:  # Would be another client.
+            raise ConfigError("largest of train_clients", largest, "below 2^31")
         train_clients = clients.astype(np.int32)
     train_labels, test_labels = train_labels.astype(np.int32), test_labels.astype(np.int32)
     arrays = train_images, train_labels, test_images, test_labels

@@ -34,8 +34,9 @@ READ_AT_ONCE = 2**24
 class _Column:
     """An array `[n, ...]`, or a file of NumPy with one.
 
-    A memory map of a whole file is read as the file. Through the map, pages that were touched would
-    count as memory of the process, and a file that is cut short would end it without a sentence.
+    A memory map of a whole file is read as the file, unless it keeps changes to itself (mode "c").
+    Through the map, pages that were touched would count as memory of the process, and a file that
+    is cut short would end it without a sentence.
 
     Attributes:
       num: Number of examples, n.
@@ -55,6 +56,7 @@ class _Column:
         name, self.num = getattr(array, "filename", None), len(array)
         self.files = [] if name is None else [Path(name)]
         is_map = bool(self.files) and isinstance(array.base, mmap.mmap) and array.flags.c_contiguous
+        is_map = is_map and array.mode != "c"  # What was changed in it is not in its file.
         self._begin: int | None = array.offset if is_map else None
         # Of a file nothing but the form of its examples is kept.
         self._array = np.array(array[:0]) if is_map else array
@@ -278,7 +280,8 @@ class Stored:
                 raise ConfigError("type of examples in data", str(leaf.dtype), "a kind of number")
             digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
         self._identity = digest.hexdigest()[:16]
-        kinds = jax.tree.map(lambda leaf: jax.dtypes.canonicalize_dtype(leaf.dtype), sampled)
+        native = jax.tree.map(lambda leaf: leaf.dtype.newbyteorder("="), sampled)
+        kinds = jax.tree.map(jax.dtypes.canonicalize_dtype, native)
         self.first = jax.tree.map(lambda leaf, kind: _converted(leaf[:1], kind), sampled, kinds)
         self.row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.first))
 

@@ -18,7 +18,7 @@ from fedjax_sim.datasets import Stored
 from fedjax_sim.models import calls
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data
-from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
+from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised, as_pair, check_shapes
 
 SupervisedT = TypeVar("SupervisedT", bound=Supervised)
@@ -222,10 +222,11 @@ def build(
             raise ConfigError("clients of test_partition", found, allowed)
     poorest = min(tests, key=lambda each: int(each.counts.min())).counts
     if poorest.min() == 0:
-        if problem.per_client:
+        # Else other test examples than the clients' own would take their places.
+        if problem.per_client or problem.has_tests_of_clients:
             at = int(np.argmin(poorest))
             name = problem.client_ids[at] if problem.client_ids is not None else at
-            allowed = "at least 1 with per_client; a client with two examples can keep one"
+            allowed = "at least 1 to evaluate clients; one with two examples can keep one"
             raise ConfigError(f"number of test examples of client {name!r}", 0, allowed)
         return made
     own = client_data.hold(tests, num_tests)
@@ -237,7 +238,9 @@ def _check_targets(problem: Supervised) -> None:
 
     Also check that there are no other classes than those of the network.
     """
-    mask_of, has_classes = problem.mask_of, problem.loss_of is cross_entropy
+    # A loss of the user's own, such as one with smoothed labels, goes with the usual accuracy.
+    known = {problem.loss_of, *(metric.values for _, metric in problem.metrics)}
+    mask_of, has_classes = problem.mask_of, not known.isdisjoint({cross_entropy, is_right})
     if mask_of is None and not has_classes:
         return
     # What is only needed for inputs is not computed.

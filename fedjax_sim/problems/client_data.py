@@ -398,7 +398,7 @@ def on_device(name: str, array: Leaf) -> Array:
     Raises:
       ConfigError: If it does not fit in the memory that is free.
     """
-    needed = np.size(array) * jax.dtypes.canonicalize_dtype(array.dtype).itemsize
+    needed = np.size(array) * jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("=")).itemsize
     device = jax.local_devices()[0]
     try:
         # A CPU would take memory until the process is killed.

@@ -186,8 +186,9 @@ def label_lanes(
     """
     dims, at = (*grid.dims, "seed"), np.unravel_index(places, grid.shape)
     values = dict(zip(dims, (*grid.settings.values(), grid.seeds), strict=True))
+    # Of one type in all parts, be it text because some value of the grid is none.
     labels = {
-        name: ("lane", [label_of_value(values[name][i]) for i in index])
+        name: ("lane", np.array([*map(label_of_value, values[name])])[index])
         for name, index in zip(dims, at, strict=True)
     }
     parts = [part._replace(places=np.searchsorted(places, part.places).tolist()) for part in parts]

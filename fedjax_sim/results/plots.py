@@ -386,12 +386,11 @@ def _lines(
             lanes[key].broadcast_like(failed).transpose("seed", "eval").values.astype(float)
             for key in (metric, against)
         )
-        # Numbers of local steps are nan before the first step, and keep a value if none follows.
-        has_begun = (~np.isnan(values)).any(axis=0)
-        values, x = values[:, has_begun], x[:, has_begun]
-        last = np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(len(values.T))), 1)
-        values = np.take_along_axis(values, last, axis=1)
-        good = ~failed.values & np.isfinite(values).all(axis=1) & has_begun.any()
+        # Means over local steps are nan before the first step, and keep a value if none follows.
+        is_nan = np.isnan(values)
+        last = np.where(is_nan, is_nan.argmin(axis=1)[:, None], np.arange(values.shape[1]))
+        values = np.take_along_axis(values, np.maximum.accumulate(last, axis=1), axis=1)
+        good = ~failed.values & np.isfinite(values).all(axis=1)
         if not good.any():
             missing.append(label)
             continue

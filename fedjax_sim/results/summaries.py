@@ -25,10 +25,11 @@ def summary(curves: Mapping[str, "xr.Dataset"]) -> dict[str, Any]:
     An entry has the means over seeds of the final metrics, with their standard deviations (of the
     lanes, with divisor n, not of the mean), medians and least values, and the means of virtual
     time, ticks, local steps and bits, the last three rounded to whole numbers. Failed lanes are
-    counted, and left out of the metrics, which are null if no other lane is left. Of a metric of
+    counted, and left out of the metrics, which are null if no other lane is left, or if one of
+    these has no finite number, such as a mean over local steps without a step. Of a metric of
     single clients the mean, the worst decile and the spread over clients are given, as means over
-    seeds, see `results.diagnostics.summarise_clients`. Lanes that collapsed to chance
-    while finite are counted too, and stay in the metrics.
+    seeds, see `results.diagnostics.summarise_clients`. Lanes that collapsed to chance while finite
+    are counted too, and stay in the metrics.
 
     Args:
       curves: The curves of `sweep`, by system.

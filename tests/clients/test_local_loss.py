@@ -345,6 +345,23 @@ def test_measures_of_a_known_run() -> None:
     np.testing.assert_allclose(run.curves.drift[1], np.mean(drifts), rtol=1e-5)
 
 
+def test_a_lane_that_ends_early_repeats_its_last_measures() -> None:
+    """As it does all metrics; its final means would be nan, and those over seeds not known."""
+    hyper = fedbuff.Hyper(num_clients=5, buffer_size=2, restart="after_interaction", batch_size=4)
+    run = fedjax_sim.sweep(
+        fedbuff.system,
+        teaching(),
+        hyper.replace(server_interact=1.0),
+        settings={"server_interact": [1.0, 30.0]},
+        budget=fedjax_sim.Time(200.0),
+        num_evals=4,
+        keep=fedjax_sim.Keep(measures=["drift"]),
+    )
+    (_, ticks), (_, means) = run.curves.ticks.values[:, 0], run.curves.drift.values[:, 0]
+    assert ticks[1] == ticks[-1] and np.isfinite(run.curves.drift[..., 1:]).all()
+    assert means[1] == means[-1] > 0
+
+
 @pytest.mark.slow
 def test_measures_over_chunks_and_lanes() -> None:
     """Stretches of ticks add up, in one lane and in lanes that are batched."""

@@ -83,6 +83,10 @@ def test_own_images_get_four_axes(shape, expected):
             "number of classes among train_labels is 3, but must be 4",
         ),
         ({"test_labels": np.array([10**12, 0])}, "number of classes among train_labels is 3"),
+        (  # Their last 32 bits are equal.
+            {"train_clients": np.array([1, 2**32 + 1] * 3)},
+            r"largest of train_clients is 4294967297, but must be below 2\^31",
+        ),
         (
             {"class_names": np.array(["coot", "teal"])},
             "largest label is 2, but must be below the number of classes, 2",

@@ -12,6 +12,7 @@ import pytest
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.core.lifecycle import InputError
 from fedjax_sim.core.settings import ConfigError
+from fedjax_sim.problems.client_data import read_arrays
 
 NUM = 23
 IMAGES = np.arange(NUM * 6, dtype="uint8").reshape(NUM, 6)
@@ -197,6 +198,24 @@ def test_a_part_of_a_memory_map_is_no_file_and_a_map_is_not_pickled_whole(tmp_pa
     examples = datasets.stored(whole)
     content = pickle.dumps(examples)
     assert len(content) < 2**12 and pickle.loads(content) == examples
+
+
+def test_changes_that_a_memory_map_keeps_to_itself_are_read(tmp_path: Path) -> None:
+    """Of such a map (mode "c") the file has the old numbers."""
+    np.save(tmp_path / "few.npy", np.arange(6.0))
+    changed = np.load(tmp_path / "few.npy", mmap_mode="c")
+    changed[3] = 7.0
+    assert datasets.stored(changed).read(np.arange(2, 5)).tolist() == [2.0, 7.0, 4.0]
+
+
+@pytest.mark.parametrize("kind", [">f4", ">i8", ">u2"])
+def test_numbers_in_the_other_order_of_bytes_are_read(kind: str, tmp_path: Path) -> None:
+    """Such as those of files of astronomy, which JAX refuses."""
+    numbers = np.arange(12).reshape(6, 2).astype(kind)
+    np.save(tmp_path / "other.npy", numbers)
+    in_memory, _ = read_arrays("data", numbers)
+    for found in (datasets.stored(tmp_path / "other.npy").whole, in_memory):
+        np.testing.assert_array_equal(found, np.arange(12).reshape(6, 2))
 
 
 def test_a_cpu_reads_a_window_where_it_is(tmp_path: Path) -> None:

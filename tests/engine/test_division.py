@@ -1,6 +1,7 @@
 """Parts of a sweep: which lanes they get, and that together they are the whole, bit for bit."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import chex
@@ -14,8 +15,15 @@ import fedjax_sim
 from fedjax_sim import Layout
 from fedjax_sim.core.settings import ConfigError
 from fedjax_sim.engine.shares import Unit, divide
-from fedjax_sim.results.curves import join_lanes
-from fedjax_sim.results.runs import join_runs
+from fedjax_sim.results.curves import (
+    Curves,
+    Grid,
+    Returned,
+    join_lanes,
+    label_curves,
+    label_lanes,
+)
+from fedjax_sim.results.runs import join_runs, write_arrays
 
 FAVANO, FEDBUFF = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedbuff"))
 PINNED = Layout(slots_at_once=4, lanes_at_once=False, client_devices=1)
@@ -94,6 +102,22 @@ def test_a_part_that_knows_more_has_the_bits_of_the_whole(
     assert [set(part.curves.proximal.values) for part in parts] == [{0.0}, {0.1}]
     assert_equal_runs(join_runs(parts), whole)
     assert np.abs(whole.models[1] - whole.models[0]).max() > 1e-4
+
+
+@pytest.mark.parametrize("values", [[None, 0.5], ["auto", 2]])
+def test_labels_of_several_types_are_those_of_the_whole(values: list[Any], tmp_path: Path) -> None:
+    """A part with numbers alone would have other labels; no file takes labels of two types."""
+
+    def returned(places: list[int]) -> Returned:
+        zeros, finite = np.zeros((len(places), 2)), np.ones((len(places), 2), bool)
+        curves = Curves({"finite": finite, "loss": zeros + places[0]}, {}, None)
+        return Returned(places, curves, {"ticks": zeros, "time": zeros}, [], {})
+
+    grid, whole = Grid({"alpha": values}, [0]), [returned([0]), returned([1])]
+    parts = [label_lanes([each], grid, "x", each.places) for each in whole]
+    joined = join_lanes(parts)
+    assert joined.identical(label_curves(whole, grid, "x"))
+    write_arrays(tmp_path / "results.nc", {"x": joined})
 
 
 OPTIONS: dict[str, Any] = {

@@ -66,6 +66,15 @@ def test_test_examples_of_other_clients_are_refused() -> None:
             make()
 
 
+def test_own_test_examples_are_not_replaced_by_others() -> None:
+    """If one client has none, personal models would be measured on examples of anybody's."""
+    own = Partition(np.arange(3), np.array([3, 0]))
+    for per_client in (False, True):
+        options = {"test_partition": own, "per_client": per_client}
+        with pytest.raises(ConfigError, match="test examples of client 1 is 0, but must be at lea"):
+            make_classification(LogisticRegression(2), DATA, PARTITION, **options)
+
+
 def test_a_share_is_held_out_of_each_client() -> None:
     """0.29 * 100 is below 29 in floating point."""
     split = Partition(np.arange(101), np.array([100, 1]))

@@ -434,6 +434,18 @@ def test_a_network_without_an_output_for_each_class_is_refused() -> None:
         problems.make_classification(fedjax_sim.models.MLP((), 2), data, split)
 
 
+def test_classes_from_1_are_refused_with_a_loss_of_the_users_own() -> None:
+    """A last class that is no output would have the loss 0 of a one-hot code without a 1."""
+    inputs, labels = np.zeros((6, 2), "float32"), np.array([1, 2, 3, 1, 2, 3])
+
+    def doubled(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return 2 * problems.cross_entropy(logits, labels)
+
+    how: dict[str, Any] = {"clients": [*"aaabbb"], "metrics": {"accuracy": problems.is_right}}
+    with pytest.raises(ConfigError, match="largest class in data is 3, but must be at most 2"):
+        problems.supervised(fedjax_sim.models.MLP((), 3), doubled, (inputs, labels), **how)
+
+
 def test_unknown_options_are_named() -> None:
     with pytest.raises(TypeError, match="metric"):
         make(metric={})  # A misspelt `metrics`.

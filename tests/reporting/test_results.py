@@ -413,6 +413,14 @@ def test_a_picture_says_which_seeds_it_leaves_out():
     assert "finite" not in axes.get_title(loc="left")
 
 
+def test_a_seed_that_begins_late_is_drawn():
+    """Means over local steps are nan up to a lane's first one, which takes other lanes longer."""
+    late = [[np.nan, np.nan, 2.0, 3.0], [np.nan, 1.0, np.nan, 0.5], [np.nan] * 4]
+    [line], missing = plots._lines({"x": curves(late)}, "accuracy", "time")
+    assert line.label == "x (2 of 3 seeds)" and not missing
+    assert line.held.tolist() == [[2.0, 2.0, 2.0, 3.0], [1.0, 1.0, 1.0, 0.5]]
+
+
 def test_few_seeds_are_drawn_each_and_many_as_a_band():
     """Curves are steps at every evaluation of any seed, and no band leaves the values seen."""
     values = [[0.1, 0.3, 0.8], [0.1, 0.5, 0.9], [0.1, 0.1, 0.1]]

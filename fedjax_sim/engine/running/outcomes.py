@@ -58,7 +58,11 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     facts = _facts_of(schedule, row) | _count(planned, schedule, row, timelines)
     facts["collapsed_at"] = _collapsed_at(group, metrics)
     if MEASURED in infos:
-        metrics |= _means_of_steps(infos)
+        # Evaluations after a lane's end repeat its last one, without a step since.
+        ticks = schedule.ticks[row]
+        last = (ticks < ticks[:, -1:]).sum(axis=1, keepdims=True)
+        known = np.arange(len(ticks))[:, None], np.minimum(np.arange(ticks.shape[1]), last)
+        metrics |= {name: each[known] for name, each in _means_of_steps(infos).items()}
     if planned.program.plan.live is not None:
         extra_facts = extra_facts_of(system, planned.hypers, schedule.ticks, row)
         _say_what_a_rule_refuses(system, group, timelines)
