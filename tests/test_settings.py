@@ -259,6 +259,7 @@ def test_the_privacy_of_examples_reads_local_steps_with_epochs() -> None:
     check(FEDAVG(privacy=private, local_steps=7, **given))
 
 
+@pytest.mark.slow
 def test_a_sweep_may_have_points_at_which_a_setting_has_no_effect(
     regression: Callable, small: Callable
 ) -> None:

@@ -7,6 +7,8 @@ package is imported, so one process of its own runs a system of each kind of sch
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import tests.typechecks
 import jax
@@ -30,6 +32,7 @@ except BeartypeCallHintViolation:
 """
 
 
+@pytest.mark.slow
 def test_inner_helpers_get_what_they_declare() -> None:
     """A wrong type is found, so the hook is at work."""
     done = subprocess.run(

@@ -462,6 +462,7 @@ def test_diverged_lanes_are_reported_and_everything_is_kept(call, tmp_path):
     assert len([*(tmp_path / "results" / "tensorboard").glob("fedavg lr=* seed=*/events*")]) == 4
 
 
+@pytest.mark.slow
 def test_a_users_data_with_partition_and_trace(call, tmp_path):
     rng = np.random.default_rng(0)
     images, labels = rng.normal(size=(60, 3)).astype("float32"), np.arange(60) % 3
@@ -724,6 +725,7 @@ def test_the_exit_code_is_returned(capsys):
     assert "nonsense" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_go_to_the_clients_they_name(
     call, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,7 +298,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_masked_steps_change_neither_model_nor_optimizer(regression: Callable, name: str) -> None:
     """A slot that is batched with longer ones ends where a separate optimizer ends.
@@ -428,7 +428,7 @@ SUMMED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("of_progress", [False, True])
 @pytest.mark.parametrize("name", SUMMED)
 def test_a_sum_in_place_of_the_models(name: str, of_progress: bool) -> None:
@@ -450,6 +450,7 @@ def test_a_sum_in_place_of_the_models(name: str, of_progress: bool) -> None:
     chex.assert_trees_all_equal(work, same_work)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("plan", [Plan(), Plan(slots_at_once=4)])
 def test_steps_of_empty_slots_that_are_undone(plan: Plan, regression: Callable) -> None:
     """Their models are their starts, and sums are those of the other slots."""

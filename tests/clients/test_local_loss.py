@@ -167,7 +167,7 @@ def test_aux_on_devices_and_rows() -> None:
         np.testing.assert_allclose(found.models, alone.models, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("system", [fedavg.system, fedbuff.system], ids=lambda each: each.name)
 def test_energy_is_that_of_steps_and_models_with_an_aux(system: Any) -> None:
     """The aux stays with its client and takes none; a budget ends the run at the right tick."""

@@ -149,7 +149,7 @@ SYSTEMS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_batch_normalisation_trains(name: str) -> None:
     """Losses fall, statistics come near those of the data, and messages count their bits."""
@@ -178,7 +178,7 @@ def test_evaluations_use_running_statistics() -> None:
     np.testing.assert_allclose(problem.evaluate(model)["loss"], loss, rtol=1e-5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
 def test_a_lane_alone_equals_it_in_a_batch_and_in_chunks(name: str) -> None:
     system, settings = SYSTEMS[name]
@@ -195,6 +195,7 @@ def test_a_lane_alone_equals_it_in_a_batch_and_in_chunks(name: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_the_server_does_not_move_statistics() -> None:
     """FedAdam's steps would be of one size; statistics take the clients' mean."""
     problem, settings = problem_of(), {"num_selected": 4, "local_steps": 2}
@@ -241,7 +242,7 @@ BALL = {"server_optimizer": partial(optax.sgd, momentum=0.9)} | RATE
 ROUNDS, BUFFER = {"num_selected": 4}, {"buffer_size": 2, "concurrency": 3}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -290,7 +291,7 @@ def test_progress_per_local_step_does_not_scale_statistics() -> None:
     np.testing.assert_allclose(found["var"], var, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("aggregation", "kind"),
     [
@@ -345,7 +346,7 @@ def test_iterations_of_groups_do_not_scale_statistics(
     np.testing.assert_allclose(found["var"], models[-1][1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["asyncfeded", "asyncfeded_adaptive"])
 def test_distances_of_models_do_not_count_statistics(name: str) -> None:
     """Trained leaves are the same whatever statistics a run starts from: steps do not read them."""

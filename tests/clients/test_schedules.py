@@ -143,7 +143,7 @@ def test_a_sweep_over_the_numbers_is_one_program_and_equals_an_own_loop(
         assert_equal(run.samples[lane], models_by_hand(run.timelines[lane], rate))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("system", [fedbuff, fedavg], ids=lambda s: s.__name__)
 def test_a_schedule_over_a_planned_run_takes_each_lanes_ticks(system: Any) -> None:
     """In a budget of time lanes have different numbers of ticks; live clocks refuse."""
@@ -242,6 +242,7 @@ def test_fedasync_mixes_less_by_round() -> None:
     assert_equal(run.samples[0], models_by_hand(run.timelines[0], lambda *_: 0.25, **how))
 
 
+@pytest.mark.slow
 def test_proximal_strength_by_round_and_momentum_that_is_kept() -> None:
     """Weight decay and both moments of AdamW are those of optax, with the rate of the round."""
     hyper = fedprox.Hyper(**ROUNDS, lr=0.25, proximal=0.5, proximal_schedule=HALVING)

@@ -116,7 +116,7 @@ def drawn(request: pytest.FixtureRequest) -> tuple[str, np.ndarray, np.ndarray]:
         return request.param, np.asarray(draws), np.asarray(variances)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 def test_no_bias(drawn: tuple[str, np.ndarray, np.ndarray]) -> None:
     """Every entry's mean agrees with the vector within 5 standard errors.
 

@@ -272,6 +272,7 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
         bound.replace(hyper=fedjax_sim.SYSTEMS["quafl"].paper())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "setting", "bound_at", "changes"),
     [
@@ -325,6 +326,7 @@ def test_numbers_that_simplify_a_program_may_be_changed(
     np.testing.assert_allclose(traced, final(anew), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_is_mapped_over_keys_settings_and_partitions(
     regression: Callable, small: Callable
 ) -> None:
@@ -513,7 +515,7 @@ def test_an_event_may_be_changed_before_a_step(
     assert bound.step(state, first)[1].needed == event.steps[0]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_reverse_mode_goes_through_changed_steps_whose_most_is_given(
     regression: Callable, small: Callable
 ) -> None:
@@ -968,6 +970,7 @@ def test_states_and_events_of_other_programs_are_refused(
             call()
 
 
+@pytest.mark.slow
 def test_derivatives_by_what_the_schedule_has_read_are_refused(bound: Bound) -> None:
     """Of a whole program too, which is a pytree; slopes of 0 and other settings pass."""
 

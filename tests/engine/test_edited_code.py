@@ -397,6 +397,7 @@ def test_a_sweep_runs_what_was_edited(name: str) -> None:
     assert float(bound.evaluate(state)["norm"]) == after[1]
 
 
+@pytest.mark.slow
 def test_own_settings_and_steps_are_noticed() -> None:
     """An optimizer that reads a number, and a step that does."""
     held, user = {"factor": 1.0}, User("", "x")
@@ -563,6 +564,7 @@ def test_autoreload_and_cells_of_a_notebook(
         assert values == norms(User("", f"{factor} * x").problem)
 
 
+@pytest.mark.slow
 def test_programs_that_are_kept_are_those_of_the_code(tmp_path: Path) -> None:
     """Two versions of a loss take turns on one folder of `keep_compiled`."""
 

@@ -144,6 +144,7 @@ def test_groups_have_no_energy(name: str, regression: Callable) -> None:
         fedjax_sim.simulate(*inputs, budget=Energy(90.0))
 
 
+@pytest.mark.slow
 def test_odd_energies_end_with_the_tick_they_are_of(regression: Callable, small: Callable) -> None:
     """Energies that floats do not hold, and budgets that are exactly those of a tick."""
     random = np.random.default_rng(1)
@@ -171,6 +172,7 @@ def test_lanes_that_need_more_ticks_are_named(
     assert "most_ticks = 7 ticks before its energy budget" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_programs_of_ones_own_end_with_the_energy(regression: Callable, small: Callable) -> None:
     inputs = given("oort", regression, small)
     run = fedjax_sim.simulate(*inputs, seed=3, budget=Ticks(12))

@@ -165,7 +165,7 @@ def live_fedbuff() -> System:
     return LIVE["fedbuff"]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("system", "ended", "words"),
     [
@@ -257,6 +257,7 @@ def test_a_clock_may_stand_still(sweep: Callable, capsys: pytest.CaptureFixture[
     assert "most_ticks = 7" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", slow_but([Layout(4, True, 1)], [Layout(4, True, 1), Layout(1, False, 2, 2)])
 )
@@ -273,6 +274,7 @@ class KilledError(Exception):
     """In place of a signal."""
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_bits(sweep: Callable, tmp_path: Path) -> None:
     whole = sweep()
 

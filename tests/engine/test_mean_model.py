@@ -39,6 +39,7 @@ def problem(regression: Callable) -> Any:
         return regression(N, dtype="float64")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["favano", "fedavg", "fedbuff"])
 def test_mean_of_the_versions_that_clients_hold(name: str, problem: Any, small: Callable) -> None:
     """By the schedule and the server's models of every tick."""

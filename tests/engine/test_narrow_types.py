@@ -265,7 +265,7 @@ class Scaled:
         return {"loss": jnp.square(params[None] - self.points).sum()}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [float, jnp.asarray, np.float32])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_numbers_of_python_in_a_problem(

@@ -69,7 +69,7 @@ def own_loop(system: System, hyper: Any, seed: int, num_ticks: int) -> Any:
     return bound.model(state)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("budget", [fedjax_sim.Ticks(11), fedjax_sim.Time(40)], ids=["11", "time"])
 def test_ticks_that_pad_a_lane_change_nothing(budget: Any, layout: str) -> None:
@@ -115,7 +115,7 @@ def in_turn(key: jax.Array, now: Any) -> Asked:
     return Asked((3 * now.round.number + jnp.arange(3)) % 8)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", ["together", "in turn"])
 @pytest.mark.parametrize("is_full", [True, False])
 def test_a_live_lane_that_has_ended_changes_nothing(layout: str, is_full: bool) -> None:
@@ -143,6 +143,7 @@ def fewer_steps(train: Callable) -> Callable:
     return step
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", ["together", "in turn"])
 def test_a_live_lane_counts_the_steps_that_were_done(layout: str) -> None:
     """They are the changed event's, where the clock says that all slots are filled, too."""

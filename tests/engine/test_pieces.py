@@ -150,6 +150,7 @@ def test_pieces_give_the_results_of_the_whole(
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_not_compiled(
     small: Callable, lanes_run: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +409,7 @@ def test_cores_read_one_copy_of_an_array(small: Callable, monkeypatch: pytest.Mo
         assert (inputs.ctypes.data if isinstance(inputs, np.ndarray) else None) not in copies
 
 
+@pytest.mark.slow
 def test_lanes_whose_schedules_fill_the_host_are_halved_before_they_are_planned(
     sweep: Sweep,
     whole: fedjax_sim.Run,

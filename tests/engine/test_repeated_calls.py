@@ -313,7 +313,7 @@ def by_bound(number: jax.Array) -> jax.Array:
     return BY.scaled(number)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("function", "first", "edit"),
     [
@@ -501,6 +501,7 @@ def test_one_transfer_for_each_return_to_the_host(fetched: list[int]) -> None:
     assert len(fetched) == 5
 
 
+@pytest.mark.slow
 def test_random_numbers_of_another_implementation() -> None:
     """JAX does not notice the switch; schedule and steps are those of a process that began so."""
     fedavg = fedjax_sim.SYSTEMS["fedavg"]

@@ -133,6 +133,7 @@ def test_a_resumed_chain_has_the_same_start(
         run(seeds=[2], start=first)
 
 
+@pytest.mark.slow
 def test_lanes_that_only_their_labels_tell_apart(regression: Callable, small: Callable) -> None:
     """Functions are labelled by their names: which lane's model is meant would be a guess."""
     rates = [lambda lr: optax.sgd(lr), lambda lr: optax.sgd(lr / 2)]

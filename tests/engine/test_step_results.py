@@ -85,7 +85,7 @@ def problem_of(regression: Callable[..., Any], noisy_mean: Callable[..., Any]) -
     )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("system", "refused"),
     [

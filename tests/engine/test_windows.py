@@ -102,7 +102,7 @@ def test_seeds_whose_data_are_in_no_files_have_their_own(arrays: tuple) -> None:
     assert_same(*of_seeds)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "devices"), [(name, devices) for name in SETTINGS for devices in (1, 8)]
 )
@@ -140,7 +140,7 @@ def mixtures(tmp_path: Path) -> tuple[Any, Any, Any, Callable[..., Any]]:
     return sample, data, files, lambda data: latent.WithSample.of(sample, data, split)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
 def test_fedem_in_windows_has_the_bits_of_memory(devices: int, tmp_path: Path) -> None:
     _, data, files, made = mixtures(tmp_path)
@@ -153,6 +153,7 @@ def test_fedem_in_windows_has_the_bits_of_memory(devices: int, tmp_path: Path) -
         assert_same(run_of("fedem", made(files), asked, **options), expected)
 
 
+@pytest.mark.slow
 def test_a_problem_with_a_sample_is_the_estimation_if_this_is_all_data(tmp_path: Path) -> None:
     data = np.random.default_rng(0).normal(size=(36, 2)).astype("float32")
     split = Partition(np.arange(36), np.full(NUM_CLIENTS, 3))

@@ -145,6 +145,7 @@ def test_seeds_cells_and_rates_that_do_not_fit_are_refused(
     assert complaint in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_single_cells_run_with_further_seeds(tmp_path: Path) -> None:
     """Their entry has the single runs, as in a run of all seeds, and no verdict."""
     cell, found = "FedAvg | IID", {}

@@ -328,6 +328,7 @@ MODULES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("paper", slow_but(["fald", "hierarchical"], list(MODULES)))
 def test_smoke_run(paper: str) -> None:
     outcome = MODULES[paper].run(Arguments(smoke=True))

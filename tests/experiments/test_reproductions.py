@@ -106,6 +106,7 @@ def test_epsilons_are_the_tutorials() -> None:
             assert 0.75 * ours < tf_privacy.accounted_epsilon(setting) < ours
 
 
+@pytest.mark.slow
 def test_clients_of_one_example_are_dp_sgd() -> None:
     """Without noise and with all clients, a round is a step along the mean clipped gradient."""
     whole = datasets.load("digits")

@@ -52,6 +52,7 @@ def run_quadratics(row: str, rounds: int) -> fedjax_sim.Run:
         )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "row",
     [
@@ -141,6 +142,7 @@ def test_clients_have_the_sources_examples() -> None:
         fednova.split_of(labels[:150])  # too few for ten each
 
 
+@pytest.mark.slow
 def test_weights_decay_and_images_are_normalised() -> None:
     data = datasets.load("digits")
     problem: Any = fednova.problem_of(data, fednova.VGG(((4,),), 8))

@@ -63,6 +63,7 @@ def test_stragglers_do_1_to_19_epochs_or_are_left_out() -> None:
     assert not np.asarray(nobody.weight).any() and not np.asarray(nobody.steps).any()
 
 
+@pytest.mark.slow
 def test_the_first_rounds_do_not_depend_on_how_many_there_are() -> None:
     few, many = drawn(7), drawn(40)
     assert (np.asarray(few.clients) != EMPTY).all()
@@ -90,6 +91,7 @@ def test_the_authors_files_are_read(tmp_path: Path) -> None:
         fedprox.read(tmp_path, "synthetic_iid")
 
 
+@pytest.mark.slow
 def test_names_are_those_of_the_data_sets() -> None:
     for name, settings in fedprox.SETS.items():
         assert datasets.make_synthetic(**settings, num_clients=2).name == name

@@ -179,6 +179,7 @@ def study(small: Callable, tmp_path: Path) -> Callable[..., fedjax_sim.Run]:
     return launched
 
 
+@pytest.mark.slow
 def test_a_part_whose_result_is_damaged_runs_again(
     study: Callable[..., fedjax_sim.Run], tmp_path: Path
 ) -> None:

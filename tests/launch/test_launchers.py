@@ -66,6 +66,7 @@ def runs(job: Job) -> list[str]:
     return [path.read_text() for path in sorted(job.folder.iterdir())]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_jobs_are_resumed_until_done_and_failures_are_named(
     launcher: Launcher,
@@ -210,6 +211,7 @@ def is_at_work(pid: int) -> bool:
     return state not in "ZX"
 
 
+@pytest.mark.slow
 @pytest.mark.launched_by("submitit")
 def test_a_job_that_is_preempted_saves_and_goes_back_into_the_queue(
     job: Callable[[str, str], Job], tmp_path: Path

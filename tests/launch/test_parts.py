@@ -117,6 +117,7 @@ def assert_equal_folders(ours: Path, theirs: Path) -> None:
         assert picture.read_bytes() == (theirs / picture.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_merged_parts_are_the_whole(
     whole: Path, parts: list[Path], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,7 +272,7 @@ def test_parts_that_failed_are_named_and_run_again(
     assert_equal_folders(tmp_path / "out", whole)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2], ids=["SIGTERM", "SIGUSR2"])
 def test_a_signal_stops_a_launched_study_which_is_resumed(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

@@ -166,6 +166,7 @@ def of_library_in_training(name: str) -> tuple[Any, Any, list[jax.Array]]:
     return LinenNorm(), found, jax.tree.leaves(state)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["nnx", "equinox", "haiku", "linen"])
 def test_a_state_is_averaged_and_not_trained(name: str) -> None:
     """One client's step of all examples leaves the library's own statistics in the model."""

@@ -110,6 +110,7 @@ def cases(
     return (batch, *space, channels), (*window, channels, num), strides, padding, dilation
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize(("features", "groups"), [(6, 1), (32, 1), (6, 2), (0, 1)])
 def test_no_image_and_no_channel(pair: str, features: int, groups: int) -> None:
@@ -299,6 +300,7 @@ class Separable(nn.Module):
         return nn.Dense(10)(x.mean((1, 2)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("network", [SmallCNN(10), Separable()], ids=["small", "separable"])
 def test_lanes_of_different_rates_are_lowered_for_a_gpu(
     network: nn.Module, monkeypatch: pytest.MonkeyPatch
@@ -463,6 +465,7 @@ def test_memory_of_resnet18_is_bounded() -> None:
     assert held(convolution.patches) < min(1.2 * library, 130 * 2**20)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("num", "dtype"), [(6, "float32"), (7, "float32"), (6, "bfloat16")])
 def test_few_images_at_a_time_make_no_difference(
     num: int, dtype: str, monkeypatch: pytest.MonkeyPatch

@@ -94,7 +94,7 @@ QUICK = [
 """Every way of two convolutions at least, and each convolution in two ways or more."""
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("pair", slow_but(QUICK, [(case, way) for case in CASES for way in WAYS]))
 def test_equals_the_librarys(pair: tuple[str, str]) -> None:
     """Tangents and Hessians, for clients with weights of their own or shared, and in a loop."""

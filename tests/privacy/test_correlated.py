@@ -205,6 +205,7 @@ def test_what_one_client_can_change(regression: Callable, small: Callable) -> No
         np.testing.assert_array_equal(lost, without)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -238,6 +239,7 @@ def test_epsilon_of_runs(name: str, regression: Callable, small: Callable) -> No
     assert not np.asarray(run.curves.failed).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("fedavg", marks=pytest.mark.slow), "fedbuff"])
 def test_what_clips_nothing_changes_nothing(
     name: str, regression: Callable, small: Callable

@@ -43,6 +43,7 @@ def test_by_hand() -> None:
     assert (found.most, found.separation.min()) == (2, 0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_schedules_of_systems(name: str, small: Callable, draw: Callable) -> None:
     """Counts, separations, and the most of a client before each tick."""

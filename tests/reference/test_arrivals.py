@@ -39,6 +39,7 @@ def assert_same(run: fedjax_sim.Run, expected: Any) -> None:
     np.testing.assert_allclose(models, np.stack(list(expected)), rtol=0, atol=1e-10)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("server_lr", [1.0, 0.6])
 def test_ca2fl(run: Callable, start: np.ndarray, gradient: Gradient, server_lr: float) -> None:
     """Some buffers have several updates of one client; in the first one it is FedBuff."""

@@ -325,6 +325,7 @@ def test_fedper(
     np.testing.assert_allclose(models_of(run)[0, :, 2], np.mean(heads, axis=1)[:, 0], atol=1e-10)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_adaptive", [False, True])
 def test_apfl(
     learn: Callable, plain: Any, rounds: loops.Rounds, problem: Any, is_adaptive: bool

@@ -205,7 +205,7 @@ def test_fedem(
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("are_unlike", [False, True], ids=["p", "p_i"])
 @pytest.mark.parametrize("offline", ["compute", pytest.param("freeze", marks=pytest.mark.slow)])
 def test_vr_fedem(
@@ -259,7 +259,7 @@ def messages_of(run: fedjax_sim.Run) -> list[list[fedem_loop.Message]]:
     ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedem", "vr_fedem", "async_fedem"])
 def test_fedem_on_clocks(
     problem: Any,
@@ -314,6 +314,7 @@ def test_em_in_cohorts(problem: Any, data: np.ndarray, key: Any, mixture_steps: 
     np.testing.assert_allclose(ours, path, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_vr_fedem_of_one_client_is_spider_em() -> None:
     """Step by step, without compression, on a noisy mean whose kappa differs between examples."""
     random = np.random.default_rng(1)

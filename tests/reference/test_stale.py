@@ -90,7 +90,7 @@ WEIGHTS = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "rule", WEIGHTS, ids=lambda rule: "-".join(str(value) for value in rule.values())
 )
@@ -134,7 +134,7 @@ READINGS = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", slow_but(["before aggregation", "new version, with ties"], READINGS)
 )

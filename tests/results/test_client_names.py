@@ -43,7 +43,7 @@ def problem_of(clients: list[Any]) -> Any:
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NAMES)
 def test_names_of_clients_stay_with_their_results(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

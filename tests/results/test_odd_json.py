@@ -101,7 +101,7 @@ def is_read_or_refused(read: Callable[[], Any], what: Any) -> bool:
     return True
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ["summary.json", "config.json", "settings.json"])
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_entries_of_a_folder_are_read_or_refused(
@@ -146,7 +146,7 @@ def test_odd_entries_of_settings_are_read_or_refused(folder: Path) -> None:
     assert num_refused > 100
 
 
-@pytest.mark.few(44)
+@pytest.mark.few(20)
 @pytest.mark.parametrize("odd", [odd for odd in ODD if not odd.startswith(("deep", "a long"))])
 @pytest.mark.parametrize(
     "name", [*reports.FORMS, "versions", "files", "a name of no entry", "part_of"]

@@ -233,6 +233,7 @@ def same(run: fedjax_sim.Run, folder: Path) -> bool:
     return found.curves.identical(run.curves)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name", ["results.nc", "models.nc", "samples.nc", "timelines.nc", SETTINGS, "config.json"]
 )
@@ -255,6 +256,7 @@ def test_no_flipped_bit_gives_other_numbers(run: fedjax_sim.Run, tmp_path: Path,
         fedjax_sim.load(tmp_path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["results.nc", "summary.json", "config.json"])
 def test_what_plot_reads_is_checked(run: fedjax_sim.Run, tmp_path: Path, name: str) -> None:
     run.save(tmp_path)

@@ -315,6 +315,7 @@ def test_without_an_accelerator_only_tiny_tasks_run(
     record_of(accelerator, tmp_path / "x.json", small=True).report(task, dict(answer))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "do",
     slow_but(["contest", "trace"], ["contest", "sweep", "trace", "calls", "own loop"]),

@@ -165,6 +165,7 @@ def test_optimized_attacks_go_as_far_as_the_bound_allows(
         assert left > right
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("scale", [2.0**-80, 2.0**-40, 2.0**40, 2.0**80])
 @pytest.mark.parametrize("text", ["alie", *OPTIMIZED])
 def test_tiny_and_huge_messages(text: str, scale: float) -> None:
@@ -208,6 +209,7 @@ def test_not_finite(value: str) -> None:
         np.testing.assert_array_equal(np.asarray(leaf, "float32"), float(value))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("text", DETERMINED)
 def test_types_and_ticks_of_one_or_no_message(text: str) -> None:
     """Messages have their types, and are finite even if nobody or only the attacker is there."""
@@ -222,6 +224,7 @@ def test_types_and_ticks_of_one_or_no_message(text: str) -> None:
                 assert np.isfinite(np.asarray(leaf, "float32")).all()
 
 
+@pytest.mark.slow
 def test_strengths_are_swept_and_differentiated() -> None:
     """A strength is a leaf, under vmap; no derivative is nan where honest messages are equal."""
     messages, cohort = jnp.ones((3, 2)), cohort_of((0,), np.arange(3, dtype="int32"))

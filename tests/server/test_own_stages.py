@@ -64,7 +64,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compression.COMPRESSORS, "signless", Signless)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff", "fedasync", "scaffold", "hierarchical"])
 def test_stages_of_ones_own_do_what_they_say(name: str) -> None:
@@ -93,6 +93,7 @@ def test_stages_of_ones_own_do_what_they_say(name: str) -> None:
     assert (whole > 0).all() and (half > 0).all() and (half < whole).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("named")
 def test_they_are_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [

@@ -117,7 +117,7 @@ class Used(NamedTuple):
         return params[(jnp.cumsum(self.counts) - self.counts)[client] + examples].mean()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_root_data_are_shuffled_in_each_tick(steps: int) -> None:
     """Two of four examples in each of two steps: in every tick each is used once."""
@@ -141,7 +141,7 @@ def test_root_data_are_shuffled_in_each_tick(steps: int) -> None:
     assert len(np.unique(each, axis=0)) > 2 or steps == 2
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", slow_but(["packed", "differentiable"], ["slots", "packed", "differentiable", "others"])
 )
@@ -181,6 +181,7 @@ def test_it_starts_from_what_clients_receive() -> None:
     assert np.abs(np.asarray(plain.models)).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedbuff"], ["fedavg", "fedbuff"]))
 def test_most_clients_may_be_malicious(name: str) -> None:
     """Where all learn the same, four of six that send the reverse keep FLTrust from nothing."""
@@ -224,7 +225,7 @@ def test_resumed_lanes_have_the_same_root_data(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.models, whole.models)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     [

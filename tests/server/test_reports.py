@@ -374,6 +374,7 @@ class Unmeasured(Quadratic):
         return {"norm": jnp.linalg.norm(params)}
 
 
+@pytest.mark.slow
 def test_estimates_stay_in_place() -> None:
     """A tick takes no memory in proportion to all clients' rows: 8 MB here."""
     num_clients, dim = 2000, 1000
@@ -423,7 +424,7 @@ SUMMED: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     slow_but(

@@ -134,6 +134,7 @@ def models_of(found: fedjax_sim.Run) -> np.ndarray:
 # --- all systems, all rules ---
 
 
+@pytest.mark.slow
 @every_system_but("fedavg")
 def test_rules_are_the_mean_where_messages_are_equal(name: str) -> None:
     """Clients with one optimum and equal steps send equal messages in synchronous rounds."""
@@ -207,7 +208,7 @@ def attacked() -> Any:
     return settings_of("fedbuff", attack=SignFlip(scale=2.0), malicious=0.2)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "place"),
     [
@@ -370,6 +371,7 @@ def test_privacy_bounds_what_attackers_send() -> None:
         run("fedavg", hyper=both)
 
 
+@pytest.mark.slow
 def test_who_sends_nan_is_one_of_the_malicious() -> None:
     """Krum with f = 2 of 7 needs 7 messages, and 5 with f = 1 if one was dropped."""
     hyper = settings_of("fedavg", num_clients=SLOTS, attack=NotFinite(), attackers=(1,))
@@ -386,6 +388,7 @@ def test_who_sends_nan_is_one_of_the_malicious() -> None:
     np.testing.assert_array_equal(models_of(run("fedavg", problem, hyper=hyper, **options)), 0)
 
 
+@pytest.mark.slow
 def test_an_honest_choice_is_honest() -> None:
     """Nobody is at work where the attack that is chosen is none: clients keep to their noise."""
     none, other = attacks_of_one_program([Honest(), SignFlip()])
@@ -414,6 +417,7 @@ def test_nobody_remembers_what_is_not_finite(name: str) -> None:
     assert (off < 0.1).all(), off
 
 
+@pytest.mark.slow
 def test_ticks_without_weight_move_nothing() -> None:
     """Such as those of a round of groups that is not over."""
     hyper = settings_of("hierarchical", ticks_per_round=2, edge_aggregator=Median())
@@ -443,7 +447,7 @@ def test_noise_in_half_precision_is_gaussian(kind: str) -> None:
 # --- refused ---
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
@@ -551,7 +555,7 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize("way", FORGETFUL)
 def test_a_step_that_forgets_a_stage_is_refused(way: str, name: str) -> None:
@@ -581,6 +585,7 @@ def mean_of_slots(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.mean(axis=0), tree)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "kind", "method", "instead"),
     [
@@ -612,6 +617,7 @@ def test_a_forgotten_stage_of_one_level_is_not_taken_for_the_other(
         jax.jit(bound.step).trace(bound.init(), bound.event(0))
 
 
+@pytest.mark.slow
 def test_a_forgotten_stage_is_refused_in_a_sweep() -> None:
     """With a swept share of attackers too; without any stage the same system runs."""
     own, problem, hyper = forgetful("asks nothing"), quadratic("fedavg"), settings_of("fedavg")
@@ -636,6 +642,7 @@ def test_canaries_do_not_audit_noise_that_they_do_not_add() -> None:
         check(settings_of("fedavg", attackers=(0,), **private))
 
 
+@pytest.mark.slow
 def test_changed_weights_fail_under_a_rule_that_does_not_weigh() -> None:
     """They are only known in the program, whose result is nan instead of something wrong."""
     bound = fedjax_sim.bind(

@@ -255,7 +255,7 @@ def samples(fewest: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
             yield kind, vectors, np.sort(random.permutation(S)[:n])
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("text", TEXTS)
 def test_it_is_what_numpy_finds(text: str) -> None:
     rule, random = parse_rule(text), np.random.default_rng(1)
@@ -297,7 +297,7 @@ def test_medians_are_the_same_by_sorting() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     slow_but(
@@ -331,6 +331,7 @@ def test_derivatives_are_those_of_finite_differences(text: str) -> None:
             assert np.abs(expected).max() > 0.1
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("text", TEXTS)
 def test_one_huge_message_leaves_no_error_in_32_bits(text: str) -> None:
     rule, random = parse_rule(text), np.random.default_rng(2)
@@ -419,7 +420,7 @@ ONE_OF_A_KIND = [
 ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("text", slow_but(ONE_OF_A_KIND, TEXTS))
 def test_lanes_blocks_other_machines_and_narrow_types(
     text: str, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ def summed(rule: SecureSum, messages: np.ndarray = MESSAGES, draws: int = 1) -> 
     return np.asarray(centre(keys, given, jnp.asarray(WEIGHT), PRESENT))
 
 
+@pytest.mark.slow
 def test_sums_are_multiples_of_the_step_and_unbiased() -> None:
     """Four roundings, each off by less than a step, whose mean is right."""
     step, mean = 0.125, WEIGHT @ MESSAGES
@@ -59,7 +60,7 @@ def summed_whole(steps: np.ndarray, width: int) -> np.ndarray:
     return np.asarray(rule.centre(jax.random.key(0), given, ones, ones > 0)).astype(int)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("system", [fedbuff.system, fedavg.system, quafl.system])
 def test_a_system_learns_by_it(system: fedjax_sim.System) -> None:
     """With a fine step it is the mean; its messages have as many bits as numbers are wide."""

@@ -155,7 +155,7 @@ def slow_server(
     return all_averages, all_weights
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(rule.values()))
 def test_averages_and_weights_are_those_of_a_loop(rule: dict[str, str]) -> None:
     numbers = {

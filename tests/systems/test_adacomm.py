@@ -40,6 +40,7 @@ def wanted_steps(now_loss: float, first_loss: float, most: int) -> int:
     return most if now_loss == first_loss else int(np.ceil(exact))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -105,6 +106,7 @@ def test_rounds_that_exactly_fill_an_interval() -> None:
     assert found.steps[:, 0].tolist() == [2] * 10 + [1] * 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_wide", [False, True])
 def test_the_fastest_client_does_all_steps(is_wide: bool) -> None:
     """Compiled, its rate divided by itself is not always 1; and 0.53 times 100 is not always 53."""

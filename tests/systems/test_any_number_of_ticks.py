@@ -53,6 +53,7 @@ def check_any_number_of_ticks(system: System, hyper: Any, problem: Any = PROBLEM
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *ends)
 
 
+@pytest.mark.slow
 def test_the_example_of_algorithm() -> None:
     """The docstring of `Algorithm`, word for word."""
     example = textwrap.dedent(
@@ -99,6 +100,7 @@ def test_systems_of_pages(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         check_any_number_of_ticks(*each)
 
 
+@pytest.mark.few(4)
 @pytest.mark.of_each_kind(3)
 def test_any_number_of_ticks(system: System, kind: Kind, small: Callable) -> None:
     """Every system of the package, whose empty ticks change nothing."""

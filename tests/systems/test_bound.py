@@ -65,6 +65,7 @@ def equal_in(bound: Bound) -> Callable[..., None]:
     return functools.partial(np.testing.assert_allclose, rtol=1e-6 if is_rounded else 0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.of_each_kind(3, but=("langevin", "personal", "adapted"))
 def test_a_loop_of_steps_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
     """Each step is compiled; the events come one by one."""
@@ -80,6 +81,7 @@ def test_a_loop_of_steps_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
     jax.tree.map(equal_in(bound), kept, run.samples)
 
 
+@pytest.mark.few(2)
 @pytest.mark.of_each_kind(3, but=("langevin", "personal", "adapted", "periodic", "buffered"))
 def test_a_scan_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
     """Over all events in one call, and in a scan of one's own that is compiled as a whole."""

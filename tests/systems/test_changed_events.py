@@ -96,7 +96,7 @@ def scheduled(system: System, replayed: Callable) -> tuple[Any, Any]:
     return replayed(Plan(rows=3, slots_at_once=4), facts, is_changed=False)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.of_each_kind(6, but=("personal", "adapted"))
 @pytest.mark.parametrize("name", PLANS)
 def test_an_event_changed_in_the_step_is_the_same_event_in_the_schedule(
@@ -369,6 +369,7 @@ def test_a_stopped_lane_has_no_clients_afterwards(regression: Callable, small: C
     assert len(run.timelines[0].time) == 2 and run.curves.stopped_at == 1
 
 
+@pytest.mark.slow
 def test_what_an_event_cannot_be_is_refused(
     regression: Callable, noisy_mean: Callable, small: Callable
 ) -> None:

@@ -82,6 +82,7 @@ def in_pieces(system: System, swept: Callable) -> dict[str, fedjax_sim.Run]:
     return dict.fromkeys(("devices", "chunks"), swept(layout=devices._replace(evals_per_chunk=2)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 def test_one_compilation_for_a_sweep_and_none_for_the_next(
     system: System, grid: Grid, kind: Kind, chosen: Callable, compiled: list[str]
@@ -103,6 +104,7 @@ def test_one_compilation_for_a_sweep_and_none_for_the_next(
     assert compiled == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 def test_a_lane_alone_equals_it_in_a_batch(
     system: System, grid: Grid, kind: Kind, chosen: Callable
@@ -184,6 +186,7 @@ def test_layouts_agree(system: System, grid: Grid, kind: Kind, swept: Callable, 
     assert not other.curves.failed.any()
 
 
+@pytest.mark.few(3)
 @pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 def test_the_number_of_devices_changes_nothing(
     system: System, grid: Grid, in_pieces: dict[str, fedjax_sim.Run]

@@ -47,6 +47,7 @@ def test_a_step_keeps_structure_and_types(bind: Callable, kind: Kind, dtype: str
         assert all(leaf.shape == () for leaf in jax.tree.leaves(counts))
 
 
+@pytest.mark.few(2)
 @pytest.mark.of_each_kind(1, but=("personal", "adapted", "hierarchical", "buffered", "langevin"))
 def test_jit_equals_no_jit(system: System, bind: Callable, kind: Kind) -> None:
     """To float32 rounding over a few steps, because fused operations round differently.
@@ -70,6 +71,7 @@ def test_jit_equals_no_jit(system: System, bind: Callable, kind: Kind) -> None:
     )
 
 
+@pytest.mark.few(5)
 @pytest.mark.of_each_kind(5)
 def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) -> None:
     """Neither at the end of a lane, where they pad it to the length of others, nor elsewhere."""
@@ -99,6 +101,7 @@ def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) 
         jax.tree.map(np.testing.assert_array_equal, last, after(order))
 
 
+@pytest.mark.few(4)
 @pytest.mark.of_each_kind(5)
 def test_ticks_whose_steps_are_undone_change_nothing(
     system: System, bind: Callable, kind: Kind
@@ -145,6 +148,7 @@ def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
     np.testing.assert_array_equal(stepped(), np.zeros(3))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("is_undone", [False, True])
 @pytest.mark.of_each_kind(7)
 def test_an_empty_slot_counts_for_nothing(
@@ -215,6 +219,7 @@ def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(
         assert not np.array_equal(mine, theirs)
 
 
+@pytest.mark.few(12)
 def test_permuting_slots_changes_nothing(system: System, bind: Callable, kind: Kind) -> None:
     """A tick is a set of reports. Sums in another order agree to rounding."""
     if system.name in ONE_BY_ONE:
@@ -227,6 +232,7 @@ def test_permuting_slots_changes_nothing(system: System, bind: Callable, kind: K
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, other)
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("slots_at_once", [pytest.param(3, marks=pytest.mark.of_each_kind(4)), 4])
 def test_data_of_absent_clients_reach_nobody(
     system: System, bind: Callable, kind: Kind, slots_at_once: int

@@ -40,6 +40,7 @@ def schedule(name: str, hyper: Any, toy: Any = None) -> Any:
     return system.timeline(stream(jax.random.key(0), "timeline"), whole, 40)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [{}, HOURS, {"selection": "poisson", "num_asked": 0}])
 def test_rounds_of_cohorts_are_those_of_fedavg(more: dict[str, Any], toy: Any) -> None:
     """With one local step; a whole pass takes as long as an epoch of FedAvg."""
@@ -65,6 +66,7 @@ def test_vr_fedem_takes_longer_for_whole_passes(toy: Any) -> None:
     np.testing.assert_allclose(lengths, np.where(is_pass, 4, 2), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_async_fedem_of_everyone_is_fedem(toy: Any) -> None:
     """With equal times and a buffer for all, nothing is stale; by chance clients differ."""
     given = {"batch_size": 5, "gamma": 0.3, "compression": BLOCKS}

@@ -246,6 +246,7 @@ LEFT_OUT = {("safa", "aggregator"), ("ifca", "aggregator")}
 """Stages that a system says that it is without."""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", slow_but(["fedavg", "fedbuff", "safa", "hierarchical", "scaffold"], SYSTEMS)
 )

@@ -108,6 +108,7 @@ def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str
     return ticks, why
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -86,6 +86,7 @@ def test_candidates_by_their_examples() -> None:
     assert np.square((counts - expected) / np.sqrt(expected)).sum() < 26  # chi-square, 0.1 %
 
 
+@pytest.mark.slow
 def test_weights_by_examples() -> None:
     """The chosen count by their examples, if that is asked for."""
 

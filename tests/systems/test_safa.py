@@ -111,6 +111,7 @@ def loop(
     return ticks, seen, receive
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("changes", "happens"),
     [
@@ -168,6 +169,7 @@ def test_all_models_are_counted_that_the_server_hands_out() -> None:
         number += bool(reporting[t])
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_does_not_enter_the_cache() -> None:
     """The entry of a client that sends nan stays, in the first round the initial model."""
     problem, models = problem_of(NUM), []

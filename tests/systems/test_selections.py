@@ -39,6 +39,7 @@ def run(system: Any, **changes: Any) -> fedjax_sim.Run:
     return fedjax_sim.simulate(system, problem_of(N), hyper, budget=fedjax_sim.Ticks(25))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_oort_chooses_for_other_systems(name: str) -> None:
     """Everyone is tried, then some are preferred; losses are counted; bits are the system's."""
@@ -52,6 +53,7 @@ def test_oort_chooses_for_other_systems(name: str) -> None:
     assert found.curves.uplink_bits[-1] == clients.size * of_each
 
 
+@pytest.mark.slow
 def test_its_first_cohorts_are_those_of_oort() -> None:
     """As long as nobody is known, only speeds count, and these do not depend on the system."""
     first = [run(each).timelines[0].clients[0] for each in (oort.system, *SYSTEMS.values())]
@@ -59,6 +61,7 @@ def test_its_first_cohorts_are_those_of_oort() -> None:
         np.testing.assert_array_equal(clients, first[0])
 
 
+@pytest.mark.slow
 def test_the_server_optimizer_steps() -> None:
     """With plain SGD of rate 1 on the server, FedOpt is FedAvg on the same choice."""
     import optax

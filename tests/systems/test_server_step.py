@@ -38,7 +38,7 @@ def test_fedavg_with_an_optimizer_is_fedopt(optimizer: Any) -> None:
 COSINE = fedjax_sim.core.schedules.Cosine(final=0.1)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedprox", "ditto", "apfl", "perfedavg", "oort"])
 def test_other_averaging_systems_have_it(name: str) -> None:
     """With plain SGD of rate 1 they learn what they learn without; Adam learns something else."""

@@ -71,6 +71,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_loop_of_the_paper_gives_the_same_rounds(case: str) -> None:
     hyper = settings(**CASES[case])

@@ -114,6 +114,7 @@ def test_energy_and_gradients() -> None:
     assert slope == pytest.approx(float(difference), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_optimum_is_that_of_a_grid() -> None:
     """No point of a grid of routings and concurrencies is better, and the best is close."""
     rate = np.array([1.0, 4.0])

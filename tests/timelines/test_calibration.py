@@ -44,6 +44,7 @@ def draw(law: str, *, clients: int = 4, rows: int = 150, limit: float = 3.0) -> 
     }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("law", SPREADS)
 def test_law_and_clients_are_found_again(law: str) -> None:
     """Cross-validation finds the law; rates and spreads are within four standard errors."""
@@ -60,6 +61,7 @@ def test_law_and_clients_are_found_again(law: str) -> None:
     assert abs(value) < 4 * error < 0.25
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("law", calibration.SHAPES)
 def test_intervals_have_the_truth(law: str) -> None:
     """Of 50 logs' intervals, as many have the truth as 95 % allow, at a level of 0.2 %."""

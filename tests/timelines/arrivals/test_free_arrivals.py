@@ -239,7 +239,7 @@ def lossy(draw: Callable) -> Callable[[str], tuple[Arrivals, Timeline, list[Draw
     return get
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", slow_but(set(KINDS) - {"lost", "breaks"}, KINDS))
 def test_schedules_are_those_of_a_queue_of_events(lossy: Callable, kind: str) -> None:
     """Schedules equal the event queue on the same draws, in every lane."""

@@ -148,7 +148,7 @@ CLIENTS = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "case",
     slow_but(

@@ -227,6 +227,7 @@ def test_names_are_compared_a_few_times_each() -> None:
         ClientTable(names=[*names, Compared("client 7")])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "oort", "scaffold"])
 def test_energy_is_a_curve(name: str, regression: Callable, small: Callable) -> None:
     """Steps and bytes of the clients that report; SCAFFOLD's messages are twice as long."""
@@ -431,6 +432,7 @@ def test_a_table_counts_steps_or_updates(tmp_path: Path, cells: tuple[str, str])
     assert read_client_table(path).time_of == "step"
 
 
+@pytest.mark.slow
 def test_tables_of_equal_columns_share_a_program() -> None:
     """Lanes of a sweep over tables are those of the tables alone, bit for bit."""
     rng = np.random.default_rng(0)

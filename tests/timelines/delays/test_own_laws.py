@@ -56,7 +56,7 @@ def runs(name: str, law: Any) -> fedjax_sim.Run:
     return fedjax_sim.simulate(fedjax_sim.SYSTEMS[name], PROBLEM, hyper, budget=budget)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_clock_draws_by_it(name: str) -> None:
     """With the shape 1 schedules are those of exponential times, with another one they are not."""
@@ -92,6 +92,7 @@ def test_it_is_swept() -> None:
     np.testing.assert_allclose(run.timelines[2].time, first, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_command_line_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["timeline", "fedavg", "--seeds", "1", "--time-budget", "100", "--json"]
     shown = []

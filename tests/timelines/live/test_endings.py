@@ -121,6 +121,7 @@ def test_deadlines_of_0_with_which_something_happens(
     assert run.curves.ended == "ticks" and run.curves.time[-1] == 6 * float(takes)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("rate", "steps"), [(10.0, 3), (10.0, 7), (3.0, 7), (1 / 0.7, 1)])
 def test_times_that_are_exactly_those_of_deadlines_and_budgets(
     rate: float, steps: int, simulate: Callable
@@ -135,7 +136,7 @@ def test_times_that_are_exactly_those_of_deadlines_and_budgets(
     np.testing.assert_allclose(run.curves.time[-1], 10 * length, rtol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drop_rate", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 @pytest.mark.parametrize("chosen", ["own", "idle", "busy", "nobody"])
 def test_a_client_has_one_task_at_a_time(

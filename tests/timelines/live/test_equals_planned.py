@@ -51,7 +51,7 @@ def settings_of(case: str, small: Callable) -> Any:
     return small(SYSTEMS[name], **(own | law | changes))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", slow_but([list(CASES)[i] for i in (1, 3, 4)], CASES))
 def test_schedules_and_models_are_equal(
     case: str, live: dict[str, System], regression: Callable, small: Callable

@@ -23,7 +23,7 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["oort", "tifl"])
 @pytest.mark.parametrize("case", slow_but(["nobody is missing", "losses"], CASES))
 def test_full_rounds(case: str, name: str, regression: Callable, small: Callable) -> None:
@@ -50,6 +50,7 @@ def test_full_rounds_are_not_packed(regression: Callable, small: Callable) -> No
     np.testing.assert_allclose(packed.models, plain.models, rtol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [("oort", {}), ("powerofchoice", {"num_chosen": 2}), ("powerofchoice", {"loss_time": 15.0})],

@@ -55,7 +55,7 @@ def run(system: System, problem: Any, hyper: Any) -> Any:
         return np.asarray(state.now.to_float64()), infos, bound.model(state)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but(["fedbuff", "oort with compressed models"], CASES))
 def test_live_clocks_of_accelerators(
     case: str, regression: Callable, small: Callable, traced_for_a_gpu: Callable
