@@ -983,11 +983,13 @@ class Senders(NamedTuple):
       number: How many there are, N.
       adversary: Who of them is malicious.
       can_repeat: Whether one may fill several slots of a tick.
+      are_read: Whether the server leaves out messages that are not finite, whoever sends them.
     """
 
     number: int
     adversary: Adversary
     can_repeat: bool = False
+    are_read: bool = False
 
     def attackers(self, key: Key, event: Event) -> Array:
         """Find the slots in which an attacker is at work.
@@ -1015,11 +1017,11 @@ class Senders(NamedTuple):
     def finite_clients(self, event: Event, reports: Params) -> Array:
         """Return the clients of a tick with finite messages: `i32[S]`, `EMPTY` for others.
 
-        Of a message that is not finite nobody keeps anything.
+        Of a message that is not finite nobody keeps anything, where the server leaves it out.
 
         Args:
           reports: Leaves `[S, ...]`.
         """
-        if self.adversary.is_idle:
+        if self.adversary.is_idle and not self.are_read:
             return event.clients
         return jnp.where(finite(reports, event.clients != EMPTY)[1], event.clients, EMPTY)
