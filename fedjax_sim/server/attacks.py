@@ -732,7 +732,8 @@ class Canary(Attack):
                 raise ConfigError("number of models", len(flat), allowed)
             who, weight = np.asarray(timeline.clients), np.asarray(timeline.weight, float)
             of_each = [np.where(who == each, weight, 0).sum(axis=1) for each in numbers]
-            shares = np.stack(of_each, axis=1)
+            has_noise = (who != EMPTY).any(axis=1)
+            moves, shares = moves[has_noise], np.stack(of_each, axis=1)[has_noise]
         if bands > 1:
             moves, shares = _decorrelated(moves, bands), _decorrelated(shares, bands)
         of = jax.vmap(lambda client: self._direction(client, flat.shape[1]))
