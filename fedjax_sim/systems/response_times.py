@@ -388,6 +388,8 @@ class FedCS(InTime, LastingTraining, ServerStep, Reports):
     `follows="loss"`.
     """
 
+    tells = "late reports, which do not count, or their losses,"
+
 
 class DeadlineMemory(NamedTuple):
     """DeadlineMemory of the choice.
