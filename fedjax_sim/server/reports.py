@@ -223,8 +223,9 @@ def draw_root(problem: Losses, key: Key, rule: rules.Rule) -> RootData:
 
     Raises:
       ConfigError: If alternatives of the rule ask for different ones, or for clients that there are
-        not.
+        not, or if local steps have a loss of their own or carry state.
     """
+    mini_batches.check_plain(problem)
     root: Any = rule.roots()[0]
     if len({(each.examples, each.owners) for each in rule.roots()}) > 1:  # type: ignore[attr-defined]
         allowed = "rules that all have the same root data, as the server trains once"
