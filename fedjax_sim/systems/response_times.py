@@ -334,6 +334,7 @@ class DeadlineChoice(settings.Checked):
 class InTime(live.LiveCohorts):
     """Settings of rounds of clients that are expected to report before the round ends."""
 
+    tells = "late reports, which do not count, or their losses,"
     clock: CohortClock = settings.group(
         CohortClock(), "how long a round takes", without=("deadline", "num_asked")
     )
@@ -387,8 +388,6 @@ class FedCS(InTime, LastingTraining, ServerStep, Reports):
     they receive. It costs one evaluation more for each, which is counted, only with
     `follows="loss"`.
     """
-
-    tells = "late reports, which do not count, or their losses,"
 
 
 class DeadlineMemory(NamedTuple):
