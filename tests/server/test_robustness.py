@@ -69,7 +69,7 @@ SYSTEMS = {
 GROUPS = ("hierarchical", "async_hierarchical")
 ONE_REPORT = ("fedasync", "gen_async", "asyncfeded")
 WITHOUT_OWN = (
-    *("qfedavg", "pfedme", "perfedavg", "ca2fl", "asyncfeded"),
+    *("qfedavg", "pfedme", "perfedavg", "fedpa", "ca2fl", "asyncfeded"),
     *("scaffold", "mimelite", "feddyn", "fedasync", "favano", "quafl", *GROUPS),
 )
 """Systems whose server cannot make an update as its clients do, by which FLTrust trusts them."""
