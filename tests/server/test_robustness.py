@@ -99,6 +99,8 @@ def settings_of(name: str, **more: Any) -> Any:
         few |= {"num_groups": 2, "client_steps": 2, "num_clients": 14}
     if name in ONE_REPORT or name == "fedstaleweight":
         few.pop("staleness.rule", None)
+    if name == "fedpa":
+        few |= {"burn_in": 1, "num_samples": 2}
     return SYSTEMS[name].Hyper(**(few | more))
 
 
