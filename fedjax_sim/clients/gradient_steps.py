@@ -561,7 +561,8 @@ def _begin(
             else:
                 slope = given.gradient(model, q)
             now = given if given.at_step is None else given.at_step(q)
-            followed = now._shifted(turned(slope), local.model, q, carried)
+            shifted = now._shifted(turned(slope), local.model, q, carried)
+            followed = optax.tree.cast_like(shifted, local.model)  # Rates have 32 bits.
             update, after = now.optimizer.update(followed, local.state, local.model)
         measured = {
             name: local.measured[name] + measure(slope, model, start, aux).astype("float32")

@@ -712,10 +712,12 @@ class ExampleLosses(ClientExamples):
           key: For random changes of examples, and for a network's random streams.
 
         Returns:
-          `f[]`, the mean over the entries that count, plus the prior's part of one example.
+          `f[]`, the mean over the entries that count, plus the prior's part of one example. A
+          network with state is in evaluation mode; local steps train it by `local_loss`.
         """
         chex.assert_rank([client, examples], [0, 1])
-        losses, mask, _ = self._losses(params, self.held.at(client, examples), key)
+        rows = self.held.at(client, examples)
+        losses, mask, _ = self._losses(params, rows, key, train=not self.state)
         return self._mean(params, losses, mask)
 
     def client_loss(self, params: Params, client: Array, key: Key) -> Array:

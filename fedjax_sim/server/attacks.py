@@ -732,7 +732,8 @@ class Canary(Attack):
                 raise ConfigError("number of models", len(flat), allowed)
             who, weight = np.asarray(timeline.clients), np.asarray(timeline.weight, float)
             of_each = [np.where(who == each, weight, 0).sum(axis=1) for each in numbers]
-            shares = np.stack(of_each, axis=1)
+            has_noise = (who != EMPTY).any(axis=1)
+            moves, shares = moves[has_noise], np.stack(of_each, axis=1)[has_noise]
         if bands > 1:
             moves, shares = _decorrelated(moves, bands), _decorrelated(shares, bands)
         of = jax.vmap(lambda client: self._direction(client, flat.shape[1]))
@@ -983,11 +984,13 @@ class Senders(NamedTuple):
       number: How many there are, N.
       adversary: Who of them is malicious.
       can_repeat: Whether one may fill several slots of a tick.
+      are_read: Whether the server leaves out messages that are not finite, whoever sends them.
     """
 
     number: int
     adversary: Adversary
     can_repeat: bool = False
+    are_read: bool = False
 
     def attackers(self, key: Key, event: Event) -> Array:
         """Find the slots in which an attacker is at work.
@@ -1015,11 +1018,11 @@ class Senders(NamedTuple):
     def finite_clients(self, event: Event, reports: Params) -> Array:
         """Return the clients of a tick with finite messages: `i32[S]`, `EMPTY` for others.
 
-        Of a message that is not finite nobody keeps anything.
+        Of a message that is not finite nobody keeps anything, where the server leaves it out.
 
         Args:
           reports: Leaves `[S, ...]`.
         """
-        if self.adversary.is_idle:
+        if self.adversary.is_idle and not self.are_read:
             return event.clients
         return jnp.where(finite(reports, event.clients != EMPTY)[1], event.clients, EMPTY)

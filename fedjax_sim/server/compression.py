@@ -541,8 +541,9 @@ class Lattice(Compressor):
     counts is how far it is from the receiver's: up to `distance` in every rotated entry the error
     is uniform, without bias, and of variance P (2 distance / (q - 1))^2 / 12 for P entries. Beyond,
     a receiver would decode another point of the same color without noticing. Here such a message
-    is NaN, so that the run counts as diverged: choose a larger distance. A system whose receiver
-    has no vector but what both sides know sends the difference to that.
+    is NaN, so that a run with the mean counts as diverged; with another rule, attackers or privacy
+    the message is left out. Choose a larger distance. A system whose receiver has no vector but
+    what both sides know sends the difference to that.
 
     Readings. The bound y = `distance` is the same for all messages. The seed of the signs and the
     offset is common to both sides and costs no bits.
@@ -564,8 +565,8 @@ class Lattice(Compressor):
     )
     distance: settings.Above0 = setting(
         1.0,
-        "Largest distance of rotated entries that is decoded rightly, y. A run with a message from "
-        "farther away diverges.",
+        "Largest distance of rotated entries that is decoded rightly, y. With the mean, a run with "
+        "a message from farther away diverges.",
     )
 
     def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:

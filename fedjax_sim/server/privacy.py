@@ -86,7 +86,7 @@ from fedjax_sim.server.accounting import square_root_bands as square_root_bands
 from fedjax_sim.server.attacks import BLIND, Attack, Canary
 from fedjax_sim.server.compression import Number
 from fedjax_sim.server.rules import Mean
-from fedjax_sim.timelines import Arrivals, ClientQueues
+from fedjax_sim.timelines import Arrivals, ClientQueues, Clients, CohortRounds, Contacts, Groups
 
 __all__ = ["LOCAL_PRIVACY", "PRIVACY", "AdaptiveClipping", "Audit", "Clipping", "CorrelatedNoise"]
 __all__ += ["ExampleClipping", "FixedClipping", "LocalGaussian", "LocalLaplace", "LocalPrivacy"]
@@ -110,6 +110,8 @@ PRIVATE: dict[str, tuple[Any, str]] = {
 """Values of other settings with privacy by sampled cohorts, and the reasons."""
 ALL_HEARD = ("clock.num_asked", "clock.deadline", "delays.drop_rate")
 """Those of them at which schedules name all messages that clients with their own noise send."""
+DRAWN = CohortRounds | Contacts | Arrivals | ClientQueues | Groups
+"""Settings of clocks whose schedules are drawn before any learning."""
 UNHEARD = "messages that are sent and not used are not in the schedule, which epsilon is counted by"
 
 
@@ -637,6 +639,9 @@ class OwnNoise(LocalPrivacy):
             raise ConfigError("aggregator", str(hyper.aggregator), allowed)
         if hyper.tells:
             allowed = f"without noise here, because clients tell the server {hyper.tells} as well"
+            raise ConfigError("messages.local_privacy", str(self), allowed)
+        if isinstance(hyper, Clients) and not isinstance(hyper, DRAWN):
+            allowed = "without noise here, because a live clock says what is sent"
             raise ConfigError("messages.local_privacy", str(self), allowed)
         why = f"with local_privacy, because {UNHEARD}"
         settings.check_left(hyper, {name: PRIVATE[name][0] for name in ALL_HEARD}, why)

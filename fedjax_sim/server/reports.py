@@ -223,8 +223,9 @@ def draw_root(problem: Losses, key: Key, rule: rules.Rule) -> RootData:
 
     Raises:
       ConfigError: If alternatives of the rule ask for different ones, or for clients that there are
-        not.
+        not, or if local steps have a loss of their own or carry state.
     """
+    mini_batches.check_plain(problem)
     root: Any = rule.roots()[0]
     if len({(each.examples, each.owners) for each in rule.roots()}) > 1:  # type: ignore[attr-defined]
         allowed = "rules that all have the same root data, as the server trains once"
@@ -289,11 +290,12 @@ class Wire:
         """
         self.problem, self.hyper, self.plan, self.train = problem, hyper, plan, train
         messages, number = hyper.messages, num_senders or problem.counts.shape[0]
-        senders = self.senders = attacks.Senders(number, hyper.adversary, can_repeat)
+        kind = getattr(hyper, "privacy", privacy.NoPrivacy())
+        are_read = kind.name != "none" or not isinstance(hyper.aggregator, rules.Mean)
+        self.senders = senders = attacks.Senders(number, hyper.adversary, can_repeat, are_read)
         self.noise = stages.LocalNoise(messages.local_privacy, senders)
         self.attack = stages.Forgery(hyper.adversary.attack, senders)
         self.code = self._Coding(messages.compression, senders, messages.error_feedback)
-        kind = getattr(hyper, "privacy", privacy.NoPrivacy())
         self.privacy = stages.PrivateSum(kind, senders, hyper)
         self.rule = self._Aggregation(hyper.aggregator, senders, train is not None)
         self.downlink = stages.Downlink(messages.downlink, senders)

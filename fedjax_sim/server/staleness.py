@@ -106,7 +106,7 @@ def staleness_weights(
 
     With equal averages a normalised row is the plain mean, 1 / b; with b = 1 it is 1. With "code"
     and "code_exact" a buffer without any staleness has weights 0: its tick is counted but leaves
-    the model unchanged.
+    the model unchanged, except by a momentum of the server.
 
         clients, staleness = jnp.array([[0, 1]]), jnp.array([[0, 3]])
         settings = StalenessWeights(rule="polynomial", exponent=0.5)

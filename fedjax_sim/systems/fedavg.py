@@ -270,15 +270,15 @@ class FedNova(CohortRounds, LastingTraining, ServerStep, Reports):
 
     def size(self, steps: Array) -> Array:
         """Compute ||a_i||_1, the size of accumulated gradients, of numbers of steps: `f[S]`."""
-        tau = steps * jnp.ones_like(self.lr)
+        size = tau = steps * jnp.ones_like(self.lr)
         if not is_known(self.momentum, 0):  # sum_k (1 - rho^(tau - k)) / (1 - rho)
             rho = self.momentum
-            return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
-        if not is_known(self.proximal, 0):  # sum_k (1 - eta mu)^k
+            size = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+        if not is_known(self.proximal, 0):  # sum_k (1 - eta mu)^k, where rho is 0
             pull = self.lr * self.proximal
             series = -jnp.expm1(tau * jnp.log1p(-pull)) / jnp.where(pull > 0, pull, 1)
-            return jnp.where(pull > 0, series, tau)
-        return tau
+            return jnp.where(pull > 0, series, size)
+        return size
 
 
 def normalised(problem: Problem, hyper: FedNova, plan: Plan) -> Rounds:

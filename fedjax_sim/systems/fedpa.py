@@ -178,7 +178,7 @@ def posterior_delta(
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Rounds:
     """Bind FedPA to a problem."""
     bound = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan, train=local_training)
+    wire = Wire(problem, hyper, plan)
     if wire.has_statistics():
         allowed = "one whose model is trained whole, because samples are of all of it"
         raise ConfigError("problem", type(problem).__name__, allowed)

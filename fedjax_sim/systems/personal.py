@@ -300,7 +300,7 @@ class PFedMe(CohortRounds, LocalTraining, ServerStep, PrivateReports):
 
         def step(_: Array, theta: Params) -> Params:
             def moved(x: Array, g: Array, w: Array) -> Array:
-                return x - self.personal_lr * (g + self.pull * (x - w))
+                return (x - self.personal_lr * (g + self.pull * (x - w))).astype(x.dtype)
 
             return jax.tree.map(moved, theta, slope(theta), model)
 

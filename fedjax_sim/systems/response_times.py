@@ -334,6 +334,7 @@ class DeadlineChoice(settings.Checked):
 class InTime(live.LiveCohorts):
     """Settings of rounds of clients that are expected to report before the round ends."""
 
+    tells = "late reports, which do not count, or their losses,"
     clock: CohortClock = settings.group(
         CohortClock(), "how long a round takes", without=("deadline", "num_asked")
     )

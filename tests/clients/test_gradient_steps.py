@@ -653,3 +653,18 @@ def test_mini_batches_are_the_same_with_64_bits(sampling: str) -> None:
     with jax.enable_x64(True):
         wide = draws()
     np.testing.assert_array_equal(narrow, wide)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_optimizers_keep_the_type_of_the_model(dtype: str) -> None:
+    """The pull to the start has the 32 bits of its setting."""
+    problem = Quadratic.of(jnp.ones((1, 3), dtype))
+    momentum = partial(optax.sgd, momentum=0.5)
+    hyper = LocalTraining(
+        lr=jnp.float32(0.5), batch_size=1, proximal=jnp.float32(1.0), optimizer=momentum
+    )
+    event, starts = event_of([0], [2], [0]), jnp.zeros((1, 3), dtype)
+    models, _ = run(Plan(), problem, hyper, KEY, starts, event)
+    assert models.dtype == dtype
+    # The second step's direction is 2 * 0.5 - 1 = 0, and half of the first one's.
+    np.testing.assert_array_equal(models.astype("float32"), np.full((1, 3), 0.5 + 0.25))

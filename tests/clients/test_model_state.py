@@ -17,10 +17,12 @@ from flax import linen as nn
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout, models, problems
 from fedjax_sim.clients import ClientTraining, LocalTraining, local_training
+from fedjax_sim.clients.seen_losses import losses_of
 from fedjax_sim.core.schedules import InverseTime
 from fedjax_sim.core.trees import join
-from fedjax_sim.core.types import Event, Plan, full_precision_bits
+from fedjax_sim.core.types import Batch, Event, Extras, Plan, full_precision_bits
 from fedjax_sim.models.networks import BatchNorm
+from fedjax_sim.server.rules import FLTrust
 from fedjax_sim.systems import favano, fedavg, fedbn, fedbuff, fedper, scaffold
 
 KEY = jax.random.key(5)
@@ -378,8 +380,21 @@ def test_priors_and_gradients_leave_statistics_out() -> None:
     problem = problem_of(prior_precision=3.0)
     model = problem.init(KEY)
     far = {**model, "batch_stats": jax.tree.map(lambda leaf: leaf + 9, model["batch_stats"])}
-    given = jnp.int32(0), jnp.arange(8), KEY
-    np.testing.assert_allclose(problem.loss(far, *given), problem.loss(model, *given), rtol=1e-5)
+    given = (), Batch(jnp.arange(8), KEY), Extras(model, (), jnp.int32(0))
+    near, other = (problem.local_loss(params, *given)[0] for params in (model, far))
+    np.testing.assert_allclose(near, other, rtol=1e-5)
+
+
+def test_losses_that_clients_tell_are_those_of_running_statistics() -> None:
+    """A single example has no statistics of its own, and FLTrust trains on means of single ones."""
+    problem, everyone = problem_of(), jnp.arange(4)
+    model = simulate(fedavg.system, problem, num_selected=4).models
+    given = problem, LocalTraining(batch_size=15), Plan(), KEY, everyone, 0 * everyone
+    seen, _ = losses_of(*given, model=model)
+    expected = [problem.client_loss(model, client, KEY) for client in everyone]
+    np.testing.assert_allclose(seen.mean, expected, rtol=1e-4)
+    with pytest.raises(ConfigError, match="must be one without local_loss and model state"):
+        simulate(fedavg.system, problem, num_selected=3, aggregator=FLTrust(examples=9))
 
 
 def test_a_step_loss_of_a_network_with_state() -> None:

@@ -231,7 +231,9 @@ def test_a_run_in_bfloat16_can_be_saved(
     "name",
     [
         "fedbuff",
-        *slow_but([], ["scaffold", "feddyn", "fedadam", "gen_async", "async_hierarchical"]),
+        *slow_but(
+            [], ["scaffold", "feddyn", "fedadam", "gen_async", "async_hierarchical", "pfedme"]
+        ),
     ],
 )
 def test_settings_of_32_bits_leave_models_narrow(name: str, small: Callable) -> None:

@@ -10,6 +10,7 @@ from scipy import stats
 
 import fedjax_sim
 from fedjax_sim import ConfigError, datasets, models, partition, problems
+from fedjax_sim.core.types import EMPTY, Timeline
 from fedjax_sim.server.attacks import Canary, Cohort
 from fedjax_sim.server.privacy import audit_canaries, gaussian_epsilon, one_run_bound, parse_privacy
 
@@ -94,6 +95,20 @@ def test_canaries() -> None:
     found = canary.scores({"a": models[:, :15].reshape(3, 3, 5), "b": models[:, 15:]}, chosen)
     cosine = flat[chosen[0]] @ flat[chosen[1]] / 2
     np.testing.assert_allclose(found, 2 + cosine, rtol=1e-5)
+
+
+def test_scores_leave_out_ticks_without_noise() -> None:
+    """A tick in which nobody reports keeps the noises of the others as they are."""
+    moves = np.random.default_rng(0).normal(size=(4, 5))
+    models = np.concatenate([np.zeros((1, 5)), np.cumsum(moves, axis=0)])
+    clients = np.array([[0], [1], [0], [1]])
+    weight = np.ones(clients.shape)
+    whole = Timeline(np.arange(4.0), clients, clients, clients, weight, clients)
+    expected = Canary().scores(models, [0, 1], whole, bands=3)
+    later = jax.tree.map(lambda leaf: np.insert(leaf, 2, leaf[2], axis=0), whole)
+    later.clients[2], later.weight[2] = EMPTY, 0
+    found = Canary().scores(np.insert(models, 2, models[2], axis=0), [0, 1], later, bands=3)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 class Audited(NamedTuple):

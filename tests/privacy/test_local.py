@@ -261,6 +261,10 @@ def test_epsilon_of_runs(name: str, regression: Callable, small: Callable) -> No
     assert not np.asarray(run.curves.failed).any()
 
 
+IN_FLIGHT = ("safa", "fedat", "asyncfeded_adaptive")
+"""Systems with messages on their way when a tick ends, which no drawn schedule names."""
+
+
 @pytest.mark.parametrize(
     ("system", "changes", "words"),
     [
@@ -270,6 +274,8 @@ def test_epsilon_of_runs(name: str, regression: Callable, small: Callable) -> No
         ("powerofchoice", {}, ["local_privacy", "losses"]),
         ("qfedavg", {}, ["local_privacy", "losses"]),
         ("ifca", {}, ["local_privacy", "clusters"]),
+        ("fedcs", {}, ["local_privacy", "late reports"]),
+        *((name, {}, ["local_privacy", "live clock"]) for name in IN_FLIGHT),
         ("hierarchical", {}, ["local_privacy", "who is behind an iteration"]),
         ("async_hierarchical", {}, ["local_privacy", "who is behind an iteration"]),
         (

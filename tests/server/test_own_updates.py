@@ -230,7 +230,7 @@ def test_resumed_lanes_have_the_same_root_data(tmp_path: Path) -> None:
     "name",
     [
         *("fedasync", "scaffold", "mimelite", "feddyn", "fedper", "favano", "quafl"),
-        *("hierarchical", "async_hierarchical"),
+        *("hierarchical", "fedpa", "async_hierarchical"),
     ],
 )
 def test_servers_that_hear_something_else_refuse_it(name: str) -> None:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout, Ticks
@@ -68,7 +69,7 @@ SYSTEMS = {
 GROUPS = ("hierarchical", "async_hierarchical")
 ONE_REPORT = ("fedasync", "gen_async", "asyncfeded")
 WITHOUT_OWN = (
-    *("qfedavg", "pfedme", "perfedavg", "ca2fl", "asyncfeded"),
+    *("qfedavg", "pfedme", "perfedavg", "fedpa", "ca2fl", "asyncfeded"),
     *("scaffold", "mimelite", "feddyn", "fedasync", "favano", "quafl", *GROUPS),
 )
 """Systems whose server cannot make an update as its clients do, by which FLTrust trusts them."""
@@ -98,6 +99,8 @@ def settings_of(name: str, **more: Any) -> Any:
         few |= {"num_groups": 2, "client_steps": 2, "num_clients": 14}
     if name in ONE_REPORT or name == "fedstaleweight":
         few.pop("staleness.rule", None)
+    if name == "fedpa":
+        few |= {"burn_in": 1, "num_samples": 2}
     return SYSTEMS[name].Hyper(**(few | more))
 
 
@@ -415,6 +418,33 @@ def test_nobody_remembers_what_is_not_finite(name: str) -> None:
     )
     off = np.abs(models_of(found) - CENTRES.mean(axis=0)[None]).max(axis=1)
     assert (off < 0.1).all(), off
+
+
+@struct.dataclass
+class Damaged(Quadratic):
+    """The same, but where the model is 0 the losses of client 1 are nan."""
+
+    def loss(self, params: Any, client: Any, examples: Any, key: Any) -> jax.Array:
+        is_damaged = (client == 1) & (jnp.abs(params).max() < 1e-9)
+        return super().loss(params, client, examples, key) * jnp.where(is_damaged, jnp.nan, 1)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["ca2fl", "feddyn", "qfedavg", "fedavg"])
+def test_rules_without_attackers_forget_what_is_not_finite(name: str) -> None:
+    """An honest client whose first message is nan is heard again."""
+    size = "buffer_size" if name == "ca2fl" else "num_selected"
+    more: dict[str, Any] = {"aggregator": Median(), size: NUM}
+    if name == "fedavg":
+        more |= {"compression": TopK(kept=2), "error_feedback": True}
+    elif name == "qfedavg":
+        more |= {"client_losses": "minibatch"}
+    options = {"hyper": settings_of(name, **more), "budget": Ticks(60)}
+    plain, damaged = (
+        run(name, quadratic(name), **options),
+        run(name, Damaged.of(CENTRES), **options),
+    )
+    np.testing.assert_allclose(models_of(damaged), models_of(plain), atol=0.02)
 
 
 @pytest.mark.slow

@@ -132,6 +132,24 @@ def test_fednova_has_the_right_objective_and_fedavg_another(weighting: str) -> N
     assert np.abs(mean(p * SIZES * CURVATURE) - mean(p * CURVATURE)).max() > 0.1
 
 
+def test_sizes_of_fednova_are_sums_of_the_weights_of_gradients() -> None:
+    """Also where settings are traced, as those of lanes that have a momentum or a pull."""
+    hyper = SYSTEMS["fednova"].Hyper(lr=0.1)
+
+    @jax.jit
+    def size(momentum: Any, pull: Any) -> Any:
+        return hyper.replace(momentum=momentum, proximal=pull).size(jnp.array([1, K]))
+
+    left = np.arange(K)
+    for momentum, pull, weights in (
+        (0.0, 0.0, np.ones(K)),
+        (0.0, 2.0, (1 - 0.1 * 2.0) ** left),
+        (0.5, 0.0, (1 - 0.5 ** (left + 1)) / (1 - 0.5)),
+    ):
+        expected = [weights[0], weights.sum()]
+        np.testing.assert_allclose(size(momentum, pull), expected, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_scaffold_of_one_client_is_fedavg() -> None:
     """Server and client then have the same control variate: K steps on the client's loss a round.
