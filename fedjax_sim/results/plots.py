@@ -10,8 +10,9 @@ dash pattern and a marker, any one of which tells it from the others.
 Dimension letters: `L` lanes, `V` evaluations, `G` points of a grid, `N` clients.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
@@ -20,7 +21,6 @@ import numpy.typing as npt
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
@@ -124,11 +124,9 @@ WIDTHS = {"column": 3.3, "text": 6.8}
 """Inches of a column, and of the whole text, of papers in two columns."""
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw in the style of all pictures; also a decorator of a function that draws."""
-    with matplotlib.rc_context(SHEET):  # type: ignore[arg-type]
-        yield
+styled = partial(matplotlib.rc_context, SHEET)  # type: ignore[arg-type]
+"""Make a context in which everything is drawn in the style of all pictures. It is also a decorator
+of a function that draws."""
 
 
 def look(
@@ -283,21 +281,16 @@ def metric_figures(
       against: Names of horizontal axes, of `fedjax_sim.results.reports.ALL_AXES`. File names say
         which, unless it is "time".
     """
-    names = dict.fromkeys(name for data in curves.values() for name in drawable(data))
-    of_clients = dict.fromkeys(
-        name for data in curves.values() for name in summaries.metrics_of(data, "client")
-    )
-    pictures = {
-        f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png": curves_figure(
-            curves, metric, against=ALL_AXES[axis]
-        )
-        for metric in (names if metrics is None else metrics)
-        for axis in against
-    }
-    return pictures | {
-        f"{metric}.png": clients_figure(curves, metric)
-        for metric in (of_clients if metrics is None else ())
-    }
+    single: dict[str, None] = dict.fromkeys(metrics or ())
+    of_clients: dict[str, None] = {}
+    for data in curves.values() if metrics is None else ():
+        single |= dict.fromkeys(drawable(data))
+        of_clients |= dict.fromkeys(summaries.metrics_of(data, "client"))
+    pictures = {}
+    for metric, axis in itertools.product(single, against):
+        name = f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png"
+        pictures[name] = curves_figure(curves, metric, against=ALL_AXES[axis])
+    return pictures | {f"{metric}.png": clients_figure(curves, metric) for metric in of_clients}
 
 
 @styled()
@@ -329,8 +322,7 @@ def curves_figure(
         of_seed: dict[str, Any] = {"color": color, "linewidth": 0.7, "drawstyle": "steps-post"}
         if has_band and len(line.held) > 1:
             low, high = np.quantile(line.held, BAND, axis=0)
-            look_of_band: dict[str, Any] = {"color": color, "alpha": 0.15, "linewidth": 0}
-            axes.fill_between(line.grid, low, high, step="post", **look_of_band)
+            axes.fill_between(line.grid, low, high, step="post", color=color, alpha=0.15, lw=0)
             axes.plot(line.grid, np.stack([low, high], axis=1), alpha=0.7, **of_seed)
         elif len(line.held) > 1:
             axes.plot(line.grid, line.held.T, alpha=0.4, **of_seed)
@@ -633,17 +625,14 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     worked = inside & (updates.steps > 0)
     norm = Normalize(0, max(float(staleness[worked].max(initial=0)), 1.0))
     colors = matplotlib.colormaps["viridis_r"]
-    bars = np.stack([np.stack([start, y], axis=1), np.stack([stop, y], axis=1)], axis=1)
+    bars = np.stack([y, start, stop])
     width = 0.66 * (1.3 + 0.075 * len(drawn)) * 72 / (len(drawn) + 3) * 0.75
     low, high = -0.9, len(drawn) - 0.1
     axes.vlines(time[time <= end], low, high, color="#dddddd", linewidth=0.6, zorder=0)
     shades = colors(norm(staleness[worked]))
     idle = inside & (updates.steps == 0)
-    for lines in (
-        LineCollection(list(bars[worked]), colors=shades, linewidths=width, capstyle="butt"),
-        LineCollection(list(bars[idle]), colors=GREY, linewidths=0.7, linestyles=":"),
-    ):
-        axes.add_collection(lines)
+    axes.hlines(*bars[:, worked], colors=shades, linewidths=width, capstyle="butt")
+    axes.hlines(*bars[:, idle], colors=GREY, linewidths=0.7, linestyles=":")
     reports = inside & (stop <= end)
     axes.plot(stop[reports], y[reports], "k|", markersize=width * 1.15, markeredgewidth=0.9)
     axes.set(xlim=(0, end), ylim=(low, high))
