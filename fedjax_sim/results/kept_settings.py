@@ -279,7 +279,6 @@ def _class_named(name: str) -> type:
             raise UnreadableError(f"names {name}, which is not here") from None
     found = _find(name)
     if not isinstance(found, type) or not _fields_of(found):
-        raise UnreadableError(
-            f"names {name}, which is not here: import {module} first, or define the class again"
-        )
+        advice = f"import {module} first, or define the class again"
+        raise UnreadableError(f"names {name}, which is not here: {advice}")
     return found

@@ -53,13 +53,8 @@ def summary(curves: Mapping[str, "xr.Dataset"]) -> dict[str, Any]:
     for name, data in curves.items():
         entries = [({"set": point} if point else {}) | _final(x) for point, x in settings_of(data)]
         systems[name] = {"settings": entries} if "set" in entries[0] else entries[0]
-    return {
-        **counted,
-        "collapsed_lanes": sum(lane["what"] == "collapsed" for lane in named),
-        "flagged": named,
-        "seconds": seconds,
-        "systems": systems,
-    }
+    counted["collapsed_lanes"] = sum(lane["what"] == "collapsed" for lane in named)
+    return {**counted, "flagged": named, "seconds": seconds, "systems": systems}
 
 
 def is_part(curves: Mapping[str, "xr.Dataset"]) -> bool:
