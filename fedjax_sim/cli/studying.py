@@ -49,15 +49,10 @@ class Study(NamedTuple):
 
     def config(self) -> dict[str, object]:
         """Return all that decides the results, for config.json and to compare resumed runs."""
-        return {
-            **self.data.described(self.asked, self.options),
-            "tuning_seeds": self.tuning_seeds,
-            "validation": self.validation,
-            "held_out": self.held_out,
-            "criterion": dataclasses.asdict(self.how["criterion"]),
-            "widenings": self.how["widenings"],
-            "halving": _as_objects(self.how["halving"]),
-        }
+        how = self.how | {"criterion": dataclasses.asdict(self.how["criterion"])}
+        data = {"validation": self.validation, "held_out": self.held_out}
+        about = {"tuning_seeds": self.tuning_seeds, **data, **_as_objects(how)}
+        return self.data.described(self.asked, self.options) | about
 
     def trials(self, num_clients: int) -> list[AnyProblem]:
         """Make the problem of each tuning seed, with the validation part as test set."""
@@ -126,10 +121,9 @@ def tune(arguments: argparse.Namespace) -> None:
         for name, each in tuned.items()
     }
     figures = plots.metric_figures(curves)
-    figures["sensitivity.png"] = pictures.sensitivity_figure(
-        {name: each for name, each in tuned.items() if each.scores.ndim > 1},
-        f"{study.data.dataset.name}, examples held out of the {study.validation}",
-    )
+    title = f"{study.data.dataset.name}, examples held out of the {study.validation}"
+    swept = {name: each for name, each in tuned.items() if each.scores.ndim > 1}
+    figures["sensitivity.png"] = pictures.sensitivity_figure(swept, title)
     folder.write_json("choices.json", chosen)
     table = _choices(tuned)
     folder.write_text("choices.md", table.markdown() + "\n")

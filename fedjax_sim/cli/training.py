@@ -211,7 +211,7 @@ def _read(arguments: argparse.Namespace) -> Study:
     if arguments.measures is not None:
         measures = texts.read_names("measure", arguments.measures, clients.MEASURES)
     is_kept, variance = arguments.keep_samples, arguments.client_variance
-    output = "mean" if arguments.mean_model else "server"
+    output: Any = "mean" if arguments.mean_model else "server"
     keep = Keep(models=is_kept, client_variance=variance, measures=measures, output=output)
     saved = {
         "every": texts.read_value("checkpoint_every", arguments.checkpoint_every, 20.0, Above0),

@@ -329,14 +329,11 @@ def describe_metrics(curves: "xr.Dataset", problems: Sequence[AnyProblem]) -> "x
       curves: The curves of `label_curves` or `label_lanes`.
       problems: What was learnt, at least one problem. Labels on which not all agree are left out.
     """
-    distinct = list({id(problem): problem for problem in problems}.values())
+    distinct: list[Any] = list({id(problem): problem for problem in problems}.values())
     # Looked up without a problem's `__getattr__`, which may raise anything.
-    known: list[Any] = [each for each in distinct if trees.has(each, "chance")]
-    marks = {"has_chance": {name for problem in known for name in problem.chance()}}
-    names = "metric_labels", "less_is_better"
-    described: list[Any] = [
-        each for each in distinct if all(getattr_static(each, name, None) for name in names)
-    ]
+    known = {name for each in distinct if trees.has(each, "chance") for name in each.chance()}
+    marks, names = {"has_chance": known}, ("metric_labels", "less_is_better")
+    described = [x for x in distinct if all(getattr_static(x, name, None) for name in names)]
     labels = {}
     if described:
         marks["less_is_better"] = {*described[0].less_is_better}

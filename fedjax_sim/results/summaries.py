@@ -112,10 +112,9 @@ def settings_of(data: "xr.Dataset") -> Iterator[tuple[dict[str, object], "xr.Dat
     swept = [str(dim) for dim in data["failed"].dims if dim != "seed"]
     for place in itertools.product(*(range(data.sizes[name]) for name in swept)):
         at = dict(zip(swept, place, strict=True))
-        yield (
-            {name.removesuffix("_setting"): data[name].values[i].item() for name, i in at.items()},
-            data.isel(at),
-        )
+        values = {name: data[name].values[i].item() for name, i in at.items()}
+        point = {name.removesuffix("_setting"): value for name, value in values.items()}
+        yield point, data.isel(at)
 
 
 def label_of(system: str, point: Mapping[str, object]) -> str:

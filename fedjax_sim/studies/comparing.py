@@ -157,8 +157,7 @@ def compare(
     pairs = [_pair(entries, names, power) for names in itertools.combinations(entries, 2)]
     for i, p in enumerate(statistics.holm([pair.p for pair in pairs])):
         better = pairs[i].first if (pairs[i].lead.mean < 0) == less else pairs[i].second
-        better = better if p < statistics.LEVEL else None
-        pairs[i] = pairs[i]._replace(corrected=p, better=better)
+        pairs[i] = pairs[i]._replace(corrected=p, better=better if p < statistics.LEVEL else None)
     return Comparison(criterion, less, horizon, entries, pairs)
 
 

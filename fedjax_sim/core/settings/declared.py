@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import operator
 import os
 import re
 import sys
@@ -126,10 +127,9 @@ class Shape(NamedTuple):
             if "..." in dims and len(found) >= len(dims) - 1:
                 place = dims.index("...")  # Of any further dimensions, which are not looked at.
                 del found[place : place + len(found) - len(dims) + 1], dims[place]
-            wanted = [
-                int(dim) if dim.isdigit() else seen.setdefault(dim, length)
-                for dim, length in zip(dims, found, strict=False)
-            ]
+            wanted = []
+            for dim, length in zip(dims, found, strict=False):
+                wanted.append(int(dim) if dim.isdigit() else seen.setdefault(dim, length))
             if len(found) == len(dims) and wanted == found:
                 lengths.update(seen)
                 return True
@@ -334,7 +334,7 @@ def _kind_of_union(args: Sequence[object]) -> Kind:
     if PATH in kinds:
         kinds.remove(SCALARS[str])
     kinds.sort(key=NOTHING.__eq__)
-    words = list(dict.fromkeys(kind.words for kind in kinds))
+    words = list(dict.fromkeys(map(operator.attrgetter("words"), kinds)))
 
     def parse(text: str) -> Any:
         for kind in kinds:

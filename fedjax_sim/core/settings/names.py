@@ -334,8 +334,10 @@ def assumed_of(hyper: Any, given: Collection[str] = ()) -> Assumed:
       hyper: A settings struct.
       given: Names of those of its fields that were given.
     """
-    names = [field.name for field in dataclasses.fields(hyper)]
-    return Assumed({name: getattr(hyper, name) for name in names if name not in (*given, ASSUMED)})
+    found = Assumed(vars(hyper))
+    for name in (*given, ASSUMED):
+        found.pop(name, None)
+    return found
 
 
 def usual_values(hyper_type: type, name: str) -> list[Any]:
