@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -137,6 +138,27 @@ def read_fields(flag: str, kind: type[T], names: Sequence[str], text: str | None
         with contextlib.suppress(ValueError, KeyError):  # The class refuses a text.
             chosen[name] = parse(value)
     return kind(**chosen)
+
+
+def refuse(arguments: argparse.Namespace, names: Iterable[str], allowed: str) -> None:
+    """Refuse flags for which the others leave no use.
+
+    Args:
+      arguments: The parsed words of a command, which need not have all of these flags.
+      names: Names of the flags.
+      allowed: What they must be, for the error message.
+
+    Raises:
+      ConfigError: If one of them was given.
+    """
+    for name in names:
+        if (value := getattr(arguments, name, None)) not in (None, False):
+            raise ConfigError(name, value, allowed)
+
+
+def command_of(arguments: argparse.Namespace) -> str:
+    """Write the command that is running, for whoever wants to run it again."""
+    return shlex.join(["fedjax-sim", *arguments.words])
 
 
 def check_name(field: str, name: str, known: Iterable[str]) -> str:

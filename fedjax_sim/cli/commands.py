@@ -229,9 +229,8 @@ def make_parser(command: str) -> Parser:
     Args:
       command: One of `COMMANDS`.
     """
-    parser = Parser(
-        prog=f"fedjax-sim {command}", description=COMMANDS[command][1], allow_abbrev=False
-    )
+    _, summary = COMMANDS[command]
+    parser = Parser(prog=f"fedjax-sim {command}", description=summary, allow_abbrev=False)
     kinds: dict[str, dict[str, Any]] = {
         "SYSTEM": {"dest": "systems", "nargs": "*", "metavar": "SYSTEM"},
         "DIR": {"dest": "folders", "nargs": "+", "metavar": "DIR"},

@@ -37,10 +37,8 @@ class Contender(NamedTuple):
 
     def points(self) -> list[tuple[str, Settings]]:
         """List every combination of the swept values: a label, and the complete settings."""
-        combinations = [
-            dict(zip(self.swept, values, strict=True))
-            for values in itertools.product(*self.swept.values())
-        ]
+        values = itertools.product(*self.swept.values())
+        combinations = [dict(zip(self.swept, each, strict=True)) for each in values]
         hypers = [self.hyper.replace(**point) for point in combinations]
         return list(zip(summaries.labels_of(self.system.name, combinations), hypers, strict=True))
 

@@ -126,11 +126,9 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
     # --max-lanes has the other field.
     layout = texts.read_fields("--layout", Layout, [*Layout().deciding()], arguments.layout)
     max_lanes = texts.read_value("max_lanes", arguments.max_lanes, None, Count)
-    return {
-        "num_evals": texts.read_value("evals", arguments.evals, 25, Count),
-        "layout": layout._replace(max_lanes=max_lanes),
-        "precision": precision,
-    }
+    num_evals = texts.read_value("evals", arguments.evals, 25, Count)
+    layout = layout._replace(max_lanes=max_lanes)
+    return {"num_evals": num_evals, "layout": layout, "precision": precision}
 
 
 def load_data(
@@ -151,9 +149,8 @@ def load_data(
     """
     system, defaults = asked.contenders[0].system, asked.defaults
     is_latent, name = system.fit.learns is LatentProblem, arguments.dataset or "digits"
-    for flag in GRADIENT_FLAGS if is_latent else MIXTURE_FLAGS:
-        if (value := getattr(arguments, flag, None)) not in (None, False):
-            raise ConfigError(flag, value, f"left out for {system.name}, which has no use for it")
+    useless = GRADIENT_FLAGS if is_latent else MIXTURE_FLAGS
+    texts.refuse(arguments, useless, f"left out for {system.name}, which has no use for it")
     model, facts, make = (_mixtures if is_latent else _networks)(arguments, defaults)
     kind = arguments.partition or ("iid" if is_latent else defaults.partition)
     make_one = partition.PARTITIONS[kind]
@@ -209,10 +206,8 @@ def _networks(arguments: argparse.Namespace, defaults: Defaults) -> Kind:
             return problems.make_next_characters(
                 network, data, partitions, per_client=is_own, test_partition=own
             )
-        change = classification.AUGMENTATIONS[augmentation]
-        return problems.make_classifications(
-            network, data, partitions, augmentation=change, **options
-        )
+        how = {**options, "augmentation": classification.AUGMENTATIONS[augmentation]}
+        return problems.make_classifications(network, data, partitions, **how)
 
     chosen = {"convolution": convolution, "augmentation": augmentation, "low_bit": low_bit}
     return model, chosen | options, make

@@ -94,15 +94,11 @@ def _settings(names: Sequence[str]) -> dict[str, Any]:
     found = {}
     for name, system in [(name, systems.SYSTEMS[name]) for name in names]:
         idle = idle_of(system.Hyper())
-        settings = {
-            full: {
-                "default": written(field.default) or repr(field.default),
-                "meaning": field.metadata["meaning"],
-                "allowed": field.metadata["allowed"],
-                "has_effect": full not in idle,
-            }
-            for full, field in fields(system.Hyper).items()
-        }
+        settings = {}
+        for full, field in fields(system.Hyper).items():
+            words = {key: field.metadata[key] for key in ("meaning", "allowed")}
+            default = written(field.default) or repr(field.default)
+            settings[full] = {"default": default, **words, "has_effect": full not in idle}
         about = {field.name: field.metadata["group"] for field in groups(system.Hyper)}
         found[name] = {"summary": system.summary, "settings": settings, "groups": about}
     return found

@@ -1,13 +1,11 @@
 """`fedjax-sim plot` and `merge`: draw the metrics of results folders, or put parts together."""
 
 import argparse
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
@@ -18,8 +16,7 @@ from fedjax_sim.cli import tables
 from fedjax_sim.core import lifecycle
 from fedjax_sim.core.settings import ConfigError, writing_to
 from fedjax_sim.launch import parts
-from fedjax_sim.results import plots, reports, summaries
-from fedjax_sim.results.diagnostics import average_predictions, reliability, score_predictions
+from fedjax_sim.results import diagnostics, plots, reports, summaries
 from fedjax_sim.results.runs import Run
 
 
@@ -47,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder.open()
     names = write_pictures(folder, figures, kinds, width)
     about = {"folders": arguments.folders, "metrics": metrics, "against": axes}
-    folder.finish({**about, "command": command_of(arguments)}, content)
+    folder.finish({**about, "command": texts.command_of(arguments)}, content)
     if arguments.json:
         tables.print_json({"folder": str(folder.path), "pictures": names, **content})
         return
@@ -93,8 +90,7 @@ def write_one(
     if len(figures) != 1:
         allowed = "a folder, or one metric and axis by --plot and --against"
         raise ConfigError(f"out for {len(figures)} pictures", arguments.out, allowed)
-    if arguments.format is not None:
-        raise ConfigError("format", arguments.format, f"left out with --out {path}")
+    texts.refuse(arguments, ["format"], f"left out with --out {path}")
     if path.is_dir() or (path.exists() and not arguments.overwrite):
         raise ConfigError("out", arguments.out, "a new file, unless --overwrite is given")
     [figure] = figures.values()
@@ -107,11 +103,6 @@ def write_one(
         tables.print_json({"picture": str(path)})
     else:
         tables.print_sentence(f"Written to {path}")
-
-
-def command_of(arguments: argparse.Namespace) -> str:
-    """Write the command that is running, for whoever wants to run it again."""
-    return shlex.join(["fedjax-sim", *arguments.words])
 
 
 def merge(arguments: argparse.Namespace) -> None:
@@ -190,14 +181,14 @@ def calibration_figures(
         problem = problems[name][0]
         if not (hasattr(problem, "predict") and hasattr(problem, "test_labels")):
             continue
-        averages = average_predictions(problem, run.samples).probabilities
+        averages = diagnostics.average_predictions(problem, run.samples).probabilities
         points = list(summaries.points_of({name: run.curves}))
         for (label, lanes), average in zip(points, np.split(averages, len(points)), strict=True):
             good = ~lanes["failed"].values
             if not good.any():
                 continue
             probabilities = jnp.asarray(average[good].mean(axis=0))
-            scores = jax.tree.map(float, score_predictions(probabilities, problem.test_labels))
-            label = f"{label}, calibration error {scores['ece']:.3f}"
-            found[label] = reliability(probabilities, problem.test_labels)
+            error = float(diagnostics.score_predictions(probabilities, problem.test_labels)["ece"])
+            label = f"{label}, calibration error {error:.3f}"
+            found[label] = diagnostics.reliability(probabilities, problem.test_labels)
     return {"reliability.png": plots.reliability_figure(found)} if found else {}

@@ -122,31 +122,27 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.0%}" if name.startswith("fast_") else f"{value:.4g}"
 
 
-def _against_simulated(
-    fitted: timelines.Calibration, num: int = 40, points: int = 100
-) -> dict[str, calibration.Numbers]:
+def _against_simulated(fitted: timelines.Calibration) -> dict[str, calibration.Numbers]:
     """Compare a log's times with simulated ones, drawn as by a clock.
 
     Args:
       fitted: Clients and a law that were fitted to the log.
-      num: Number of simulated logs, each with its own draw of rates and spreads.
-      points: Number of times.
 
     Returns:
-      `time`; the share of work that took at most that time, `measured`, a mean of the clients'
-      Kaplan-Meier estimates, which take account of unfinished work; and of simulated work, `low`
-      and `high`, between which 95 % of the simulated logs are.
+      100 points of `time`; the share of work that took at most that time, `measured`, a mean of
+      the clients' Kaplan-Meier estimates, which take account of unfinished work; and of simulated
+      work, `low` and `high`, between which 95 % of the simulated logs are.
     """
     log = fitted.log
-    time = np.geomspace(log.time[log.done].min(), log.time[log.done].max(), points)
-    measured, simulated = np.zeros(points), []
+    time = np.geomspace(log.time[log.done].min(), log.time[log.done].max(), 100)
+    measured, simulated = np.zeros(100), []
     ends = np.cumsum(np.bincount(log.client))[:-1]  # Rows are in order of clients.
     for own, done in zip(np.split(log.time, ends), np.split(log.done, ends), strict=True):
         seen, chance, _ = calibration.kaplan_meier(own, done)
         share = np.concatenate([[0], chance])[np.searchsorted(seen, time, "right")]
         measured += share * len(own) / len(log.client)
     with jax.enable_x64(True):
-        for i in range(num):
+        for i in range(40):  # Logs, each with its own draw of rates and spreads.
             speeds = timelines.Speeds(*map(jax.numpy.asarray, fitted.draws[:, log.client, i]))
             drawn = timelines.draw_runtimes(jax.random.key(i), speeds, 1, fitted.law)
             place = np.searchsorted(np.sort(np.asarray(drawn)[:, 0]), time, "right")

@@ -49,15 +49,10 @@ class Study(NamedTuple):
 
     def config(self) -> dict[str, object]:
         """Return all that decides the results, for config.json and to compare resumed runs."""
-        return {
-            **self.data.described(self.asked, self.options),
-            "tuning_seeds": self.tuning_seeds,
-            "validation": self.validation,
-            "held_out": self.held_out,
-            "criterion": dataclasses.asdict(self.how["criterion"]),
-            "widenings": self.how["widenings"],
-            "halving": _as_objects(self.how["halving"]),
-        }
+        how = self.how | {"criterion": dataclasses.asdict(self.how["criterion"])}
+        data = {"validation": self.validation, "held_out": self.held_out}
+        about = {"tuning_seeds": self.tuning_seeds, **data, **_as_objects(how)}
+        return self.data.described(self.asked, self.options) | about
 
     def trials(self, num_clients: int) -> list[AnyProblem]:
         """Make the problem of each tuning seed, with the validation part as test set."""
@@ -108,17 +103,14 @@ def tune(arguments: argparse.Namespace) -> None:
         place = folder.checkpoints / f"{system}, {sweep}"
         return {"checkpoints": request.Checkpoints(place, every=every, resume=arguments.resume)}
 
+    seeds = {"tuning_seeds": study.tuning_seeds, "seeds": study.asked.seeds}
+    shared = {**seeds, "options": study.options, **study.how}
     try:
         for system, hyper, grid in study.asked.contenders:
+            contestant = studies.Contestant(system, hyper, grid)
+            own = trials[hyper.num_clients], tests[hyper.num_clients]
             tuned[system.name], runs[system.name] = studies.tune_and_run(
-                studies.Contestant(system, hyper, grid),
-                trials[hyper.num_clients],
-                tests[hyper.num_clients],
-                tuning_seeds=study.tuning_seeds,
-                seeds=study.asked.seeds,
-                kept=partial(kept, system.name),
-                options=study.options,
-                **study.how,
+                contestant, *own, kept=partial(kept, system.name), **shared
             )
     except ConfigError:  # A run that is refused leaves no folder.
         folder.withdraw()
@@ -129,21 +121,20 @@ def tune(arguments: argparse.Namespace) -> None:
         for name, each in tuned.items()
     }
     figures = plots.metric_figures(curves)
-    figures["sensitivity.png"] = pictures.sensitivity_figure(
-        {name: each for name, each in tuned.items() if each.scores.ndim > 1},
-        f"{study.data.dataset.name}, examples held out of the {study.validation}",
-    )
+    title = f"{study.data.dataset.name}, examples held out of the {study.validation}"
+    swept = {name: each for name, each in tuned.items() if each.scores.ndim > 1}
+    figures["sensitivity.png"] = pictures.sensitivity_figure(swept, title)
     folder.write_json("choices.json", chosen)
     table = _choices(tuned)
     folder.write_text("choices.md", table.markdown() + "\n")
     _say_how(folder, arguments)
-    about = {**config, "command": plotting.command_of(arguments), "chosen": chosen}
+    about = {**config, "command": texts.command_of(arguments), "chosen": chosen}
     summary = reports.save(folder, curves, about, figures, runs=runs, can_go_on=True)
     if arguments.json:
         tables.print_json({"folder": str(folder.path), "chosen": chosen, **summary})
         return
-    seeds = ", ".join(map(str, study.tuning_seeds))
-    tables.print_sentence(f"Chosen on validation data (tuning seeds {seeds}):")
+    listed = ", ".join(map(str, study.tuning_seeds))
+    tables.print_sentence(f"Chosen on validation data (tuning seeds {listed}):")
     tables.print_table(table.texts())
     if len({each.lanes for each in tuned.values()}) > 1:
         sentence = "The systems were not tuned with equal budgets: see their numbers of lanes."
@@ -168,11 +159,8 @@ def _read(arguments: argparse.Namespace) -> Study:
     factor = texts.read_value("halving", arguments.halving, None, Count)
     if factor == 1:
         raise ConfigError("halving", 1, "at least 2")
-    how = {
-        "criterion": read_criterion(arguments),
-        "widenings": widenings,
-        "halving": None if factor is None else tuning.Halving(factor),
-    }
+    halving = None if factor is None else tuning.Halving(factor)
+    how = {"criterion": read_criterion(arguments), "widenings": widenings, "halving": halving}
     asked = comparison.read_asked(arguments)
     for system, _, swept in asked.contenders:
         if system.fit.learns is LatentProblem:
@@ -256,7 +244,7 @@ def compare(arguments: argparse.Namespace) -> None:
     _say_how(folder, arguments)
     content: dict[str, Any] = {"criterion": str(criterion), "horizon": found.horizon}
     content |= _as_objects({"systems": found.entries, "pairs": found.pairs})
-    about = {"folders": arguments.folders, "command": plotting.command_of(arguments)}
+    about = {"folders": arguments.folders, "command": texts.command_of(arguments)}
     folder.finish({**about, **records.environment()}, content)
     if arguments.json:
         tables.print_json({"folder": str(folder.path), "pictures": names, **content})
@@ -282,4 +270,4 @@ def _say_how(folder: reports.Folder, arguments: argparse.Namespace) -> None:
     made: Any = records.environment()
     versions = ", ".join(f"{name} {number}" for name, number in made["versions"].items())
     lines = ["#!/bin/sh", f"# {versions}", f"# commit {made['commit']}"]
-    folder.write_text("rerun.sh", "\n".join([*lines, plotting.command_of(arguments), ""]))
+    folder.write_text("rerun.sh", "\n".join([*lines, texts.command_of(arguments), ""]))

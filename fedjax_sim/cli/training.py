@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,32 +62,24 @@ class Study(NamedTuple):
     def config(self) -> dict[str, object]:
         """Return all that decides the results, for config.json and to compare resumed runs."""
         keep = self.options["keep"]
-        return {
-            **self.data.described(self.asked, self.options),
-            "client_variance": keep.client_variance,
-            **({"output": keep.output} if keep.output != "server" else {}),
-            **({"measures": keep.measures} if keep.measures else {}),
-            "keep_samples": keep.models,
-        }
+        about = self.data.described(self.asked, self.options)
+        about["client_variance"] = keep.client_variance
+        about |= {"output": keep.output} if keep.output != "server" else {}
+        about |= {"measures": keep.measures} if keep.measures else {}
+        return about | {"keep_samples": keep.models}
 
     def grids(self) -> dict[str, dict[str, Any]]:
         """Return the arguments of each system's sweep."""
         made = {num: list(self.data.make(each)) for num, each in self.data.partitions.items()}
         folder = None if self.arguments.distributed or not self.folder else self.folder.checkpoints
-        return {
-            system.name: {
-                "system": system,
-                "problem": made[hyper.num_clients],
-                "hyper": hyper,
-                "seeds": self.asked.seeds,
-                "settings": swept,
-                "budget": Time(self.asked.time_budget),
-                "checkpoints": folder
-                and request.Checkpoints(folder / system.name, **self.checkpoints),
-                **self.options,
-            }
-            for system, hyper, swept in self.asked.contenders
-        }
+        shared = {"seeds": self.asked.seeds, "budget": Time(self.asked.time_budget), **self.options}
+        grids = {}
+        for system, hyper, swept in self.asked.contenders:
+            own = {"system": system, "hyper": hyper, "settings": swept}
+            saved = folder and request.Checkpoints(folder / system.name, **self.checkpoints)
+            more = {"problem": made[hyper.num_clients], "checkpoints": saved}
+            grids[system.name] = own | more | shared
+        return grids
 
     def metrics(self) -> list[str] | None:
         """Read the metrics to draw: None, which stands for all, if none is named.
@@ -153,7 +144,7 @@ def run(arguments: argparse.Namespace) -> None:
     if folder is None:
         return
     curves = {name: each.curves for name, each in runs.items()}
-    config |= {"command": shlex.join(["fedjax-sim", *arguments.words])}
+    config |= {"command": texts.command_of(arguments)}
     figures: dict[str, Figure] = {}
     if study.part is not None:
         config |= {"part": arguments.part}
@@ -189,9 +180,7 @@ def read_launcher(arguments: argparse.Namespace) -> jobs.Launcher | None:
     if arguments.part is not None or (arguments.parts is None and arguments.launcher is None):
         where = "without a launcher" if arguments.part is None else "with --part"
         drawing = () if arguments.part is None else ("plot", "against")  # Parts have no pictures.
-        for name in ("parts", "launcher", "resources", *drawing):
-            if (value := getattr(arguments, name, None)) is not None:
-                raise ConfigError(name, value, f"left out {where}")
+        texts.refuse(arguments, ("parts", "launcher", "resources", *drawing), f"left out {where}")
         return None
     kind = LAUNCHERS[arguments.launcher or "local"]
     fields = [field.name for field in dataclasses.fields(kind) if field.name != "options"]
@@ -218,23 +207,19 @@ def _read(arguments: argparse.Namespace) -> Study:
     part, options = parts.read_part(arguments.part), read_options(arguments)
     if arguments.any_jax and not arguments.resume and part is None:
         raise ConfigError("any_jax", True, "given together with --resume")
-    measures, named, is_kept = list[str](), list[str](), arguments.keep_samples
+    measures, named = list[str](), list[str]()
     if arguments.measures is not None:
         measures = texts.read_names("measure", arguments.measures, clients.MEASURES)
-    options["keep"] = Keep(
-        models=is_kept,
-        client_variance=arguments.client_variance,
-        measures=measures,
-        output="mean" if arguments.mean_model else "server",
-    )
+    is_kept, variance = arguments.keep_samples, arguments.client_variance
+    output: Any = "mean" if arguments.mean_model else "server"
+    keep = Keep(models=is_kept, client_variance=variance, measures=measures, output=output)
     saved = {
         "every": texts.read_value("checkpoint_every", arguments.checkpoint_every, 20.0, Above0),
         "resume": request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume,
     }
-    for name in ("tracker", "progress") if arguments.parts or arguments.launcher else ():
-        if (value := getattr(arguments, name)) is not None:
-            allowed = "left out with --parts and --launcher; run --part takes it"
-            raise ConfigError(name, value, allowed)
+    if arguments.parts or arguments.launcher:
+        allowed = "left out with --parts and --launcher; run --part takes it"
+        texts.refuse(arguments, ("tracker", "progress"), allowed)
     if arguments.tracker is not None:
         named = [*dict.fromkeys(texts.read_names("tracker", arguments.tracker, trackers.TRACKERS))]
     for name in named:
@@ -246,7 +231,7 @@ def _read(arguments: argparse.Namespace) -> Study:
     )
     data = load_data(arguments, asked)
     asked = asked._replace(contenders=[data.with_names(each) for each in asked.contenders])
-    return Study(arguments, asked, data, folder, part, named, options, saved)
+    return Study(arguments, asked, data, folder, part, named, options | {"keep": keep}, saved)
 
 
 def _train(study: Study, identity: Mapping[str, object], *, is_known: bool) -> dict[str, Run]:
@@ -299,14 +284,11 @@ def _join(arguments: argparse.Namespace) -> None:
       ConfigError: If they are not found, or if something was asked for that does not work there.
     """
     if not arguments.distributed:
-        for name in ("coordinator", "num_processes", "process_id"):
-            if (value := getattr(arguments, name)) is not None:
-                raise ConfigError(name, value, "given together with --distributed")
+        names = ("coordinator", "num_processes", "process_id")
+        texts.refuse(arguments, names, "given together with --distributed")
         return
-    for name in ("resume", "parts", "launcher"):
-        if value := getattr(arguments, name):
-            allowed = "left out with --distributed, which has no checkpoints and no parts"
-            raise ConfigError(name, value, allowed)
+    allowed = "left out with --distributed, which has no checkpoints and no parts"
+    texts.refuse(arguments, ("resume", "parts", "launcher"), allowed)
     machine.processes.join_processes(
         arguments.coordinator,
         texts.read_value("num_processes", arguments.num_processes, None, Count),

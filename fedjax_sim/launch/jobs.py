@@ -25,7 +25,6 @@ from rich.text import Text
 
 from fedjax_sim.core import lifecycle, settings
 from fedjax_sim.core.lifecycle import PartError
-from fedjax_sim.core.settings import Above0, AtLeast0, Count, Whole
 from fedjax_sim.engine.shares import check_num_parts
 
 PATIENCE = 600
@@ -198,8 +197,8 @@ class Local(Launcher):
         saved.
     """
 
-    processes: Count | None = None
-    restarts: Whole = 100
+    processes: settings.Count | None = None
+    restarts: settings.Whole = 100
 
     def start(self, jobs: Sequence[Job], folder: Path) -> Started:
         """Start as many jobs as have a place; its arguments are those of `Launcher.start`."""
@@ -284,15 +283,15 @@ class Slurm(Launcher):
         local executor.
     """
 
-    timeout_min: Count = 60
-    signal_delay_s: Whole = 120
-    gpus: Whole = 0
-    cpus: Count = 1
-    mem_gb: Above0 | None = None
+    timeout_min: settings.Count = 60
+    signal_delay_s: settings.Whole = 120
+    gpus: settings.Whole = 0
+    cpus: settings.Count = 1
+    mem_gb: settings.Above0 | None = None
     partition: str | None = None
     account: str | None = None
-    at_once: Count = 256
-    restarts: Whole = 100
+    at_once: settings.Count = 256
+    restarts: settings.Whole = 100
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     cluster: Literal["slurm", "local"] = "slurm"
 
@@ -393,10 +392,10 @@ class Ray(Launcher):
       restarts: How often Ray runs a part again that ended with exit code 75 or whose node was lost.
     """
 
-    num_cpus: Above0 = 1.0
-    num_gpus: AtLeast0 = 0.0
+    num_cpus: settings.Above0 = 1.0
+    num_gpus: settings.AtLeast0 = 0.0
     address: str | None = None
-    restarts: Whole = 100
+    restarts: settings.Whole = 100
 
     def check(self) -> None:
         """Start Ray, or connect with its cluster.
@@ -460,10 +459,8 @@ def finish_jobs(
         try:
             with console.status("") as lines:
                 while len(endings) < len(jobs) and not lifecycle.asked_to_stop():
-                    at_work = {job.name: job for job in jobs if job.name not in endings}
-                    shown = (
-                        f"{k}  waits or runs  {_text_of(at_work[k].progress)}" for k in at_work
-                    )
+                    left = [job for job in jobs if job.name not in endings]
+                    shown = (f"{job.name}  waits or runs  {_text_of(job.progress)}" for job in left)
                     lines.update(Text("\n".join(map(str.strip, shown))))
                     time.sleep(PAUSE)
                     for job, code in zip(jobs, codes, strict=True):

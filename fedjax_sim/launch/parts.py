@@ -232,11 +232,10 @@ def run_part(words: Sequence[str]) -> int:
         warnings.simplefilter("ignore", LaneWarning)
         saved, watch = arguments["checkpoints"], arguments.get("watch", watching.Watch())
         resume = jobs.RESUME in words and (saved.resume or True)
-        arguments |= {
-            "checkpoints": dataclasses.replace(saved, folder=folder / "checkpoint", resume=resume),
-            "watch": dataclasses.replace(watch, progress=folder.with_suffix(".progress")),
-            "lanes": read_part(words[1]),
-        }
+        place, progress = folder / "checkpoint", folder.with_suffix(".progress")
+        arguments["checkpoints"] = dataclasses.replace(saved, folder=place, resume=resume)
+        arguments["watch"] = dataclasses.replace(watch, progress=progress)
+        arguments["lanes"] = read_part(words[1])
         content = cloudpickle.dumps(sweeps.sweep(**arguments))
         lifecycle.write_sealed(folder / RUN, lambda path: path.write_bytes(content))
 

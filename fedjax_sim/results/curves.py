@@ -330,28 +330,22 @@ def describe_metrics(curves: "xr.Dataset", problems: Sequence[AnyProblem]) -> "x
       curves: The curves of `label_curves` or `label_lanes`.
       problems: What was learnt, at least one problem. Labels on which not all agree are left out.
     """
-    distinct = list({id(problem): problem for problem in problems}.values())
+    distinct: list[Any] = list({id(problem): problem for problem in problems}.values())
     # Looked up without a problem's `__getattr__`, which may raise anything.
-    known: list[Any] = [each for each in distinct if trees.has(each, "chance")]
-    for problem in known:
-        for name in problem.chance():
-            if name in curves:
-                curves[name].attrs["has_chance"] = 1
-    names = "metric_labels", "less_is_better"
-    described: list[Any] = [
-        each for each in distinct if all(getattr_static(each, name, None) for name in names)
-    ]
-    if not described:
-        return curves
-    first, labels = described[0], {}
-    for dim, names in first.metric_labels.items():
-        agree = all(list(each.metric_labels.get(dim, ())) == list(names) for each in described)
-        if agree and curves.sizes.get(dim) == len(names):
-            labels[dim] = _plain(names)
+    known = {name for each in distinct if trees.has(each, "chance") for name in each.chance()}
+    marks, names = {"has_chance": known}, ("metric_labels", "less_is_better")
+    described = [x for x in distinct if all(getattr_static(x, name, None) for name in names)]
+    labels = {}
+    if described:
+        marks["less_is_better"] = {*described[0].less_is_better}
+        for dim, names in described[0].metric_labels.items():
+            agree = all(list(each.metric_labels.get(dim, ())) == list(names) for each in described)
+            if agree and curves.sizes.get(dim) == len(names):
+                labels[dim] = _plain(names)
     curves = curves.assign_coords(labels)
-    for name in first.less_is_better:
-        if name in curves:
-            curves[name].attrs["less_is_better"] = 1
+    for mark, metrics in marks.items():
+        for name in metrics & curves.keys():
+            curves[name].attrs[mark] = 1
     return curves
 
 

@@ -79,9 +79,8 @@ def write(hypers: Sequence[Any], without: Collection[str] = ()) -> dict[str, Jso
     others = dict.fromkeys(name for hyper in hypers for name, _ in _others(hyper))
     distinct = {id(hyper): hyper for hyper in hypers}
     for name in (*settings.fields(kind), *others):
-        texts = {
-            key: json.dumps(_entry(each, name, name in left)) for key, each in distinct.items()
-        }
+        is_left = name in left
+        texts = {key: json.dumps(_entry(each, name, is_left)) for key, each in distinct.items()}
         number = {text: i for i, text in enumerate(dict.fromkeys(texts.values()))}
         entries[name] = [json.loads(text) for text in number]
         if len(number) > 1:
@@ -143,10 +142,8 @@ def read(content: Any, num_lanes: int) -> list[Any]:
     kind, lanes = _class_named(content["class"]), content["lanes"]
     if not dataclasses.is_dataclass(kind) or not settings.fields(kind):
         raise UnreadableError(f"names {content['class']}, which is no class of settings")
-    values = {
-        name: [_value(kind, name, entry) for entry in entries]
-        for name, entries in content["settings"].items()
-    }
+    kept = content["settings"].items()
+    values = {name: [_value(kind, name, entry) for entry in entries] for name, entries in kept}
     places = [
         tuple(lanes[name][i] if name in lanes else 0 for name in values) for i in range(num_lanes)
     ]
@@ -279,7 +276,6 @@ def _class_named(name: str) -> type:
             raise UnreadableError(f"names {name}, which is not here") from None
     found = _find(name)
     if not isinstance(found, type) or not _fields_of(found):
-        raise UnreadableError(
-            f"names {name}, which is not here: import {module} first, or define the class again"
-        )
+        advice = f"import {module} first, or define the class again"
+        raise UnreadableError(f"names {name}, which is not here: {advice}")
     return found

@@ -10,8 +10,9 @@ dash pattern and a marker, any one of which tells it from the others.
 Dimension letters: `L` lanes, `V` evaluations, `G` points of a grid, `N` clients.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
@@ -20,7 +21,6 @@ import numpy.typing as npt
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
@@ -124,11 +124,9 @@ WIDTHS = {"column": 3.3, "text": 6.8}
 """Inches of a column, and of the whole text, of papers in two columns."""
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw in the style of all pictures; also a decorator of a function that draws."""
-    with matplotlib.rc_context(SHEET):  # type: ignore[arg-type]
-        yield
+styled = partial(matplotlib.rc_context, SHEET)  # type: ignore[arg-type]
+"""Make a context in which everything is drawn in the style of all pictures. It is also a decorator
+of a function that draws."""
 
 
 def look(
@@ -283,21 +281,16 @@ def metric_figures(
       against: Names of horizontal axes, of `fedjax_sim.results.reports.ALL_AXES`. File names say
         which, unless it is "time".
     """
-    names = dict.fromkeys(name for data in curves.values() for name in drawable(data))
-    of_clients = dict.fromkeys(
-        name for data in curves.values() for name in summaries.metrics_of(data, "client")
-    )
-    pictures = {
-        f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png": curves_figure(
-            curves, metric, against=ALL_AXES[axis]
-        )
-        for metric in (names if metrics is None else metrics)
-        for axis in against
-    }
-    return pictures | {
-        f"{metric}.png": clients_figure(curves, metric)
-        for metric in (of_clients if metrics is None else ())
-    }
+    single: dict[str, None] = dict.fromkeys(metrics or ())
+    of_clients: dict[str, None] = {}
+    for data in curves.values() if metrics is None else ():
+        single |= dict.fromkeys(drawable(data))
+        of_clients |= dict.fromkeys(summaries.metrics_of(data, "client"))
+    pictures = {}
+    for metric, axis in itertools.product(single, against):
+        name = f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png"
+        pictures[name] = curves_figure(curves, metric, against=ALL_AXES[axis])
+    return pictures | {f"{metric}.png": clients_figure(curves, metric) for metric in of_clients}
 
 
 @styled()
@@ -329,8 +322,7 @@ def curves_figure(
         of_seed: dict[str, Any] = {"color": color, "linewidth": 0.7, "drawstyle": "steps-post"}
         if has_band and len(line.held) > 1:
             low, high = np.quantile(line.held, BAND, axis=0)
-            look_of_band: dict[str, Any] = {"color": color, "alpha": 0.15, "linewidth": 0}
-            axes.fill_between(line.grid, low, high, step="post", **look_of_band)
+            axes.fill_between(line.grid, low, high, step="post", color=color, alpha=0.15, lw=0)
             axes.plot(line.grid, np.stack([low, high], axis=1), alpha=0.7, **of_seed)
         elif len(line.held) > 1:
             axes.plot(line.grid, line.held.T, alpha=0.4, **of_seed)
@@ -427,13 +419,8 @@ def reliability_figure(found: Mapping[str, diagnostics.Reliability]) -> Figure:
         area = 10 + 400 * examples[is_filled] / examples.sum()
         marks = {name: shown[name] for name in ("color", "marker")}
         axes.scatter(x, y, area, **marks, alpha=0.7, linewidths=0, clip_on=False)
-    axes.set(
-        xlim=(0, 1),
-        ylim=(0, 1),
-        xlabel="confidence (mean of a bin)",
-        ylabel="share of predictions that are right",
-        title="Marks grow with the share of the examples",
-    )
+    axes.set(xlim=(0, 1), ylim=(0, 1), title="Marks grow with the share of the examples")
+    axes.set(xlabel="confidence (mean of a bin)", ylabel="share of predictions that are right")
     axes.legend(loc="upper left")
     return figure
 
@@ -475,13 +462,9 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     reference: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "zorder": 0}
     axes.plot([0, most], [0, most], label="as much as it sends", linestyle=":", **reference)
     axes.axhline(1 / num, label="every client the same", linestyle="--", **reference)
-    axes.set(
-        xlim=(0, most),
-        ylim=(0, most),
-        xlabel="share of the updates received",
-        ylabel="share of the influence on the server's model",
-        title="Each mark is a client",
-    )
+    axes.set(xlim=(0, most), ylim=(0, most), title="Each mark is a client")
+    axes.set_xlabel("share of the updates received")
+    axes.set_ylabel("share of the influence on the server's model")
     name_beside(figure, axes)
     return figure
 
@@ -523,12 +506,9 @@ def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accur
         axes.plot(ends, (below, below), **look(i, "none"))
         for end, marker in zip(ends, (">" if is_less else "<", "o"), strict=True):
             axes.plot(end, below, marker, color=COLORS[i % len(COLORS)])
-    axes.set(
-        xlabel=label_of_axis(metric),
-        ylabel="share of clients",
-        title="Below: from each system's worst decile (triangle) to its mean (dot)",
-        yticks=[tick for tick in axes.get_yticks() if 0 <= tick <= 1.05 * highest],
-    )
+    ticks = [tick for tick in axes.get_yticks() if 0 <= tick <= 1.05 * highest]
+    axes.set(xlabel=label_of_axis(metric), ylabel="share of clients", yticks=ticks)
+    axes.set_title("Below: from each system's worst decile (triangle) to its mean (dot)")
     name_beside(figure, axes)
     return figure
 
@@ -632,17 +612,13 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     worked = inside & (updates.steps > 0)
     norm = Normalize(0, max(float(staleness[worked].max(initial=0)), 1.0))
     colors = matplotlib.colormaps["viridis_r"]
-    bars = np.stack([np.stack([start, y], axis=1), np.stack([stop, y], axis=1)], axis=1)
     width = 0.66 * (1.3 + 0.075 * len(drawn)) * 72 / (len(drawn) + 3) * 0.75
     low, high = -0.9, len(drawn) - 0.1
     axes.vlines(time[time <= end], low, high, color="#dddddd", linewidth=0.6, zorder=0)
     shades = colors(norm(staleness[worked]))
     idle = inside & (updates.steps == 0)
-    for lines in (
-        LineCollection(list(bars[worked]), colors=shades, linewidths=width, capstyle="butt"),
-        LineCollection(list(bars[idle]), colors=GREY, linewidths=0.7, linestyles=":"),
-    ):
-        axes.add_collection(lines)
+    axes.hlines(y[worked], start[worked], stop[worked], shades, linewidths=width, capstyle="butt")
+    axes.hlines(y[idle], start[idle], stop[idle], GREY, linewidths=0.7, linestyles=":")
     reports = inside & (stop <= end)
     axes.plot(stop[reports], y[reports], "k|", markersize=width * 1.15, markeredgewidth=0.9)
     axes.set(xlim=(0, end), ylim=(low, high))
@@ -687,23 +663,17 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
     kinds = {f"all {row.senders}": np.full(len(client), True)}
     if row.is_fast is not None:
         kinds = {"fast clients": row.is_fast[client], "slow clients": ~row.is_fast[client]}
-    drawn: Any = axes.hist(
-        [staleness[mask] for mask in kinds.values()],
-        bins=list(edges),
-        weights=[np.full(mask.sum(), 1 / len(client)) for mask in kinds.values()],
-        color=list(COLORS[: len(kinds)]),
-        label=[f"{name} ({mask.mean():.0%})" for name, mask in kinds.items()],
-        stacked=True,
-        rwidth=0.9,
-        edgecolor="white",
-        linewidth=0,
-    )[2]
-    for bars, hatch in zip(drawn if len(kinds) > 1 else [drawn], HATCHES, strict=False):
-        for bar in bars:
+    parts = [staleness[mask] for mask in kinds.values()]
+    shares = [np.full(mask.sum(), 1 / len(client)) for mask in kinds.values()]
+    names = [f"{name} ({mask.mean():.0%})" for name, mask in kinds.items()]
+    bars: Any = {"stacked": True, "rwidth": 0.9, "edgecolor": "white", "linewidth": 0}
+    bars |= {"color": list(COLORS[: len(kinds)]), "label": names}
+    drawn: Any = axes.hist(parts, list(edges), weights=shares, **bars)[2]
+    for part, hatch in zip(drawn if len(kinds) > 1 else [drawn], HATCHES, strict=False):
+        for bar in part:
             bar.set_hatch(hatch)
-    axes.set(
-        xlim=(-1, max(edges[-1] + 0.5, LEAST_STALENESS_SHOWN)), ylim=(0, 1.3 * axes.get_ylim()[1])
-    )
+    axes.set_xlim(-1, max(edges[-1] + 0.5, LEAST_STALENESS_SHOWN))
+    axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
     axes.legend(loc="upper right")
     axes.set_ylabel("share of reports")
     axes.set_title(f"staleness: mean {staleness.mean():.1f}, largest {staleness.max()}")
@@ -733,31 +703,15 @@ def probability_figure(plots: Mapping[str, Numbers], compared: Mapping[str, Numb
         fitted, measured = plots[names[place]][:2]
         own = look(i, points=len(fitted), linewidth=1)
         left.plot(fitted, measured, **own, label=names[place])
-    left.set(
-        xlim=(0, 1),
-        ylim=(0, 1),
-        xlabel="probability by the fitted law",
-        ylabel="measured probability",
-        title="Clients on the diagonal have the law",
-    )
+    left.set(xlim=(0, 1), ylim=(0, 1), title="Clients on the diagonal have the law")
+    left.set(xlabel="probability by the fitted law", ylabel="measured probability")
     left.legend(loc="upper left")
-    time = compared["time"]
-    right.fill_between(
-        time,
-        compared["low"],
-        compared["high"],
-        color=GREY,
-        alpha=0.4,
-        linewidth=0,
-        label="simulated (95 % of logs)",
-    )
+    time, low, high = (compared[name] for name in ("time", "low", "high"))
+    simulated = "simulated (95 % of logs)"
+    right.fill_between(time, low, high, color=GREY, alpha=0.4, linewidth=0, label=simulated)
     right.plot(time, compared["measured"], color=FACE, label="measured")
-    right.set(
-        xscale="log",
-        ylim=(0, 1),
-        xlabel="time of an update without its messages",
-        ylabel="share of updates that took at most this",
-        title="All clients",
-    )
+    right.set(xscale="log", ylim=(0, 1), title="All clients")
+    right.set_xlabel("time of an update without its messages")
+    right.set_ylabel("share of updates that took at most this")
     right.legend(loc="upper left")
     return figure

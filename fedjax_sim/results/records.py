@@ -85,17 +85,11 @@ def versions() -> dict[str, str]:
 
 def environment() -> dict[str, object]:
     """Collect versions, commit and device, for config.json."""
-    others = {name: importlib.metadata.version(name) for name in PACKAGES}
-    device = jax.devices()[0]
-    return {
-        "versions": {**versions(), "python": platform.python_version(), **others},
-        "commit": _commit(),
-        "device": {
-            "platform": device.platform,
-            "kind": device.device_kind,
-            "count": jax.device_count(),
-        },
-    }
+    numbers = versions() | {"python": platform.python_version()}
+    numbers |= {name: importlib.metadata.version(name) for name in PACKAGES}
+    first = jax.devices()[0]
+    device = {"platform": first.platform, "kind": first.device_kind, "count": jax.device_count()}
+    return {"versions": numbers, "commit": _commit(), "device": device}
 
 
 @functools.cache

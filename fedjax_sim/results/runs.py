@@ -18,6 +18,7 @@ see `core.lifecycle.write_sealed`, and config.json has those of all others: file
 such as those of a writer that was killed while it replaced an older run, are not read as one run.
 """
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -247,10 +248,8 @@ def load_runs(folder: str | Path, *, trust: bool = False) -> dict[str, Run]:
         samples = read_arrays(folder / "samples.nc") if "samples.nc" in listed else {}
         kept = lifecycle.read_json(folder / SETTINGS, trust=trust)
     except OSError as error:
-        allowed = (
-            f"one of a saved run, with {CURVES}, models.nc, timelines.nc, {SETTINGS} and "
-            f"config.json ({error.strerror or error})"
-        )
+        names, why = ", ".join(needed), error.strerror or error
+        allowed = f"one of a saved run, with {names} and config.json ({why})"
         raise ConfigError("folder", str(folder), allowed) from None
     with _reading(folder / SETTINGS, "settings"):
         kept = kept["systems"]
@@ -308,9 +307,8 @@ def join_runs(runs: Sequence[Run[HyperT]]) -> Run[HyperT]:
     """
     curves = join_lanes([run.curves for run in runs])
     order = np.argsort(np.concatenate([run.curves["lane"].values for run in runs]))
-    models, samples = join_lanes_of_trees(
-        [(run.models, run.samples) for run in runs], order, curves.sizes["eval"]
-    )
+    trees = [(run.models, run.samples) for run in runs]
+    models, samples = join_lanes_of_trees(trees, order, curves.sizes["eval"])
     timelines = [timeline for run in runs for timeline in run.timelines]
     hypers = [hyper for run in runs for hyper in run.hypers]
     return Run(curves, models, [timelines[i] for i in order], [hypers[i] for i in order], samples)
@@ -388,24 +386,17 @@ def files_of(
     Raises:
       ConfigError: If another setting has no text.
     """
-    kept = {
-        name: {
-            **kept_settings.write(run.hypers, without),
-            "model": kept_settings.write_containers(_names_of(run)),
-        }
-        for name, run in runs.items()
-    }
-    kinds = {
-        CURVES: {name: run.curves for name, run in runs.items()},
-        "models.nc": {name: _labelled(run, run.models, ()) for name, run in runs.items()},
-        "timelines.nc": {name: _labelled_timelines(run) for name, run in runs.items()},
-        "samples.nc": {
-            name: _labelled(run, run.samples, ("eval",))
-            for name, run in runs.items()
-            if run.samples is not None
-        },
-    }
-    files = {name: partial(write_arrays, groups=each) for name, each in kinds.items() if each}
+    kept: dict[str, object] = {}
+    groups: dict[str, dict[str, xr.Dataset]] = collections.defaultdict(dict)
+    for name, run in runs.items():
+        containers = kept_settings.write_containers(_names_of(run))
+        kept[name] = kept_settings.write(run.hypers, without) | {"model": containers}
+        groups[CURVES][name] = run.curves
+        groups["models.nc"][name] = _labelled(run, run.models, ())
+        groups["timelines.nc"][name] = _labelled_timelines(run)
+        if run.samples is not None:
+            groups["samples.nc"][name] = _labelled(run, run.samples, ("eval",))
+    files = {name: partial(write_arrays, groups=each) for name, each in groups.items()}
     return {**files, SETTINGS: partial(lifecycle.write_record, content={"systems": kept})}
 
 

@@ -54,13 +54,8 @@ def summary(curves: Mapping[str, "xr.Dataset"]) -> dict[str, Any]:
     for name, data in curves.items():
         entries = [({"set": point} if point else {}) | _final(x) for point, x in settings_of(data)]
         systems[name] = {"settings": entries} if "set" in entries[0] else entries[0]
-    return {
-        **counted,
-        "collapsed_lanes": sum(lane["what"] == "collapsed" for lane in named),
-        "flagged": named,
-        "seconds": seconds,
-        "systems": systems,
-    }
+    counted["collapsed_lanes"] = sum(lane["what"] == "collapsed" for lane in named)
+    return {**counted, "flagged": named, "seconds": seconds, "systems": systems}
 
 
 def is_part(curves: Mapping[str, "xr.Dataset"]) -> bool:
@@ -118,10 +113,9 @@ def settings_of(data: "xr.Dataset") -> Iterator[tuple[dict[str, object], "xr.Dat
     swept = [str(dim) for dim in data["failed"].dims if dim != "seed"]
     for place in itertools.product(*(range(data.sizes[name]) for name in swept)):
         at = dict(zip(swept, place, strict=True))
-        yield (
-            {name.removesuffix("_setting"): data[name].values[i].item() for name, i in at.items()},
-            data.isel(at),
-        )
+        values = {name: data[name].values[i].item() for name, i in at.items()}
+        point = {name.removesuffix("_setting"): value for name, value in values.items()}
+        yield point, data.isel(at)
 
 
 def label_of(system: str, point: Mapping[str, object]) -> str:

@@ -89,13 +89,10 @@ class CSV:
         """Add the lines of one evaluation; see `Tracker`."""
         swept = {name: value for name, value in lane.items() if name not in ("system", "seed")}
         as_json = json.dumps(swept, default=label_of_value)
-        begins = (title_of(lane), lane["system"], as_json, lane["seed"], ticks)
-        at, time = int(values["evaluation"]), values["virtual_time"]
-        self._writer.writerows(
-            (*begins, at, time, name, value)
-            for name, value in values.items()
-            if name not in ("evaluation", "virtual_time")
-        )
+        metrics = dict(values)
+        at, time = int(metrics.pop("evaluation")), metrics.pop("virtual_time")
+        begins = (title_of(lane), lane["system"], as_json, lane["seed"], ticks, at, time)
+        self._writer.writerows((*begins, *metric) for metric in metrics.items())
         self._file.flush()
 
     def close(self) -> None:

@@ -138,45 +138,26 @@ def compare(
         raise ConfigError("metric", criterion.metric, allowed)
     less, horizon = is_less.pop() or criterion.by == "time", float("nan")
     failed = {name: each["failed"].values.ravel() for name, each in points.items()}
-    seen: dict[str, Reached] = {}
+    seen, found = dict[str, Reached](), dict[str, Entry]()
     if criterion.by == "time":
         seen = {name: criterion.reached(each) for name, each in points.items()}
         horizon = min(_known_until(each, failed[name]) for name, each in seen.items())
-        # A lane that failed is known never to reach the level.
-        seen = {
-            name: each._replace(times=np.where(failed[name], horizon, each.times))
-            for name, each in seen.items()
-        }
-        values = {
-            name: statistics.pseudo_values(each.times, each.reached, horizon)
-            for name, each in seen.items()
-        }
-    else:
-        values = {name: criterion.values(each).values.ravel() for name, each in points.items()}
-    found = {
-        name: Entry(
-            statistics.Sample.of(values[name]),
-            tuple(np.ravel(each["seed"].values).tolist()),
-            int(failed[name].sum()),
-            int((criterion.collapsed(each).values.ravel() & ~failed[name]).sum()),
-            number,
-            seen.get(name),
-        )
-        for number, (name, each) in enumerate(points.items())
-    }
+    for number, (name, each) in enumerate(points.items()):
+        bad, seeds, reached = failed[name], np.ravel(each["seed"].values), seen.get(name)
+        if reached is None:
+            values = criterion.values(each).values.ravel()
+        else:  # A lane that failed is known never to reach the level.
+            reached = reached._replace(times=np.where(bad, horizon, reached.times))
+            values = statistics.pseudo_values(reached.times, reached.reached, horizon)
+        sample = statistics.Sample.of(values)
+        counts = int(bad.sum()), int((criterion.collapsed(each).values.ravel() & ~bad).sum())
+        found[name] = Entry(sample, tuple(seeds.tolist()), *counts, number, reached)
     order = sorted(found, key=lambda name: found[name].sample.mean * (1 if less else -1))
     entries = {name: found[name] for name in order}
-    pairs = [_pair(entries, names, horizon, power) for names in itertools.combinations(entries, 2)]
-    corrected = statistics.holm([each.p for each in pairs])
-    pairs = [
-        each._replace(
-            corrected=p,
-            better=(each.first if (each.lead.mean < 0) == less else each.second)
-            if p < statistics.LEVEL
-            else None,
-        )
-        for each, p in zip(pairs, corrected, strict=True)
-    ]
+    pairs = [_pair(entries, names, power) for names in itertools.combinations(entries, 2)]
+    for i, p in enumerate(statistics.holm([pair.p for pair in pairs])):
+        better = pairs[i].first if (pairs[i].lead.mean < 0) == less else pairs[i].second
+        pairs[i] = pairs[i]._replace(corrected=p, better=better if p < statistics.LEVEL else None)
     return Comparison(criterion, less, horizon, entries, pairs)
 
 
@@ -186,24 +167,21 @@ def _known_until(seen: Reached, failed: np.ndarray) -> float:
     return min(float(ends.max()), statistics.known_until(times, reached))
 
 
-def _pair(
-    entries: Mapping[str, Entry], names: tuple[str, str], horizon: float, power: float
-) -> Pair:
+def _pair(entries: Mapping[str, Entry], names: tuple[str, str], power: float) -> Pair:
     """Compare two systems, paired by seed if they have the same seeds."""
     first, second = (entries[name] for name in names)
-    is_paired = {*first.seeds} == {*second.seeds}
-    own, other = first.sample, second.sample
-    order = [second.seeds.index(seed) for seed in first.seeds] if is_paired else []
-    if is_paired:
+    own, other, differences = first.sample, second.sample, np.zeros(0)
+    if {*first.seeds} == {*second.seeds}:
+        order = [second.seeds.index(seed) for seed in first.seeds]
         other = statistics.Sample.of(np.asarray(other.values)[order])
+        differences = np.asarray(own.values) - np.asarray(other.values)
     else:
         own, other = own._replace(values=None), other._replace(values=None)
-    lead, needed = statistics.lead(own, other), None
-    if is_paired and len(order) > 1 and np.isfinite(lead.half):
-        spread = float(np.std(np.subtract(own.values, other.values), ddof=1))  # type: ignore[arg-type]
+    lead, p = statistics.lead(own, other), statistics.p_value(own, other)
+    needed, resampled = None, None
+    if len(differences) > 1 and np.isfinite(lead.half):
+        spread = float(np.std(differences, ddof=1))
         needed = statistics.seeds_needed(spread, lead.mean, power)
-    resampled = None
-    if first.reached is not None and is_paired and len(order) > 1:
-        resampled = statistics.bootstrap(np.subtract(own.values, other.values))  # type: ignore[arg-type]
-    p = statistics.p_value(own, other)
+    if len(differences) > 1 and first.reached is not None:
+        resampled = statistics.bootstrap(differences)
     return Pair(*names, lead, p, p, None, needed, resampled)

@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -52,12 +51,10 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, setting: str = "l
             axes.set(ylim=(0, 1.02 + room), yticks=np.linspace(0, 1, 6))
         edge = f" ({', '.join(map(_words, each.at_edge))} at the edge)" if each.at_edge else ""
         axes.set_title(textwrap.fill(name + edge, MOST_LETTERS))
-    at_bottom = len(tuned) - columns if is_shared else 0
-    for axes, dim in zip(panels.flat, along.values(), strict=False):
-        if at_bottom <= 0:
-            axes.tick_params(labelbottom=True)
-            axes.set_xlabel("local learning rate" if dim == "lr" else _words(dim))
-        at_bottom -= 1
+    first = len(tuned) - columns if is_shared else 0  # With a label, as all below it.
+    for axes, dim in [*zip(panels.flat, along.values(), strict=False)][first:]:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("local learning rate" if dim == "lr" else _words(dim))
     for axes in panels[:, 0]:
         axes.set_ylabel(f"validation {about.get('criterion', 'accuracy').removeprefix('final ')}")
     figure.suptitle(f"{title}\nmean (line) and each tuning seed (points); ring: the choice")
@@ -79,13 +76,12 @@ def _draw_scores(axes: Axes, tuned: Tuned, along: str) -> None:
         )
         shown = plots.look(number, "all", markersize=3.5, label=label or None)
         axes.plot(places, line.mean("seed", skipna=False), **shown)
-        for seed in range(line.sizes["seed"]):
-            axes.plot(places, line.isel(seed=seed), ".", color=shown["color"], ms=2.5, alpha=0.5)
+        seeds = line.transpose(along, "seed").values
+        axes.plot(places, seeds, ".", color=shown["color"], ms=2.5, alpha=0.5)
     mean = tuned.scores.mean("seed", skipna=False)
     best = mean.isel(mean.argmax(list(mean.dims)))
-    ring: dict[str, Any] = {"marker": "o", "ms": 11, "mfc": "none", "mec": plots.FACE, "zorder": 5}
     at = places[np.flatnonzero(labels == best[along].item())]
-    axes.plot(at, [sign * float(best)], linestyle="", **ring)
+    axes.plot(at, [sign * float(best)], "o", ms=11, mfc="none", mec=plots.FACE, zorder=5)
     if is_number and places.min() > 0:
         axes.set(xscale="log")
         axes.xaxis.set_minor_formatter(NullFormatter())  # Labels would touch.

@@ -49,10 +49,9 @@ class Table(NamedTuple):
         ]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        titles = zip(self.header, is_split, strict=True)
-        writer.writerow([x for name, two in titles for x in ([name, f"± {name}"][: 1 + two])])
-        for row in self.rows:
-            cells = ((*cell, None) if isinstance(cell, tuple) else (cell, None) for cell in row)
+        titles = [(name, f"± {name}") for name in self.header]
+        for row in (titles, *self.rows):
+            cells = (cell if isinstance(cell, tuple) else (cell, None) for cell in row)
             pairs = zip(cells, is_split, strict=True)
             writer.writerow([x for cell, two in pairs for x in cell[: 1 + two]])
         return out.getvalue()

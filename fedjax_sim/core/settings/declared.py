@@ -19,7 +19,6 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import jax
@@ -68,7 +67,7 @@ class Limit(NamedTuple):
                 text.append(f"{word} {limit if isinstance(limit, str) else f'{limit:.10g}'}")
         return " and ".join(text)
 
-    def holds(self, value: object, lengths: Mapping[str, int] = MappingProxyType({})) -> bool:
+    def holds(self, value: object, lengths: Mapping[str, int] = types.MappingProxyType({})) -> bool:
         """Tell whether numbers are finite and within the limits.
 
         Args:
@@ -123,18 +122,14 @@ class Shape(NamedTuple):
           value: The array.
           lengths: Lengths of the dimensions that have been seen in the call, by letter.
         """
-        for dims in self.choices:
-            found, seen = list(np.shape(value)), dict(lengths)
+        for choice in self.choices:
+            dims, found, seen = list(choice), list(np.shape(value)), dict(lengths)
             if "..." in dims and len(found) >= len(dims) - 1:
-                # Any further dimensions become one, which equals itself.
-                end, more = dims.index("..."), len(found) - len(dims) + 1
-                found[end : end + more] = ["..."]
+                place = dims.index("...")  # Of any further dimensions, which are not looked at.
+                del found[place : place + len(found) - len(dims) + 1], dims[place]
             wanted = []
             for dim, length in zip(dims, found, strict=False):
-                if dim.isdigit():
-                    wanted.append(int(dim))
-                else:
-                    wanted.append(length if dim == "..." else seen.setdefault(dim, length))
+                wanted.append(int(dim) if dim.isdigit() else seen.setdefault(dim, length))
             if len(found) == len(dims) and wanted == found:
                 lengths.update(seen)
                 return True
@@ -330,10 +325,7 @@ def _kind_of_names(names: Sequence[str]) -> Kind:
 
 def _kind_of_union(args: Sequence[object]) -> Kind:
     """Join kinds. A union has an array where it has all that NumPy makes an array of."""
-    kinds: list[Kind] = []
-    for each in args:
-        if not str(each).startswith(NUMPYS):
-            kinds.append(kind_of(each))
+    kinds = [kind_of(each) for each in args if not str(each).startswith(NUMPYS)]
     for kind in (OPEN, ANYTHING):
         if kind in kinds:
             return kind

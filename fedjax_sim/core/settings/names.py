@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -104,7 +104,7 @@ class Table(NamedTuple):
     own: Mapping[str, Field]
     fixed: tuple[Field, ...]
     names: Mapping[str, str]
-    conditions: tuple[tuple[str, str, Any], ...]
+    conditions: Sequence[tuple[str, str, Any]]
     simpler_at: Mapping[str, tuple[float, ...]]
 
 
@@ -137,19 +137,16 @@ def table_of(hyper_type: type) -> Table:
     known = settable | inside
     ends = [name.rpartition(".")[2] for name in known]
     shorts = {end: name for end, name in zip(ends, known, strict=True) if ends.count(end) == 1}
-    return Table(
-        MappingProxyType(known),
-        held,
-        settable | {field.name: field for field in held},
-        fixed,
-        MappingProxyType(shorts | {name: name for name in known}),
-        tuple(
-            (name, f"{name.rpartition('.')[0]}.{other}".lstrip("."), values)
-            for name, field in known.items()
-            for other, values in field.metadata["only_with"].items()
-        ),
-        {name: x for name, field in known.items() if (x := field.metadata["simpler_at"])},
-    )
+    by_name = MappingProxyType(shorts | {name: name for name in known})
+    own = settable | {field.name: field for field in held}
+    conditions, simpler_at = [], {}
+    for name, field in known.items():
+        for other, values in field.metadata["only_with"].items():
+            full = f"{name.rpartition('.')[0]}.{other}".lstrip(".")
+            conditions.append((name, full, values))
+        if field.metadata["simpler_at"]:
+            simpler_at[name] = field.metadata["simpler_at"]
+    return Table(MappingProxyType(known), held, own, fixed, by_name, conditions, simpler_at)
 
 
 def is_struct(kind: type) -> bool:
@@ -337,10 +334,9 @@ def assumed_of(hyper: Any, given: Collection[str] = ()) -> Assumed:
       hyper: A settings struct.
       given: Names of those of its fields that were given.
     """
-    found, left = Assumed(), {*given, ASSUMED}
-    for field in dataclasses.fields(hyper):
-        if field.name not in left:
-            found[field.name] = getattr(hyper, field.name)
+    found = Assumed(vars(hyper))
+    for name in (*given, ASSUMED):
+        found.pop(name, None)
     return found
 
 

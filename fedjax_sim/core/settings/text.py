@@ -175,11 +175,9 @@ class Kind(Checked):
 
     def __str__(self) -> str:
         """Write the name, and values that are not defaults, as `parse_kind` reads them."""
-        known = fields(type(self))
-        given = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
-            if field.name in known
-            and not is_same(getattr(self, field.name), known[field.name].default)
-        }
-        return ":".join([self.name, *(f"{name}={written(each)}" for name, each in given.items())])
+        words, known = [self.name], fields(type(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name in known and not is_same(value, known[field.name].default):
+                words.append(f"{field.name}={written(value)}")
+        return ":".join(words)
