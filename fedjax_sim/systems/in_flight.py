@@ -745,31 +745,32 @@ class Working(NamedTuple):
 def adaptive_clock(problem: Problem, hyper: AdaptiveFedED) -> Clock:
     """Bind the clock: a client begins again when the server has learnt from its last work."""
 
-    def begin(devices: Devices, *given: Any, steps: Array | None = None) -> Flights:
+    def begin(devices: Devices, steps: Array | None, *given: Any) -> Flights:
         """Give clients work. Who is there has its model; after a break others may be newer."""
-        work = live.begin_work(devices, *given, steps=steps)
+        work = live.begin_work(devices, *given, steps)
         is_away = given[2].is_before(work.begins)
         return work._replace(begins=work.begins.where(is_away, Instant.at(-np.inf)))
 
     def init(key: Key) -> Working:
         devices, everyone = draw_devices(key, hyper), jnp.arange(hyper.num_clients, dtype="int32")
         zero, turns = jnp.int32(0), jnp.ones_like(everyone)
-        work = begin(devices, everyone, 0 * everyone, Instant.at(0.0), zero)
+        work = begin(devices, None, everyone, 0 * everyone, Instant.at(0.0), zero)
         return Working(zero, zero, turns, work, devices.drawn)
 
     def next_tick(key: Key, carried: Working, state: object) -> tuple[Working, Received]:
         place = carried.work.first()
         done = carried.work.take(place)
         lost = draw_devices(key, hyper, carried.drawn).are_lost(done.client, done.number)
-        report = jnp.where(lost, EMPTY, done.client), done.steps, done.version
+        client = jnp.where(lost, EMPTY, done.client)
+        who, steps, version = (leaf[None] for leaf in (client, done.steps, done.version))
         work = carried.work.after_action(done.ends, carried.tick)  # of clients who are away
         after = carried._replace(tick=carried.tick + 1, place=place, work=work)
-        return after, Received(done.ends, *(leaf[None] for leaf in report), jnp.ones(1))
+        return after, Received(done.ends, who, steps, version, jnp.ones(1))
 
     def after(key: Key, carried: Working, event: Event, state: Versioned, seen: object) -> Working:
         devices, who = draw_devices(key, hyper, carried.drawn), carried.place
         given = who, carried.turns[who], carried.work.ends.take(who), carried.tick
-        new = begin(devices, *given, steps=state.clients[who])
+        new = begin(devices, state.clients[who], *given)
         turns = targets.put(carried.turns, who, carried.turns[who] + 1)
         return carried._replace(turns=turns, work=targets.put(carried.work, who, new))
 
