@@ -368,10 +368,8 @@ def assemble_rounds(
     clients, share, steps = slots
     version = jnp.broadcast_to(tick, clients.shape)
     steps, weight = jnp.where(is_in & (share > 0), steps, 0), weigh(jnp.where(is_in, share, 0))
-    clients, time = (
-        jnp.where(is_in, clients, EMPTY),
-        jnp.cumsum(hyper.clock.server_interact + waits),
-    )
+    clients = jnp.where(is_in, clients, EMPTY)
+    time = jnp.cumsum(hyper.clock.server_interact + waits)
     return Timeline(time, clients, steps, version, weight, holds=version)
 
 
@@ -396,9 +394,8 @@ def end_round(
     arrival = jnp.where(is_asked & ~lost, taken, jnp.inf)
     if arrival.shape[-1] > num_used:
         first = jnp.argsort(arrival, axis=-1, stable=True)[..., :num_used]
-        slots, arrival = jax.tree.map(
-            lambda leaf: jnp.take_along_axis(leaf, first, axis=-1), (slots, arrival)
-        )
+        pick = partial(jnp.take_along_axis, indices=first, axis=-1)
+        slots, arrival = jax.tree.map(pick, (slots, arrival))
     is_in = are_in_time(arrival, limit)
     last = jnp.where(is_in, arrival, 0).max(axis=-1)
     is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), num_used)
@@ -440,8 +437,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Settings, steps: Array | No
         of_step = jax.vmap(lambda t: _draw_standard_of_step(key, q, t, num_slots, hyper))(ticks)
         return total + jnp.where(q < steps, law.times(of_step, speeds)[..., 0], 0)
 
-    nothing = jnp.zeros(clients.shape, speeds.rate.dtype)
-    return jax.lax.fori_loop(0, steps.max(), add, nothing)
+    return jax.lax.fori_loop(0, steps.max(), add, jnp.zeros(clients.shape, speeds.rate.dtype))
 
 
 def draw_standard_times(
