@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from fedjax_sim.core.settings import ConfigError, Count, check_file, checked, shape
-from fedjax_sim.datasets.files import refusing
+from fedjax_sim.datasets.files import form_of, refusing
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 """Arrays that an .npz file must have."""
@@ -86,9 +86,7 @@ def from_arrays(
     test_images = _checked_images("test_images", test_images)
     train_labels = _checked_labels("train_labels", train_labels, len(train_images))
     test_labels = _checked_labels("test_labels", test_labels, len(test_images))
-    train_form, test_form = (
-        f"{images.dtype}{list(images.shape[1:])}" for images in (train_images, test_images)
-    )
+    train_form, test_form = form_of(train_images[0]), form_of(test_images[0])
     if test_form != train_form:
         raise ConfigError("each of test_images", test_form, f"{train_form}, as in train_images")
     largest = int(max(train_labels.max(), test_labels.max()))
@@ -150,9 +148,8 @@ def _checked_images(field: str, images: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
             images = images.astype(np.float32)
         if num_bad := int(np.sum(~np.isfinite(images))):
-            raise ConfigError(
-                f"number of NaN or infinite values (in float32) in {field}", num_bad, "0"
-            )
+            found = f"number of NaN or infinite values (in float32) in {field}"
+            raise ConfigError(found, num_bad, "0")
     elif images.dtype != np.uint8:
         raise ConfigError(f"dtype of {field}", str(images.dtype), "uint8 or a floating type")
     return images[:, None, None, :] if images.ndim == 2 else images.reshape(*images.shape[:3], -1)

@@ -215,9 +215,8 @@ def split_stratified(labels: np.ndarray, num_test: int) -> tuple[np.ndarray, np.
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     mixed = [each[random.permutation(len(each))] for each in members]
     train = [each[:num] for each, num in zip(mixed, of_train, strict=True)]
-    test = [
-        each[first : first + num] for each, first, num in zip(mixed, of_train, of_test, strict=True)
-    ]
+    rest = zip(mixed, of_train, of_test, strict=True)
+    test = [each[first : first + num] for each, first, num in rest]
     return random.permutation(np.concatenate(train)), random.permutation(np.concatenate(test))
 
 

@@ -11,6 +11,7 @@ incomplete raises a ConfigError that names it.
 """
 
 import contextlib
+import fnmatch
 import gzip
 import hashlib
 import io
@@ -186,9 +187,7 @@ def read_tiny_imagenet(archive: Path) -> Raw:
         lines = filter(None, map(str.split, file.read(annotations_file).decode().splitlines()))
         test = [(f"{folder}val/images/{name}", wnid) for name, wnid, *_ in lines]
     _require([name for name, _ in test], members, archive)
-    train_images = sorted(
-        name for name in members if name.startswith(folder + "train/") and name.endswith(".JPEG")
-    )
+    train_images = sorted(fnmatch.filter(members, folder + "train/*.JPEG"))
     train = [(name, name.split("/")[2]) for name in train_images]
     for split, examples in (("training", train), ("validation", test)):
         num_images = Counter(wnid for _, wnid in examples)
@@ -228,9 +227,8 @@ def read_federated_emnist(archive: Path) -> Raw:
         its examples are read.
     """
     characters = list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-    train, test = (
-        _emnist_examples(archive, file) for file in _files_of_clients(archive, "fed_emnist")
-    )
+    files = _files_of_clients(archive, "fed_emnist")
+    train, test = (_emnist_examples(archive, file) for file in files)
     return Raw({"train": train, "test": test}, characters)
 
 
@@ -693,16 +691,14 @@ def _report_failure(asked: _Asked) -> Iterator[None]:
     try:
         if data_dir is None:
             # Try once, quickly: without a network tensorflow-datasets would retry for minutes.
-            urllib.request.urlopen(
-                urllib.request.Request(source.url + source.raw_files[-1], method="HEAD"), timeout=30
-            ).close()
+            asking = urllib.request.Request(source.url + source.raw_files[-1], method="HEAD")
+            urllib.request.urlopen(asking, timeout=30).close()
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except (ConfigError, NonMatchingChecksumError) as error:
         if data_dir is None:
             # The downloaded file is damaged; if it stayed, the next attempt would use it again.
-            downloads = cache / "tensorflow_datasets" / "downloads" / name
-            shutil.rmtree(downloads, ignore_errors=True)
+            shutil.rmtree(cache / "tensorflow_datasets" / "downloads" / name, ignore_errors=True)
         if isinstance(error, ConfigError):
             raise
         raise _other_checksum(asked, "a file") from None

@@ -383,8 +383,7 @@ def _reported(
     try:
         yield
     except kinds as error:
-        known = getattr(error, "strerror", None)
-        reason = known or f"{type(error).__name__}: {first_line(error)}"
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {first_line(error)}"
         raise lifecycle.InputError(f"{source} could not be read ({reason})") from error
 
 

@@ -123,11 +123,9 @@ def from_text(
         if len(words) >= least and num_train >= 2:
             parts[speaker] = (words[:num_train], words[num_train:])
     if not parts:
-        raise ConfigError(
-            "min_characters",
-            least,
-            f"at most {max(map(len, words_of.values()))}, the most that a speaker of {name} has",
-        )
+        most = max(map(len, words_of.values()))
+        allowed = f"at most {most}, the most that a speaker of {name} has"
+        raise ConfigError("min_characters", least, allowed)
     frequency = Counter("".join(train for train, _ in parts.values()))
     characters = "".join(sorted(each for each, _ in frequency.most_common(MOST_CHARACTERS)))
     code = {character: FIRST_CHARACTER + i for i, character in enumerate(characters)}

@@ -226,9 +226,8 @@ def max_pool(x: Array, window: int = 2, *, stride: int | None = None, pad: int =
     """
     stride = stride or window
     if pad:
-        x = jnp.pad(
-            x, ((0, 0),) * (x.ndim - 3) + ((pad, pad), (pad, pad), (0, 0)), constant_values=-jnp.inf
-        )
+        sides = ((0, 0),) * (x.ndim - 3) + ((pad, pad), (pad, pad), (0, 0))
+        x = jnp.pad(x, sides, constant_values=-jnp.inf)
     for axis in (x.ndim - 3, x.ndim - 2):
         x = _pool(x, window, stride, axis)
     return x
@@ -274,9 +273,8 @@ def _pool(x: Array, window: int, stride: int, axis: int) -> Array:
     num = (x.shape[axis] - window) // stride + 1
     is_apart = stride == window
     if is_apart:
-        x = lax.slice_in_dim(x, 0, num * window, axis=axis).reshape(
-            *x.shape[:axis], num, window, *x.shape[axis + 1 :]
-        )
+        x = lax.slice_in_dim(x, 0, num * window, axis=axis)
+        x = x.reshape(*x.shape[:axis], num, window, *x.shape[axis + 1 :])
 
     def piece(i: int) -> Array:
         """Take the i-th element of every window."""
@@ -321,9 +319,8 @@ def _is_plain(lhs: Array, rhs: Array, **options: Any) -> bool:
     last = (0, lhs.ndim - 1, *in_order[1:-1])
     if numbers is not None and not isinstance(numbers, lax.ConvDimensionNumbers):
         numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, numbers)
-    has_channels_last = numbers is not None and numbers == lax.ConvDimensionNumbers(
-        last, (lhs.ndim - 1, lhs.ndim - 2, *in_order[:-2]), last
-    )
+    of_kernel = (lhs.ndim - 1, lhs.ndim - 2, *in_order[:-2])
+    has_channels_last = numbers == lax.ConvDimensionNumbers(last, of_kernel, last)
     is_undilated = math.prod(options.get("lhs_dilation") or (1,)) == 1
     is_one = options.get("batch_group_count", 1) == 1 and is_undilated
     return has_channels_last and is_one and options.get("preferred_element_type") is None
@@ -340,16 +337,13 @@ def _geometry(
     num_axes = lhs.ndim - 2
     dilation = tuple(options.get("rhs_dilation") or (1,) * num_axes)
     strides = tuple(window_strides) if window_strides else (1,) * num_axes
-    window = tuple(
-        (size - 1) * step + 1 for size, step in zip(rhs.shape[:-2], dilation, strict=True)
-    )
+    reach = zip(rhs.shape[:-2], dilation, strict=True)
+    window = tuple((size - 1) * step + 1 for size, step in reach)
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(lhs.shape[1:-1], window, strides, padding)
     pads = tuple((low, high) for low, high in padding)
-    out = tuple(
-        (size + sum(pad) - length) // stride + 1
-        for size, pad, length, stride in zip(lhs.shape[1:-1], pads, window, strides, strict=True)
-    )
+    axes = zip(lhs.shape[1:-1], pads, window, strides, strict=True)
+    out = tuple((size + sum(pad) - length) // step + 1 for size, pad, length, step in axes)
     if min(out) < 1:
         raise ValueError(
             f"a window of {rhs.shape[:-2]} does not fit into an input of {lhs.shape[1:-1]} "
@@ -423,13 +417,10 @@ def _block_maxima_and_places(x: Array, wide: Array, geometry: _Geometry) -> Pair
 @_block_maxima_and_places.defjvp
 def _block_maxima_jvp(geometry: _Geometry, inputs: Pair, tangents: Pair) -> tuple[Pair, Pair]:
     largest, place = _block_maxima_and_places(*inputs, geometry)
-    tangent = linear.linear_with_transpose(
-        partial(_block_maxima_forward, geometry),
-        partial(_block_maxima_backward, geometry),
-        (*inputs, place),
-        tangents,
-        like=largest,
-    )
+    forward = partial(_block_maxima_forward, geometry)
+    backward = partial(_block_maxima_backward, geometry)
+    saved = (*inputs, place)
+    tangent = linear.linear_with_transpose(forward, backward, saved, tangents, like=largest)
     return (largest, place), (tangent, jnp.zeros_like(place))
 
 
@@ -575,9 +566,8 @@ def _make_patches(x: Array, geometry: _Geometry) -> Array:
     x = _padded(x, geometry.pads)
     for axis, size, step, stride, _, num in reversed(_axes(geometry)):
         if _fills_whole_strides(x, axis, size, step, stride):
-            x = lax.slice_in_dim(x, 0, (num - 1) * stride + size, axis=axis).reshape(
-                *x.shape[:axis], -1, stride * x.shape[-1]
-            )
+            x = lax.slice_in_dim(x, 0, (num - 1) * stride + size, axis=axis)
+            x = x.reshape(*x.shape[:axis], -1, stride * x.shape[-1])
             size, stride = size // stride, 1
         pieces = [
             lax.slice_in_dim(x, i * step, i * step + (num - 1) * stride + 1, stride, axis)
@@ -590,9 +580,8 @@ def _make_patches(x: Array, geometry: _Geometry) -> Array:
 def _add_patches(rows: Array, geometry: _Geometry, space: Sequence[int]) -> Array:
     """Add patches up at their places in images of a size: the transpose of `_make_patches`."""
     zero = jnp.zeros((), rows.dtype)
-    for (axis, size, step, stride, (low, _), num), length in zip(
-        _axes(geometry), space, strict=True
-    ):
+    axes = zip(_axes(geometry), space, strict=True)
+    for (axis, size, step, stride, (low, _), num), length in axes:
         together = stride if _fills_whole_strides(rows, axis, size, step, stride) else 1
         size, stride = size // together, stride // together
         reach = (num - 1) * stride + (size - 1) * step + 1
@@ -620,7 +609,4 @@ def _fills_whole_strides(x: Array, axis: int, size: int, step: int, stride: int)
 
 def _axes(geometry: _Geometry) -> list[tuple[int, int, int, int, tuple[int, int], int]]:
     """List, for each axis of space, its index and its entries of the geometry."""
-    return [
-        (1 + i, *of_axis)
-        for i, of_axis in enumerate(zip(*geometry[:3], geometry.pads, geometry.out, strict=True))
-    ]
+    return [(i, *of_axis) for i, of_axis in enumerate(zip(*geometry[:5], strict=True), start=1)]

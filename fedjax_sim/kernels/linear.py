@@ -191,12 +191,10 @@ def _batch(
         found = zip(back(kept, slopes), of_given, strict=True)
         return [each.sum(0) if dim is None else each for each, dim in found]
 
-    mapped = linear._replace(
-        fun=jax.vmap(linear.fun, in_axes=(of_kept, of_given)),
-        transpose=summed,
-        shapes=tuple(((size, *shape), dtype) for shape, dtype in linear.shapes),
-    )
-    return mapped.of(args), [0] * len(linear.shapes)
+    fun = jax.vmap(linear.fun, in_axes=(of_kept, of_given))
+    shapes = tuple(((size, *shape), dtype) for shape, dtype in linear.shapes)
+    mapped = linear._replace(fun=fun, transpose=summed, shapes=shapes)
+    return mapped.of(args), [0] * len(shapes)
 
 
 _linear = core.Primitive("linear_with_transpose")

@@ -115,9 +115,8 @@ def powers_around(magnitude: Array, *, top: int) -> Rounding:
     # Smaller powers are not normal 32-bit floats.
     least = jnp.float32(2.0 ** -min(top, 126))
     # Clearing the fraction bits of a float gives the power of two at or below it.
-    power = jax.lax.bitcast_convert_type(
-        jax.lax.bitcast_convert_type(share, "uint32") & jnp.uint32(0x7F800000), "float32"
-    )
+    bits = jax.lax.bitcast_convert_type(share, "uint32") & jnp.uint32(0x7F800000)
+    power = jax.lax.bitcast_convert_type(bits, "float32")
     return Rounding(largest, share, jnp.where(share < least, 0, power), jnp.maximum(power, least))
 
 

@@ -103,13 +103,12 @@ def _backward(precision: lax.PrecisionLike, saved: Pair, slope: Array) -> Pair:
     """
     x, kernel = saved
     places, rows = _places_of(kernel), (1, 2, 3)
+    contracted = ((rows, rows), ((0,), (0,)))
 
     def of_both(x: Array, slope: Array) -> Pair:
         of_products = _transform(_OF_OUTPUTS.T, _take_up(_fill(slope, overlap=0)))
         of_tiles = _multiply(of_products, places, (4, 2), precision)
-        of_places = lax.dot_general(
-            _tiles_of(x), of_products, ((rows, rows), ((0,), (0,))), precision=precision
-        )
+        of_places = lax.dot_general(_tiles_of(x), of_products, contracted, precision=precision)
         of_x = _add_up(_transform(_OF_INPUTS.T, of_tiles))
         return of_x[:, : x.shape[1], : x.shape[2]], of_places
 
@@ -201,9 +200,8 @@ def _take_up(y: Array) -> Array:
     """Undo `_lay`, which also is its transpose: `[B, 4 h, 4 w, F]` to `[16, B, h, w, F]`."""
     num, height, width, features = y.shape
     rows = y.reshape(num, height // STEP, STEP, width // STEP, STEP, features)
-    return rows.transpose(2, 4, 0, 1, 3, 5).reshape(
-        STEP * STEP, num, height // STEP, width // STEP, features
-    )
+    rows = rows.transpose(2, 4, 0, 1, 3, 5)
+    return rows.reshape(STEP * STEP, num, height // STEP, width // STEP, features)
 
 
 def largest_block(num: int, bytes_each: int, most_bytes: int) -> int:

@@ -163,8 +163,7 @@ def _as_float(leaf: Array) -> Array:
 
 def _as_typed(kept: Array, leaf: Array) -> Array:
     """Undo `_as_float` for a leaf of a known type."""
-    is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
-    return kept if is_float else jnp.round(kept).astype(leaf.dtype)
+    return kept if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.round(kept).astype(leaf.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,8 +254,7 @@ class _Haiku(_Adapted):
 
         if jax.tree.leaves(self.like(x)):
             return self._draw_in_training(key, x)
-        options = switches_of(self.make, train=False)
-        return hk.transform(self.make).init(key, x, **options), {}
+        return hk.transform(self.make).init(key, x, **switches_of(self.make, train=False)), {}
 
     def like(self, x: Array) -> Params:
         return jax.eval_shape(lambda key: self._draw_in_training(key, x), jax.random.key(0))[1]

@@ -81,8 +81,7 @@ def check_switches(call: Callable[..., Any]) -> None:
     """
     for name, argument in inspect.signature(call).parameters.items():
         if isinstance(argument.default, bool) and name not in SWITCHES:
-            allowed = "one of " + ", ".join(SWITCHES)
-            raise ConfigError("switch of the network", name, allowed)
+            raise ConfigError("switch of the network", name, "one of " + ", ".join(SWITCHES))
 
 
 PARAMETERS = "params"

@@ -256,18 +256,16 @@ class BatchNorm(nn.Module):
         size, axes = x.shape[-1:], tuple(range(x.ndim - 1))
         scale = self.param("scale", nn.initializers.ones, size)
         bias = self.param("bias", nn.initializers.zeros, size)
-        running = [
-            self.variable("batch_stats", name, jnp.full, size, value, "float32")
-            for name, value in (("mean", 0.0), ("var", 1.0))
-        ]
-        mean, var = running[0].value, jnp.maximum(running[1].value, 0)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, size, "float32")
+        running_var = self.variable("batch_stats", "var", jnp.ones, size, "float32")
+        mean, var = running_mean.value, jnp.maximum(running_var.value, 0)
         wide = x.astype(jnp.promote_types(x.dtype, "float32"))
         if train:
             mean, var = wide.mean(axes), wide.var(axes)
             count = wide.size // size[0]
             unbiased = var * (count / max(1, count - 1))
             if not self.is_initializing() and self.is_mutable_collection("batch_stats"):
-                for variable, value in zip(running, (mean, unbiased), strict=True):
+                for variable, value in ((running_mean, mean), (running_var, unbiased)):
                     variable.value += 0.1 * (value - variable.value)
         factor = jax.lax.rsqrt(var + 1e-5) * scale
         mean, factor, bias = (jnp.expand_dims(each, axes) for each in (mean, factor, bias))
@@ -416,17 +414,8 @@ def conv(
       Images with `features` channels.
     """
     initial = uniform(window**2 * x.shape[-1])
-    return nn.Conv(
-        features,
-        (window, window),
-        strides,
-        padding,
-        use_bias=bias,
-        dtype=dtype,
-        kernel_init=initial,
-        bias_init=initial,
-        conv_general_dilated=convolve,
-    )(x)
+    layer = partial(nn.Conv, kernel_init=initial, bias_init=initial, conv_general_dilated=convolve)
+    return layer(features, (window, window), strides, padding, use_bias=bias, dtype=dtype)(x)
 
 
 def group_norm(x: Array, size: int, dtype: Dtype | None) -> Array:
@@ -509,11 +498,9 @@ class CharacterTransformer(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Compute the logits `[..., L, num_classes]` of character codes `i[..., L]`."""
-        length = x.shape[-1]
         places = self.param("places", nn.initializers.normal(0.02), (self.longest, self.width))
-        y = nn.Embed(self.num_classes, self.width)(x) + places[:length].reshape(
-            (1,) * (x.ndim - 1) + (length, self.width)
-        )
+        shape = (1,) * (x.ndim - 1) + (x.shape[-1], self.width)
+        y = nn.Embed(self.num_classes, self.width)(x) + places[: x.shape[-1]].reshape(shape)
         for i in range(self.blocks):
             y = y + Attention(self.heads, self.rank, name=f"attention_{i}")(nn.LayerNorm()(y))
             wide = nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(y)))

@@ -134,11 +134,8 @@ class LowBit:
             context: InterceptorContext,
         ) -> Array:
             module = context.module
-            if (
-                context.method_name != "__call__"
-                or not isinstance(module, LAYERS)
-                or "/".join(module.path) in self.full_precision
-            ):
+            is_layer = context.method_name == "__call__" and isinstance(module, LAYERS)
+            if not is_layer or "/".join(module.path) in self.full_precision:
                 return compute(*args, **kwargs)
             [inputs] = [*args, *kwargs.values()]
             outputs = compute(self._round(inputs, self.activations, signed=jnp.min(inputs) < 0))
@@ -173,6 +170,6 @@ class LowBit:
         """Round values with a straight-through gradient, or not at all if bits is None."""
         if bits is None:
             return x
-        return rounding.straight_through(
-            partial(rounding.SCALES[self.scale], bits=bits, signed=signed, levels=self.levels), x
-        )
+        uniform = rounding.SCALES[self.scale]
+        quantizer = partial(uniform, bits=bits, signed=signed, levels=self.levels)
+        return rounding.straight_through(quantizer, x)

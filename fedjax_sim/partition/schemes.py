@@ -45,9 +45,8 @@ def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> parts.Partitio
     """
     labels, rng = parts.begin(labels, seed, num_clients)
     size = len(labels) // num_clients
-    return parts.pack_rows(
-        rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size)
-    )
+    kept = rng.permutation(len(labels))[: num_clients * size]
+    return parts.pack_rows(kept.reshape(num_clients, size))
 
 
 def dirichlet(
@@ -205,9 +204,8 @@ def classes_per_client(
         allowed = f"small enough for each of the {classes * num_clients} slots to get an example"
         raise ConfigError("num_clients", num_clients, allowed)
 
-    slots = rng.permutation(np.repeat(np.arange(len(present)), num_slots)).reshape(
-        num_clients, classes
-    )
+    dealt = rng.permutation(np.repeat(np.arange(len(present)), num_slots))
+    slots = dealt.reshape(num_clients, classes)
     _swap_until_distinct(slots, rng)
     index = np.empty((num_clients, classes, size), np.int32)
     for c in range(len(present)):
@@ -272,11 +270,8 @@ def label_groups(
             examples = rng.permutation(np.flatnonzero(labels == label))
             size = len(examples) // group_size
             if size == 0:
-                raise ConfigError(
-                    "num_clients",
-                    num_clients,
-                    f"small enough for each client of a group to have an example of label {label}",
-                )
+                allowed = "small enough for each client of a group to have an example of "
+                raise ConfigError("num_clients", num_clients, f"{allowed}label {label}")
             blocks.append(examples[: group_size * size].reshape(group_size, size))
         rows += [rng.permutation(row) for row in np.concatenate(blocks, axis=1)]
     kept = [row[int(held_out * len(row) + parts.ROUNDING) :] for row in rows]
@@ -473,9 +468,8 @@ def _swap_until_distinct(slots: np.ndarray, rng: np.random.Generator) -> None:
         while held[client, duplicate] > 1:
             clients, places = rng.integers(num_clients, size=64), rng.integers(classes, size=64)
             offered = slots[clients, places]
-            helps = (held[clients, duplicate] == 0) & (
-                (held[client, offered] == 0) | (held[clients, offered] > 1)
-            )
+            is_welcome = (held[client, offered] == 0) | (held[clients, offered] > 1)
+            helps = (held[clients, duplicate] == 0) & is_welcome
             for i in np.flatnonzero(helps)[:1]:
                 slots[client, place], slots[clients[i], places[i]] = offered[i], duplicate
                 held[client, [duplicate, offered[i]]] += -1, 1
@@ -531,11 +525,10 @@ def make(
     function, known = PARTITIONS[name], _options(name)
     for option in options:
         if option not in known:
-            raise ConfigError(
-                f"option of partition {name}",
-                option,
-                "one of " + ", ".join(known) if known else "left out, because it has no options",
+            allowed = (
+                "one of " + ", ".join(known) if known else "left out, because it has no options"
             )
+            raise ConfigError(f"option of partition {name}", option, allowed)
     for option, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and option not in options:
             raise ConfigError(f"option {option} of partition {name}", None, "given")

@@ -265,8 +265,7 @@ def _targets_of(
         yield "data", prepared(problem.data)
     else:
         # Where examples are pairs as they are, their targets alone are read.
-        is_pair = getattr(problem.prepare, "func", None) is as_pair
-        alone = files.targets if is_pair else None
+        alone = files.targets if getattr(problem.prepare, "func", None) is as_pair else None
         for found in (alone or files).blocks(range(files.num)):
             yield "data", found if alone else prepared(found)
     yield "test", prepared(problem.test_data)
@@ -276,10 +275,8 @@ def _read_tests(files: Stored, owned: Sequence[Partition]) -> tuple[Params, list
     """Read test examples out of files: the examples, and their positions among these."""
     numbers = np.unique(np.concatenate([tests.index for tests in owned]))
     data, _ = client_data.read_arrays("test", files.read(numbers))
-    return data, [
-        tests._replace(index=np.searchsorted(numbers, tests.index).astype("int32"))
-        for tests in owned
-    ]
+    places = (np.searchsorted(numbers, tests.index).astype("int32") for tests in owned)
+    return data, [tests._replace(index=index) for tests, index in zip(owned, places, strict=True)]
 
 
 def check_classes(problem: Supervised, name: str, classes: np.ndarray) -> None:

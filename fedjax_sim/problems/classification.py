@@ -479,12 +479,7 @@ class Logistic(Supervised):
         Returns:
           `f[]`, in nats.
         """
-        losses = jax.lax.map(
-            lambda client: self._client_loss(params, client, jax.random.key(0)),
-            jnp.arange(self.counts.shape[0]),
-            batch_size=client_data.CLIENTS_AT_ONCE,
-        )
-        return self.counts @ losses
+        return self.counts @ client_data.losses_of_all(self, params)
 
     def predict(self, params: Array) -> Array:
         """Compute the class probabilities of all test examples: `f[m, 2]`."""

@@ -212,7 +212,7 @@ class Held:
         def of_block(number: Array | int) -> Params:
             return sums(*self.block(client, number * at_once, at_once), number)
 
-        def add(totals: Params, number: Array) -> Params:
+        def add(number: Array, totals: Params) -> Params:
             return jax.tree.map(jnp.add, totals, of_block(number))
 
         if size is None and at_once == self.most:
@@ -220,14 +220,12 @@ class Held:
         nothing = optax.tree.zeros_like(jax.eval_shape(of_block, client))
         if not has_slope:
             num_blocks = (count + at_once - 1) // at_once
-            return jax.lax.fori_loop(
-                0, num_blocks, lambda number, so_far: add(so_far, number), nothing
-            )
+            return jax.lax.fori_loop(0, num_blocks, add, nothing)
 
         @jax.checkpoint
         def step(totals: Params, number: Array) -> tuple[Params, None]:
             is_any = number * at_once < count
-            return jax.lax.cond(is_any, add, lambda so_far, _: so_far, totals, number), None
+            return jax.lax.cond(is_any, add, lambda _, so_far: so_far, number, totals), None
 
         numbers = jnp.arange(-(-self.most // at_once), dtype="int32")
         return jax.lax.scan(step, nothing, numbers)[0]
@@ -295,16 +293,11 @@ def hold(
             known[key] = on_device("list of the clients' examples", array)
         return known[key]
 
-    return [
-        Held(
-            put(np.pad(partition.index, (0, length - len(partition.index)))),
-            put(partition.offsets),
-            put(partition.counts),
-            most,
-            stored,
-        )
-        for partition in partitions
-    ]
+    held = []
+    for partition in partitions:
+        index = put(np.pad(partition.index, (0, length - len(partition.index))))
+        held.append(Held(index, put(partition.offsets), put(partition.counts), most, stored))
+    return held
 
 
 @checked
@@ -527,9 +520,8 @@ def read_arrays(name: str, data: Any) -> tuple[Params, int]:
     """
     data = data.whole if isinstance(data, Stored) else data
     # JAX would warn of iterators.
-    read = jax.tree.map(
-        functools.partial(files.read_leaf, name), data, is_leaf=lambda x: isinstance(x, Iterator)
-    )
+    read_leaf = functools.partial(files.read_leaf, name)
+    read = jax.tree.map(read_leaf, data, is_leaf=lambda x: isinstance(x, Iterator))
     leaves, structure = jax.tree.flatten(read)
     for leaf in leaves:
         if np.ndim(leaf) < 1 or not files.is_real(leaf):
@@ -590,9 +582,8 @@ def owners_of_tests(
     unknown = [name for name in partition_by_ids(ids)[1] if name not in number]
     if unknown:
         raise ConfigError("client in test_clients", unknown[0], "one that has training examples")
-    return parts.gather_by_owner(
-        np.arange(num), np.array([number[name] for name in ids]), len(names)
-    )
+    owner = np.array([number[name] for name in ids])
+    return parts.gather_by_owner(np.arange(num), owner, len(names))
 
 
 def read_owners(
@@ -811,6 +802,17 @@ CLIENTS_AT_ONCE = 50
 """Number of clients for which losses are computed together."""
 
 
+def losses_of_all(problem: "ClientLosses | ExampleLosses", params: Params) -> Array:
+    """Compute the loss of every client, which has no gradient: `f[N]`."""
+    loss_of = getattr(problem, "_client_loss", problem.client_loss)
+
+    def of_client(client: Array) -> Array:
+        return loss_of(params, client, jax.random.key(0))
+
+    clients = jnp.arange(problem.counts.shape[0])
+    return jax.lax.map(of_client, clients, batch_size=CLIENTS_AT_ONCE)
+
+
 class ClientLosses(Checked):
     """Shared by problems with the method `client_loss` and the option `per_client`.
 
@@ -841,12 +843,4 @@ class ClientLosses(Checked):
         Returns:
           "client_loss[client]": `f[N]`, `client_loss` of each client; otherwise nothing.
         """
-        if not self.per_client:
-            return {}
-        loss_of = getattr(self, "_client_loss", self.client_loss)
-        losses = jax.lax.map(
-            lambda client: loss_of(params, client, jax.random.key(0)),
-            jnp.arange(self.counts.shape[0]),
-            batch_size=CLIENTS_AT_ONCE,
-        )
-        return {"client_loss[client]": losses}
+        return {"client_loss[client]": losses_of_all(self, params)} if self.per_client else {}

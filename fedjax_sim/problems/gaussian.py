@@ -92,9 +92,8 @@ class Quadratic(ClientLosses):
         centers = jnp.asarray(centers) * 1.0  # Whole numbers would cut the others to their type.
         curvature = jnp.broadcast_to(jnp.asarray(curvature, centers.dtype), centers.shape[:1])
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), centers.shape[1:])
-        return cls(
-            centers, curvature, jnp.asarray(noise, centers.dtype), start, per_client=per_client
-        )
+        noise = jnp.asarray(noise, centers.dtype)
+        return cls(centers, curvature, noise, start, per_client=per_client)
 
     @property
     def counts(self) -> Array:
@@ -380,9 +379,8 @@ class GaussianClients(ClientLosses):
           The losses, with the same values as those of this problem for the client.
         """
         chex.assert_rank(client, 0)
-        return OneGaussian(
-            self.hessians[client], self.centers[client], self.noise[client], self.counts.sum()
-        )
+        own = self.hessians[client], self.centers[client], self.noise[client]
+        return OneGaussian(*own, self.counts.sum())
 
     def evaluate(self, params: Array) -> Mapping[str, Array]:
         """Compute "loss", f(w) / n without noise, and with `per_client` each f^c(w) / n.
@@ -394,9 +392,8 @@ class GaussianClients(ClientLosses):
           A mapping with "loss", `f[]`, and with `per_client` "client_loss[client]", `f[N]`.
         """
         params = in_32_bits(params)
-        losses = jax.vmap(lambda client: self.client_loss(params, client, None))(
-            jnp.arange(self.counts.shape[0])
-        )
+        clients = jnp.arange(self.counts.shape[0])
+        losses = jax.vmap(lambda client: self.client_loss(params, client, None))(clients)
         loss = self.counts @ losses / self.counts.sum()
         return {"loss": loss, **self.losses_of_clients(params)}
 
@@ -413,10 +410,8 @@ class GaussianClients(ClientLosses):
         share = np.asarray(self.counts, float) / np.asarray(self.counts).sum()
         hessians, centers = np.asarray(self.hessians, float), np.asarray(self.centers, float)
         hessian = np.einsum("c,cij->ij", share, hessians)
-        return Gaussian(
-            np.linalg.solve(hessian, np.einsum("c,cij,cj->i", share, hessians, centers)),
-            temperature * np.linalg.inv(hessian),
-        )
+        mean = np.linalg.solve(hessian, np.einsum("c,cij,cj->i", share, hessians, centers))
+        return Gaussian(mean, temperature * np.linalg.inv(hessian))
 
 
 @checked

@@ -19,7 +19,6 @@ in the data that no client holds are not among the posterior's; one that two cli
 twice.
 """
 
-import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
@@ -188,18 +187,9 @@ def from_logdensity(
     owned: tuple[Any, Any] = (split, None) if isinstance(split, Partition) else (None, split)
     [partition], names = client_data.read_owners(*owned, num, "split")
     [held] = client_data.hold([partition], num)
-    made = LogDensity(
-        data,
-        held,
-        () if draw else jax.tree.map(jnp.asarray, start),
-        log_likelihood,
-        log_prior,
-        draw,
-        probabilities,
-        simulate,
-        per_client=per_client,
-        client_ids=names,
-    )
+    given = () if draw else jax.tree.map(jnp.asarray, start)
+    functions = log_likelihood, log_prior, draw, probabilities, simulate
+    made = LogDensity(data, held, given, *functions, per_client=per_client, client_ids=names)
     made.check_values()
     return made
 
@@ -245,8 +235,8 @@ def log_density_of(problem: classification.Classification | classification.Logis
     def log_prior(params: Params) -> Array:
         return -precision / 2 * optax.tree.norm(trees.in_32_bits(params), squared=True)
 
-    own = data, problem.held, ()
-    made = LogDensity(*own, log_likelihood, log_prior, problem.init, client_ids=problem.client_ids)
-    return dataclasses.replace(
-        made, probabilities=lambda params, inputs: jax.nn.softmax(logits(params, inputs))
-    )
+    def probabilities(params: Params, inputs: Array) -> Array:
+        return jax.nn.softmax(logits(params, inputs))
+
+    functions = log_likelihood, log_prior, problem.init, probabilities
+    return LogDensity(data, problem.held, (), *functions, client_ids=problem.client_ids)

@@ -205,8 +205,7 @@ def poison(
         example is also an honest client's, or the trigger does not fit.
     """
     inputs, labels, num_classes = _pairs_of(problem)
-    numbers = _numbers_of(clients, problem.num_clients)
-    rows_of = _rows_of(problem, numbers)
+    rows_of = _rows_of(problem, _numbers_of(clients, problem.num_clients))
     changed = np.array(labels)
     if isinstance(attack, LabelFlip):
         rows = np.concatenate([np.zeros(0, "int32"), *rows_of.values()])
@@ -221,8 +220,7 @@ def poison(
     changed[rows] = attack.target
     if len(rows):
         inputs = inputs.at[rows].set(attack.put(inputs[rows]))
-    kinds = (Supervised, Classification, Backdoored, BackdooredClassification)
-    if type(problem) not in kinds:
+    if type(problem) not in (Supervised, Classification, Backdoored, BackdooredClassification):
         allowed = "a problem of `make_classification` or of `Supervised` itself"
         raise ConfigError("problem", type(problem).__name__, f"{allowed}, for a backdoor")
     fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)}

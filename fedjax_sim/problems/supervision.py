@@ -189,12 +189,8 @@ class Supervised(client_data.ExampleLosses):
         if self.start is not None:
             params = trees.join(self.start, params)
         if self.frozen is not None:
-            params = jax.tree.map(
-                lambda kept, leaf: leaf if kept is None else None,
-                self.frozen,
-                params,
-                is_leaf=lambda leaf: leaf is None,
-            )
+            flags = jax.tree.map(lambda x: x is not None, self.frozen, is_leaf=lambda x: x is None)
+            params, _ = trees.split(params, flags)
         return params
 
     def parameters(self, params: Params) -> Params:

@@ -288,13 +288,10 @@ def find_noise(epsilon: Above0, rounds: Count, mechanism: Accounted) -> float:
     least = 1.0
     while _spending(mechanism, least)(rounds) <= epsilon:
         least /= 2
-    found, around = mechanism.fresh_accountant, LowerEndpointAndGuess(least, 2 * least)
+    asked = mechanism.fresh_accountant, whole, epsilon, mechanism.delta
+    around = LowerEndpointAndGuess(least, 2 * least)
     with _quietly():
-        return float(
-            dp_accounting.calibrate_dp_mechanism(
-                found, whole, epsilon, mechanism.delta, around, tol=NOISE_PRECISION
-            )
-        )
+        return float(dp_accounting.calibrate_dp_mechanism(*asked, around, tol=NOISE_PRECISION))
 
 
 @contextlib.contextmanager
@@ -324,10 +321,8 @@ def _spending(mechanism: Accounted, noise: float) -> Callable[[int], float]:
         # Renyi divergences of rounds add up and depend on no delta.
         of_one = _one_round(mechanism._replace(delta=0.0), noise)
         return lambda rounds: float(compute_epsilon(of_one.orders, rounds * of_one.rdp, delta)[0])
-    event = mechanism.event(noise)
-    return functools.cache(
-        lambda rounds: float(mechanism.fresh_accountant().compose(event, rounds).get_epsilon(delta))
-    )
+    event, fresh = mechanism.event(noise), mechanism.fresh_accountant
+    return functools.cache(lambda rounds: float(fresh().compose(event, rounds).get_epsilon(delta)))
 
 
 @functools.cache

@@ -463,24 +463,19 @@ class Mimic(Attack):
         pulled = _of_length_1(jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), moved))
         # Equal messages, such as a single one in the first tick, pull nowhere.
         moves = _products(pulled, pulled)[0, 0] > 0
-        direction = jax.tree.map(
-            lambda new, old: jnp.where(moves, new, old),
-            _of_length_1(jax.tree.map(mixed, memory.direction, pulled)),
-            _of_length_1(before),
-        )
+        turned = _of_length_1(jax.tree.map(mixed, memory.direction, pulled))
+        direction = optax.tree.where(moves, turned, _of_length_1(before))
         target = cohort.clients[_farthest(wide, direction, slots)]
         mean, direction = jax.tree.map(lambda leaf: leaf[0], (mean, direction))
         learnt = Watched(ticks, mean, direction, target)
-        is_learning = ticks < self.warmup
-        kept = jax.tree.map(lambda new, old: jnp.where(is_learning, new, old), learnt, memory)
+        kept = optax.tree.where(ticks < self.warmup, learnt, memory)
         return kept._replace(ticks=ticks + 1)
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return that client's message: leaves `[1, ...]`."""
         slots = cohort.references()
         if not self.warmup:
-            last = np.iinfo(np.int32).max
-            chosen = jnp.argmin(jnp.where(slots, cohort.clients, last))
+            chosen = jnp.argmin(jnp.where(slots, cohort.clients, np.iinfo(np.int32).max))
         elif not cohort.memory:
             allowed = "0 here, where attackers cannot remember earlier messages"
             raise ConfigError("adversary.attack.warmup", self.warmup, allowed)
@@ -528,12 +523,11 @@ class Optimized(Attack):
         apart = jax.tree.map(lambda leaf, mu: _centred(slots, leaf, mu), wide, mean)
         direction = self._direction(mean, wide, slots)
         gamma = self._gamma(apart, direction, slots)
-        return jax.tree.map(
-            lambda leaf, mu, p: (largest * (mu + gamma.astype(p.dtype) * p)).astype(leaf.dtype),
-            messages,
-            mean,
-            direction,
-        )
+
+        def moved(leaf: Array, mu: Array, p: Array) -> Array:
+            return (largest * (mu + gamma.astype(p.dtype) * p)).astype(leaf.dtype)
+
+        return jax.tree.map(moved, messages, mean, direction)
 
     def _direction(self, mean: Params, wide: Params, slots: Array) -> Params:
         """Return p: leaves `f[1, ...]`."""
@@ -590,11 +584,8 @@ class MinSum(Optimized):
 
     def _gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
         """Return the largest distance to the mean, in lengths of p: `f[]`."""
-        squares = [
-            jnp.square(leaf).reshape(leaf.shape[0], -1).sum(axis=1)
-            for leaf in jax.tree.leaves(apart)
-        ]
-        farthest = functools.reduce(jnp.add, squares).max()
+        flat = (leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(apart))
+        farthest = functools.reduce(jnp.add, [jnp.square(leaf).sum(axis=1) for leaf in flat]).max()
         return root(farthest / divisor(_products(direction, direction)[0, 0]))
 
 
@@ -620,24 +611,22 @@ def _scaled(slots: Array, messages: Params) -> tuple[Params, Array]:
     Returns:
       The messages, and the number, `f[]`; 1 if all numbers are 0.
     """
-    sizes = [
-        jnp.where(along(slots, leaf), jnp.abs(leaf), 0).max(initial=0)
-        for leaf in jax.tree.leaves(messages)
-    ]
-    largest = divisor(functools.reduce(jnp.maximum, sizes))
+
+    def largest_in(leaf: Array) -> Array:
+        return jnp.where(along(slots, leaf), jnp.abs(leaf), 0).max(initial=0)
+
+    largest = divisor(functools.reduce(jnp.maximum, map(largest_in, jax.tree.leaves(messages))))
     return jax.tree.map(lambda leaf: leaf / largest.astype(leaf.dtype), messages), largest
 
 
 def _products(left: Params, right: Params) -> Array:
     """Compute inner products of messages: `f[A, B]` of leaves `f[A, ...]` and `f[B, ...]`."""
-    products = jax.tree.map(
-        lambda x, y: jnp.matmul(
-            x.reshape(x.shape[0], -1), y.reshape(y.shape[0], -1).T, precision="highest"
-        ),
-        left,
-        right,
-    )
-    return functools.reduce(jnp.add, jax.tree.leaves(products))
+
+    def product(x: Array, y: Array) -> Array:
+        x, y = (leaf.reshape(leaf.shape[0], -1) for leaf in (x, y))
+        return jnp.matmul(x, y.T, precision="highest")
+
+    return functools.reduce(jnp.add, jax.tree.leaves(jax.tree.map(product, left, right)))
 
 
 def _of_length_1(vector: Params) -> Params:
@@ -787,25 +776,22 @@ class OneAttack(settings.OneOfSeveral, Attack):
 
     def is_forging(self) -> Array:
         """Tell whether the chosen attack forges anything: `bool[]`."""
-        forging = jnp.stack([jnp.asarray(attack.is_forging()) for attack in self.options])
-        return forging[self.number]
+        return jnp.stack([jnp.asarray(attack.is_forging()) for attack in self.options])[self.number]
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return the chosen attack's messages."""
 
         memories = cohort.memory or [()] * len(self.options)
 
+        def in_form(leaf: Array, like: Array) -> Array:
+            return jnp.broadcast_to(leaf, like.shape).astype(like.dtype)
+
         def forging(attack: Attack, memory: Params) -> Params:
             forged = attack.forge(key, messages, cohort._replace(memory=memory))
-            return jax.tree.map(
-                lambda leaf, like: jnp.broadcast_to(leaf, like.shape).astype(like.dtype),
-                forged,
-                messages,
-            )
+            return jax.tree.map(in_form, forged, messages)
 
         pairs = zip(self.options, memories, strict=True)
-        branches = [functools.partial(forging, *each) for each in pairs]
-        return jax.lax.switch(self.number, branches)
+        return jax.lax.switch(self.number, [functools.partial(forging, *each) for each in pairs])
 
     def first_memory(self, message: Params) -> Params:
         """Return a memory for each attack; () if none needs one."""
@@ -814,10 +800,8 @@ class OneAttack(settings.OneOfSeveral, Attack):
 
     def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Params) -> Params:
         """Return the memories of all attacks, whichever is chosen."""
-        return tuple(
-            attack.remember(key, messages, cohort, each)
-            for attack, each in zip(self.options, memory, strict=True)
-        )
+        pairs = zip(self.options, memory, strict=True)
+        return tuple(attack.remember(key, messages, cohort, each) for attack, each in pairs)
 
 
 ATTACKS: Named[type[Attack]] = Named.of(
@@ -865,9 +849,8 @@ def attacks_of_one_program(attacks: Sequence[Attack]) -> list[OneAttack]:
     Returns:
       As many attacks, each of which is one of the same kinds.
     """
-    return [
-        OneAttack(which=which, options=options) for which, options in settings.alternatives(attacks)
-    ]
+    places = settings.alternatives(attacks)
+    return [OneAttack(which=which, options=options) for which, options in places]
 
 
 ROUNDING = 1e-5

@@ -590,8 +590,7 @@ class Lattice(Compressor):
         side = 2 * jnp.asarray(self.distance, dtype) / (colors - 1)
 
         def coordinates(entries: Array) -> Array:
-            rotated = _hadamard(signs * jnp.pad(entries, (0, signs.size - size)))
-            return rotated / side - offset
+            return _hadamard(signs * jnp.pad(entries, (0, signs.size - size))) / side - offset
 
         sent = jnp.round(coordinates(wide_of(vector)))
         # The point that was sent is the nearest one of its color: others are `colors` apart.

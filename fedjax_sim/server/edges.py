@@ -261,8 +261,7 @@ class EdgeWire(Wire):
         Returns:
           What all sides remember.
         """
-        memo = super().first(sent, report=report)
-        return memo._replace(members=self.members.code.first(sent))
+        return super().first(sent, report=report)._replace(members=self.members.code.first(sent))
 
     def mix(self, key: Key, event: Event, progress: Params, shares: Callable[[], Array]) -> Params:
         """Sum progress of groups with the tick's weights, which may follow their iterations.
@@ -337,11 +336,9 @@ def _iterations(
                 is_lost = draw_losses(lane_stream(key, "members"), lost_shares, clients, turns)
                 heard, is_kept = jnp.where(is_lost, 0, weight), is_kept | is_lost
                 total = heard.sum()
-                members = members.within(
-                    facts=members.facts,
-                    clients=jnp.where(is_lost, types.EMPTY, is_there),
-                    weight=heard / jnp.where(total > 0, total, 1),
-                )
+                is_there = jnp.where(is_lost, types.EMPTY, is_there)
+                share = heard / jnp.where(total > 0, total, 1)
+                members = members.within(facts=members.facts, clients=is_there, weight=share)
             estimates = aggregation.where_slots(is_kept, known, estimates)
             mean = wire.mean(rule_key, members, edge, sent)
             return jax.tree.map(jnp.subtract, mean, edge), (iteration + 1, estimates)
@@ -477,7 +474,6 @@ class GroupMessages(report_settings.ReportMessages):
             allowed = f"equal with {rule}, which does not weigh messages"
             raise ConfigError("work.weighting", hyper.work.weighting, allowed)
         if rule.least_present() > 1 and loss_shares(hyper) is not None:
-            allowed = (
-                f"a rule that can do with one message where messages may be lost; {rule} needs "
-            )
-            raise ConfigError("aggregator", str(rule), f"{allowed}{rule.least_present()}")
+            allowed = f"a rule that can do with one message where messages may be lost; {rule} "
+            allowed += f"needs {rule.least_present()}"
+            raise ConfigError("aggregator", str(rule), allowed)

@@ -124,10 +124,9 @@ def exchange(
     messages = jnp.where(active[:, None], jax.vmap(compress)(clients, target - known), 0)
     mean = aggregation.weighted_sum(jnp.full(clients.shape, 1 / num_clients), messages)
     chances = hyper.chances(clients)
-    if chances is None:
-        senders = jnp.where(active, event.weight, 0)
-    else:  # (1/n) sum_i B_i Q_i / p_i
-        senders = jnp.where(active, 1 / (num_clients * chances), 0)
+    # (1/n) sum_i B_i Q_i / p_i, unless weights are given.
+    share = event.weight if chances is None else 1 / (num_clients * chances)
+    senders = jnp.where(active, share, 0)
     has_one = chances is not None and np.ndim(chances) == 0
     heard = mean / chances if has_one else aggregation.weighted_sum(senders, messages)
     field = memory.server + heard

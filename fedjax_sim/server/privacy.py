@@ -502,8 +502,7 @@ class CorrelatedNoise(Privacy):
         if timeline is None or not self.has_noise:
             return None
         bands = square_root_bands(self.bands)
-        change = sensitivities(timeline, hyper.num_clients, bands, ticks)
-        change = hyper.expected_reports * change
+        change = hyper.expected_reports * sensitivities(timeline, hyper.num_clients, bands, ticks)
         return gaussian_epsilon(change, float(self.noise), float(self.delta))
 
     def first_memory(self, update: Params) -> Params:
@@ -539,11 +538,7 @@ class CorrelatedNoise(Privacy):
 
 PRIVACY: Named[type[Privacy]] = Named.of(
     "kind of privacy",
-    NoPrivacy,
-    FixedClipping,
-    AdaptiveClipping,
-    ExampleClipping,
-    CorrelatedNoise,
+    *(NoPrivacy, FixedClipping, AdaptiveClipping, ExampleClipping, CorrelatedNoise),
     example="fixed:clip=0.1:noise=1",
 )
 """Every kind of privacy on the server's sum, by name."""
@@ -853,9 +848,7 @@ def privatise(keys: Keys, privacy: OwnNoise, updates: Params) -> Params:
 
 LOCAL_PRIVACY: Named[type[LocalPrivacy]] = Named.of(
     "kind of local privacy",
-    NoLocalPrivacy,
-    LocalGaussian,
-    LocalLaplace,
+    *(NoLocalPrivacy, LocalGaussian, LocalLaplace),
     example="gaussian:clip=0.1:noise=8",
 )
 """Every kind of clients' own noise, by name."""

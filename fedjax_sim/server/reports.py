@@ -303,9 +303,8 @@ class Wire:
         self.mean_with_server = self.rule.mean_with_server
         chain = (self.noise, self.attack, self.code, self.privacy, self.rule, self.downlink)
         self.switched_on = [stage for stage in chain if stage.is_on]
-        self.is_summed = self.rule.is_plain and not (
-            self.noise.is_on or self.code.is_on or self.privacy.is_on
-        )
+        are_changed = self.noise.is_on or self.code.is_on or self.privacy.is_on
+        self.is_summed = self.rule.is_plain and not are_changed
         self.has_step = getattr(hyper, "server_transformation", lambda: None)() is not None
         # Weights of Poisson cohorts do not sum to 1: progress is summed there.
         has_mean = self.rule.is_plain and not report_settings.has_poisson_cohorts(hyper)
@@ -402,12 +401,8 @@ class Wire:
         rule, facts = self.rule.kind, event.facts
         is_needed, longest = rule.needs_own(), jnp.asarray(event.steps).max()
         is_even = facts.same_steps and is_needed is True
-        inner = types.Facts(
-            is_inner=True,
-            all_filled=facts.all_filled and is_even,
-            most_steps=facts.most_steps,
-            same_steps=is_even,
-        )
+        filled, most = facts.all_filled and is_even, facts.most_steps
+        inner = types.Facts(is_inner=True, all_filled=filled, most_steps=most, same_steps=is_even)
         none, steps = jnp.zeros(1, "int32"), jnp.where(is_needed, longest, 0)[None]
         alone = {"clients": none, "steps": steps, "offset": none, "version": event.tick[None]}
         plan = self.plan._replace(slots_at_once=1, client_devices=1)

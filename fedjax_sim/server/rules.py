@@ -439,11 +439,8 @@ class CentredClipping(Rule):
         def step(_: Array, point: Params) -> Params:
             pull = share * shortening(distances_to(point, wide), self.radius)
             stays = 1 - pull.sum()
-            return jax.tree.map(
-                lambda moved, leaf: moved + (stays * leaf).astype(leaf.dtype),
-                batching.weighted_sum(pull, wide),
-                point,
-            )
+            kept = jax.tree.map(lambda leaf: (stays * leaf).astype(leaf.dtype), point)
+            return jax.tree.map(jnp.add, batching.weighted_sum(pull, wide), kept)
 
         start = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), wide)
         centre = jax.lax.fori_loop(0, self.iterations, step, start)
@@ -515,9 +512,8 @@ def _leaf_distances(leaf: Array, start: Array) -> Array:
     small = 2.0 ** -(jnp.finfo(wide.dtype).maxexp * 5 // 8)
     plain = jnp.square(wide - start[None]).sum(axis=axes)
     scaled = jnp.square(wide * small - (start * small)[None]).sum(axis=axes)
-    return root(jnp.where(jnp.isfinite(plain), plain, scaled)) / jnp.where(
-        jnp.isfinite(plain), 1, small
-    )
+    fits = jnp.isfinite(plain)
+    return root(jnp.where(fits, plain, scaled)) / jnp.where(fits, 1, small)
 
 
 @struct
@@ -675,8 +671,7 @@ class MultiKrum(Nearest):
         order = near.by_score(is_present, present - self.assumed - 2)
         number = jnp.where(self.selected > 0, self.selected, present - self.assumed)
         is_selected = jnp.argsort(order) < number
-        share = is_selected / jnp.maximum(number, 1)
-        return batching.weighted_sum(share, messages)
+        return batching.weighted_sum(is_selected / jnp.maximum(number, 1), messages)
 
 
 @struct
@@ -779,9 +774,8 @@ def squared_distances(messages: Params, is_present: Array) -> Array:
       and where nobody is present.
     """
     flat = [wide_of(leaf.reshape(is_present.size, -1)) for leaf in jax.tree.leaves(messages)]
-    products = functools.reduce(
-        jnp.add, (jnp.matmul(leaf, leaf.T, precision="highest") for leaf in flat)
-    )
+    parts = [jnp.matmul(leaf, leaf.T, precision="highest") for leaf in flat]
+    products = functools.reduce(jnp.add, parts)
     squares = jnp.diagonal(products)
     # Of a product of matrices, rounding need not be symmetric.
     distances = squares[:, None] + squares[None] - products - products.T
@@ -797,21 +791,6 @@ INNER: Named[type[Rule]] = Named.of(
     example="trimmed_mean:share=0.2",
 )
 """Every kind of rule that buckets can be given to, by name."""
-
-
-def parse_inner(text: str) -> Rule:
-    """Read a rule without buckets from text.
-
-    Args:
-      text: A name of `INNER`, followed by values for its fields, such as "trimmed_mean:share=0.2".
-
-    Returns:
-      The rule.
-
-    Raises:
-      ConfigError: If the name, a field or a value is not allowed.
-    """
-    return settings.parse_kind("inner", INNER, text)
 
 
 @struct
@@ -839,7 +818,7 @@ class Bucketing(Rule):
         Median(),
         "Rule that is applied to the means of the buckets; as text, written last.",
         allowed=INNER,
-        parse=parse_inner,
+        parse=functools.partial(settings.parse_kind, "inner", INNER),
     )
 
     @property
@@ -952,8 +931,7 @@ class OneOf(settings.OneOfSeveral, Rule):
 
     def least(self) -> compression.Number:
         """Fewest messages of the chosen rule."""
-        needs = jnp.stack([jnp.asarray(rule.least(), "int32") for rule in self.options])
-        return needs[self.number]
+        return jnp.stack([jnp.asarray(rule.least(), "int32") for rule in self.options])[self.number]
 
     def least_present(self) -> int:
         """Fewest messages of the chosen rule."""

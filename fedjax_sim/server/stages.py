@@ -190,7 +190,8 @@ class Forgery(Stage):
         clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
         slots, of_tick = self.senders.attackers(key, event), streams.lane_stream(key, "attack")
         of_tick = jax.random.fold_in(of_tick, event.tick)
-        messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
+        ends, begun = (jax.tree.map(wide_of, models) for models in (local, starts))
+        messages = optax.tree.sub(ends, begun)
         cohort = attacks.Cohort(clients, slots, clients >= 0, weight)
         if jax.tree.leaves(memory):
             # They learn from clients that are always honest, as far as their messages are finite.
@@ -200,14 +201,11 @@ class Forgery(Stage):
             seen = cohort._replace(is_malicious=cohort.is_present & ~honest)
             # A key that draws independently of the forgeries of the same tick.
             own_key = streams.tick_key(of_tick, event.tick, "remember")
-            learnt, is_there = self.kind.remember(own_key, messages, seen, memory), honest.any()
-            memory = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), learnt, memory)
+            learnt = self.kind.remember(own_key, messages, seen, memory)
+            memory = optax.tree.where(honest.any(), learnt, memory)
         draws = of_tick if draws is None else draws
         forged = self.kind.forge(draws, messages, cohort._replace(memory=memory))
-        reached = jax.tree.map(
-            lambda end, start, moved: (wide_of(start) + moved).astype(end.dtype),
-            *(local, starts, forged),
-        )
+        reached = optax.tree.cast_like(jax.tree.map(jnp.add, begun, forged), local)
         return aggregation.where_slots(slots, reached, local), memory
 
 

@@ -209,12 +209,8 @@ def _double(k: Array, run: tuple[Array, ...]) -> tuple[Array, ...]:
     keep, add, place, first = run
     before = jnp.maximum(place - 2**k, 0)
     is_more = place - 2**k >= first
-    return (
-        jnp.where(is_more, keep[before] * keep, keep),
-        jnp.where(is_more, add[before] * keep + add, add),
-        place,
-        first,
-    )
+    added = jnp.where(is_more, add[before] * keep + add, add)
+    return jnp.where(is_more, keep[before] * keep, keep), added, place, first
 
 
 @struct

@@ -138,9 +138,8 @@ def predict(
       ConfigError: If the table has no rates or those of steps of which a task has several, or has
         what exponential servers do not have.
     """
-    return _predict(
-        _rates(table, local_steps), _energies(table, local_steps, num_bytes), concurrency, routing
-    )
+    rate, energy = _rates(table, local_steps), _energies(table, local_steps, num_bytes)
+    return _predict(rate, energy, concurrency, routing)
 
 
 def _rates(table: ClientTable, local_steps: int) -> npt.NDArray[np.float64]:
@@ -276,8 +275,7 @@ def optimise(
         return share, costs(share, concurrency)
 
     with jax.enable_x64(True):
-        tried = jnp.asarray(concurrencies)
-        shares, found = map(np.asarray, jax.jit(jax.vmap(search))(tried))
+        shares, found = map(np.asarray, jax.jit(jax.vmap(search))(jnp.asarray(concurrencies)))
     place = int(np.argmin(np.log(np.where(found > 0, found, 1)) @ powers))
     by = {int(c): (float(x), float(y)) for c, (x, y) in zip(concurrencies, found, strict=True)}
     return Best(int(concurrencies[place]), shares[place], *by[int(concurrencies[place])], by)

@@ -169,8 +169,7 @@ class Shape(NamedTuple):
         with np.errstate(divide="ignore", invalid="ignore"):
             if self is SHAPES["runtime_geom"]:
                 fails = np.floor(time) - done
-                later = np.where(fails > 0, fails * np.log1p(-1 / scale), 0.0)
-                return later - done * np.log(scale)
+                return np.where(fails > 0, fails * np.log1p(-1 / scale), 0.0) - done * np.log(scale)
             x, factor = (np.log(time), time) if self.of_log else (time, 1.0)
             z = (x - loc) / scale
             return np.where(done, self.density(z) - np.log(scale * factor), self.survival(z))
@@ -363,8 +362,7 @@ class Calibration:
     def _table(self, rate: Numbers, spread: Numbers) -> ClientTable:
         with np.errstate(divide="ignore"):
             up, down = 1 / self.seconds_per_bit.T if self.seconds_per_bit.any() else (None, None)
-        names = self.log.clients
-        return ClientTable(rate, spread, names=names, up=up, down=down, time_of="update")
+        return ClientTable(rate, spread, names=self.log.clients, up=up, down=down, time_of="update")
 
     def __str__(self) -> str:
         """Describe the result, with the rows that were left out."""

@@ -163,7 +163,6 @@ def previous_visits(clients: Array) -> tuple[Array, Array]:
     visit = place - jax.lax.cummax(jnp.where(is_first, place, 0))
 
     def back(found: Array) -> Array:
-        in_place = jnp.zeros_like(flat).at[order].set(found.astype(flat.dtype))
-        return in_place.reshape(clients.shape)
+        return jnp.zeros_like(flat).at[order].set(found.astype(flat.dtype)).reshape(clients.shape)
 
     return back(previous), back(visit)

@@ -615,8 +615,7 @@ def all_together(busy: Array, exchange: Array) -> Array:
       busy: `f64[..., M]`, time from the beginning of a round until the group was done.
       exchange: `f64[..., M or 1]`, time of its exchange.
     """
-    longest = (busy + exchange).max(axis=-1, keepdims=True)
-    return jnp.broadcast_to(longest, busy.shape)
+    return jnp.broadcast_to((busy + exchange).max(axis=-1, keepdims=True), busy.shape)
 
 
 def group_work(

@@ -852,8 +852,7 @@ def live_tasks(
         else:
             tasks, slots, filled, is_right = targets.repeat_while(waits, land, given)
             if due is not None:
-                never = Instant.at(jnp.full((), jnp.inf))
-                acts = due(carried.now, tasks).where(filled > 0, never)
+                acts = due(carried.now, tasks).where(filled > 0, Instant.at(jnp.full((), jnp.inf)))
                 tasks = tasks._replace(now=tasks.now.where(filled == num_used, acts))
         flights = tasks.flights.after_action(tasks.now, carried.number)
         taken = slots.ends.since(slots.begins)

@@ -395,9 +395,8 @@ def end_round(
     arrival = jnp.where(is_asked & ~lost, taken, jnp.inf)
     if arrival.shape[-1] > num_used:
         first = jnp.argsort(arrival, axis=-1, stable=True)[..., :num_used]
-        slots, arrival = jax.tree.map(
-            lambda leaf: jnp.take_along_axis(leaf, first, axis=-1), (slots, arrival)
-        )
+        pick = partial(jnp.take_along_axis, indices=first, axis=-1)
+        slots, arrival = jax.tree.map(pick, (slots, arrival))
     is_in = are_in_time(arrival, limit)
     last = jnp.where(is_in, arrival, 0).max(axis=-1)
     is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), num_used)
@@ -439,8 +438,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Settings, steps: Array | No
         of_step = jax.vmap(lambda t: _draw_standard_of_step(key, q, t, num_slots, hyper))(ticks)
         return total + jnp.where(q < steps, law.times(of_step, speeds)[..., 0], 0)
 
-    nothing = jnp.zeros(clients.shape, speeds.rate.dtype)
-    return jax.lax.fori_loop(0, steps.max(), add, nothing)
+    return jax.lax.fori_loop(0, steps.max(), add, jnp.zeros(clients.shape, speeds.rate.dtype))
 
 
 def draw_standard_times(

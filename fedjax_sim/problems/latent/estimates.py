@@ -279,14 +279,8 @@ def fitted(
     converged = not is_far[-1]
     first = len(is_far) - int(np.argmin(~is_far[::-1])) if is_far.any() else 0
     ticks = curves["ticks"][lane]
-    return Fitted(
-        chosen.model,
-        params,
-        lane,
-        float(final[lane]),
-        bool(converged),
-        int(ticks[first] if converged else ticks[-1]),
-    )
+    num_ticks = int(ticks[first] if converged else ticks[-1])
+    return Fitted(chosen.model, params, lane, float(final[lane]), bool(converged), num_ticks)
 
 
 @checked
@@ -308,11 +302,8 @@ def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
     with files.refusing("file of the fit", str(path), "an undamaged file that Fitted.save wrote"):
         entries = lifecycle.read_arrays(Path(path), trust=trust)
         model_type, params_type = KINDS[entries["kind"].item()]
-        model = {
-            name: _read(entries[f"model.{name}"])
-            for name in _fields(model_type)
-            if f"model.{name}" in entries
-        }
+        saved = [name for name in _fields(model_type) if f"model.{name}" in entries]
+        model = {name: _read(entries[f"model.{name}"]) for name in saved}
         params = {name: entries.get(f"params.{name}") for name in params_type._fields}  # type: ignore[attr-defined]
         rest = [entries[name].item() for name in Fitted._fields[2:]]
         return Fitted(model_type(**model), params_type(**params), *rest)

@@ -118,9 +118,8 @@ class Estimation(client_data.ClientExamples):
         with _asking(self.model, self.data):
             drawn = _describe_statistics(*client_data.described(self))
         if self.start is not None and self.start.shape != drawn.shape:
-            raise ConfigError(
-                "shape of start", self.start.shape, f"{drawn.shape}, as of the statistics"
-            )
+            allowed = f"{drawn.shape}, as of the statistics"
+            raise ConfigError("shape of start", self.start.shape, allowed)
 
     def init(self, key: Key) -> Array:
         """Return the initial statistics S_0, drawn unless `start` gives them: `f[q]`.
@@ -218,10 +217,8 @@ class Estimation(client_data.ClientExamples):
         """
         params = self.maximise(statistics)
         losses = self._weighted_losses(params)
-        metrics = {
-            "objective": losses.mean() + self.model.penalty(params),
-            "mean_field": jnp.sum(jnp.square(self.mean_field(statistics))),
-        }
+        field = jnp.sum(jnp.square(self.mean_field(statistics)))
+        metrics = {"objective": losses.mean() + self.model.penalty(params), "mean_field": field}
         if self.per_client:
             metrics["client_loss[client]"] = losses / self.share
         return {**metrics, **self.model.metrics(statistics, params)}
@@ -326,8 +323,7 @@ def make_estimations(
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
     given = None if start is None else jnp.asarray(start, dtype)
     problems: list[Estimation] = []
-    clients = client_data.hold(partitions, num)
-    for partition, held in zip(partitions, clients, strict=True):
+    for partition, held in zip(partitions, client_data.hold(partitions, num), strict=True):
         shares = jnp.asarray(shares_of(partition, weighting), dtype)
         problem = Estimation(model, examples, held, shares, given, per_client=per_client)
         problem = dataclasses.replace(problem, model=tell(model, *problem._pooled()))
@@ -503,9 +499,8 @@ class WithSample(client_data.ClientExamples, Sampled):
             the numbers of clients differ.
         """
         found, num, source = client_data.read_examples(data)
-        form, known = (
-            jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], each) for each in (found, sample.data)
-        )
+        forms = functools.partial(jax.tree.map, lambda leaf: jnp.shape(leaf)[1:])
+        form, known = forms(found), forms(sample.data)
         if form != known:
             raise ConfigError("an example of data", form, f"{known}, as in the sample")
         if (clients := len(split.counts)) != (allowed := sample.counts.shape[0]):

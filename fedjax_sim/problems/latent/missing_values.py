@@ -285,9 +285,8 @@ class MissingValues(LatentModel):
         theta = product(factor, other.T)
         mean = self._of.mean(theta)
         gradient = product(mean - matrix, other) + self.ridge * factor
-        hessian = jnp.einsum(
-            "km,mr,ms->krs", self._of.curvature(mean), other, other, precision="highest"
-        )
+        curvature = self._of.curvature(mean)
+        hessian = jnp.einsum("km,mr,ms->krs", curvature, other, other, precision="highest")
         # A little damping keeps rows solvable whose curvature vanishes.
         least = jnp.finfo(factor.dtype).tiny
         damping = self.ridge + 1e-6 * jnp.trace(hessian, axis1=1, axis2=2) + least

@@ -535,8 +535,7 @@ def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     devices, tie_key = draw_devices(key, hyper), lane_stream(key, "ties")
 
     def tick(clock: Array, t: Array) -> tuple[Array, tuple[Array, Array]]:
-        start = jnp.full(num, clock)
-        keys = [devices.follow(everyone, jnp.full_like(everyone, t), start)[1]]
+        keys = [devices.follow(everyone, jnp.full_like(everyone, t), jnp.full(num, clock))[1]]
         if hyper.clock.ties == "random":
             keys.append(jax.random.uniform(jax.random.fold_in(tie_key, t), keys[0].shape))
         clients, first_keys = Queue.of(jnp.stack(keys, axis=1), size).earliest(size)
@@ -663,9 +662,8 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
     Returns:
       A timeline with one slot per tick, of weight 1 / (N p_i).
     """
-    (time, *of_slots), weight = lane_by_lane(
-        partial(_route, num=num_ticks), key, hyper, ClientQueues
-    )
+    route = partial(_route, num=num_ticks)
+    (time, *of_slots), weight = lane_by_lane(route, key, hyper, ClientQueues)
     client, before, after = (leaf[:, None] for leaf in of_slots)
     # A client without another task counts as holding its last model until it reports again.
     holds = jnp.where(after == EMPTY, before, after)
@@ -725,20 +723,12 @@ def _route(key: Key, hyper: ClientQueues, num: int) -> tuple[tuple[Array, ...], 
         other = jnp.minimum(drawn, num_clients - 1)
         ahead, following = take_rows(state.last, other), take_rows(state.behind, task)
         begins = jnp.where(following == EMPTY, task, following)
-        task, client, number, before, following, ahead, ahead_at, begins, after, keys, sent = (
-            _read_first(
-                now,
-                task,
-                *(take_rows(leaf, task) for leaf in (state.client, state.number, state.before)),
-                following,
-                ahead,
-                take_rows(state.client, ahead),
-                begins,
-                take_rows(state.before, begins),
-                take_rows(state.keys, jnp.stack([ahead, begins])),
-                take_rows(state.sent, other),
-            )
-        )
+        of_task = [take_rows(leaf, task) for leaf in (state.client, state.number, state.before)]
+        line = following, ahead, take_rows(state.client, ahead), begins
+        of_line = take_rows(state.before, begins), take_rows(state.keys, jnp.stack([ahead, begins]))
+        read = task, *of_task, *line, *of_line, take_rows(state.sent, other)
+        found = _read_first(now, *read)
+        task, client, number, before, following, ahead, ahead_at, begins, after, keys, sent = found
         lost = work.devices.are_lost(client, number)
         arrived = state.arrived + (~lost & (client != EMPTY)).astype("int32")
         report = now, client, before, jnp.where(following == EMPTY, EMPTY, after)
@@ -803,9 +793,7 @@ def _first(
     def arrive(state: StateT, nothing: None) -> tuple[StateT, ArrivedT]:
         found = finish_one(state)
         if has_losses:
-            found = jax.lax.while_loop(
-                lambda found: found[1][1], lambda found: finish_one(found[0]), found
-            )
+            found = jax.lax.while_loop(lambda it: it[1][1], lambda it: finish_one(it[0]), found)
         after, (arrived, _) = found
         return after, arrived
 

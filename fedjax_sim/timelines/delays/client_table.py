@@ -237,8 +237,7 @@ class ClientTable:
                 "-".join(np.format_float_positional(x, trim="-") for x in pair)
                 for pair in zip(begin, end, strict=True)
             ]
-            pairs = itertools.pairwise(first)
-            columns["available"] = [" ".join(words[i:j]) for i, j in pairs]
+            columns["available"] = [" ".join(words[i:j]) for i, j in itertools.pairwise(first)]
             columns["period"] = period
         known = {name: column for name, column in columns.items() if column is not None}
         cells = (np.asarray(column).tolist() for column in known.values())
@@ -488,8 +487,7 @@ def number_of(text: str) -> float:
 @functools.lru_cache(maxsize=64)  # Equal settings must have the same object.
 def of_names(trace: Trace, names: tuple[str, ...]) -> Trace:
     """Return a trace with numbers of clients in place of their names, if it has such names."""
-    is_other = set(trace.names).isdisjoint(names)
-    return trace if is_other else trace.of_clients(len(names), names)
+    return trace if set(trace.names).isdisjoint(names) else trace.of_clients(len(names), names)
 
 
 class ClientRows(NamedTuple):
@@ -591,12 +589,9 @@ def read_rows(
     if not is_text:
         check_file(name, path)
     try:
-        with (
-            io.StringIO(str(path), newline="")
-            if is_text
-            else Path(path).open(newline="", encoding="utf-8-sig")
-        ) as file:
-            lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+        text = str(path) if is_text else Path(path).read_bytes().decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text, newline=""))
+        lines = [[cell.strip() for cell in row] for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error):
         raise ConfigError(name, str(path), "the name of a readable CSV file") from None
     header, rows = lines[0] if lines else [], lines[1:]

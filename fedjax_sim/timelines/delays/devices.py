@@ -138,8 +138,7 @@ class Windows(NamedTuple):
         begin = self.begin[window]
         wait = jnp.where(is_over, period - at + begin, jnp.maximum(begin - at, 0))
         # Who is a rounding before a window is in it.
-        waits = (self.total[client] < period) & (wait > close(at) * period)
-        wait = jnp.where(waits, wait, 0)
+        wait = jnp.where((self.total[client] < period) & (wait > close(at) * period), wait, 0)
         within = jnp.where(is_over, 0, jnp.maximum(at - begin, 0))
         return Place(wait, window, self.worked[window] + within)
 
@@ -331,8 +330,7 @@ def _windows(key: Key, hyper: Clients) -> Windows | None:
         worked = before - np.repeat(before[first[:-1]], np.diff(first))
         total = worked[first[1:] - 1] + (end - begin)[first[1:] - 1]
         # Of the type of floats now: JAX may remember that of an array in an earlier program.
-        found = (begin, end, worked, period, total, np.zeros(num))
-        times = [jnp.asarray(x, float) for x in found]
+        times = [jnp.asarray(x, float) for x in (begin, end, worked, period, total, np.zeros(num))]
         places = jnp.asarray(first[:-1]), jnp.asarray(first[1:])
         return Windows._make([*places, *times, int(np.diff(first).max())])
     if settings.is_known(hyper.delays.off_time, 0):

@@ -627,9 +627,8 @@ class Clients(Checked):
         this: Settings = self
         bits = {"bits_up": up, "bits_down": down}
         own = {name: np.asarray(getattr(this.delays, name)) for name in bits}
-        return this.replace(
-            **{name: np.where(own[name] > 0, own[name], float(bits[name]))[()] for name in bits}
-        )
+        known = {name: np.where(x > 0, x, float(bits[name]))[()] for name, x in own.items()}
+        return this.replace(**known)
 
     @property
     def energies(self) -> tuple[np.ndarray, np.ndarray] | None:
