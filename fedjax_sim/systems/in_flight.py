@@ -745,16 +745,16 @@ class Working(NamedTuple):
 def adaptive_clock(problem: Problem, hyper: AdaptiveFedED) -> Clock:
     """Bind the clock: a client begins again when the server has learnt from its last work."""
 
-    def begin(devices: Devices, steps: Array | None, *given: Any) -> Flights:
-        """Give clients work. Who is there has its model; after a break others may be newer."""
-        work = live.begin_work(devices, *given, steps)
-        is_away = given[2].is_before(work.begins)
+    def begin(work: Flights, now: Instant) -> Flights:
+        """Begin work: who is there has its model, and others may get a newer one after a break."""
+        is_away = now.is_before(work.begins)
         return work._replace(begins=work.begins.where(is_away, Instant.at(-np.inf)))
 
     def init(key: Key) -> Working:
         devices, everyone = draw_devices(key, hyper), jnp.arange(hyper.num_clients, dtype="int32")
         zero, turns = jnp.int32(0), jnp.ones_like(everyone)
-        work = begin(devices, None, everyone, 0 * everyone, Instant.at(0.0), zero)
+        start = Instant.at(0.0)
+        work = begin(live.begin_work(devices, everyone, 0 * everyone, start, zero), start)
         return Working(zero, zero, turns, work, devices.drawn)
 
     def next_tick(key: Key, carried: Working, state: object) -> tuple[Working, Received]:
@@ -769,8 +769,10 @@ def adaptive_clock(problem: Problem, hyper: AdaptiveFedED) -> Clock:
 
     def after(key: Key, carried: Working, event: Event, state: Versioned, seen: object) -> Working:
         devices, who = draw_devices(key, hyper, carried.drawn), carried.place
-        given = who, carried.turns[who], carried.work.ends.take(who), carried.tick
-        new = begin(devices, state.clients[who], *given)
+        now, steps = carried.work.ends.take(who), state.clients[who]
+        new = begin(
+            live.begin_work(devices, who, carried.turns[who], now, carried.tick, steps), now
+        )
         turns = targets.put(carried.turns, who, carried.turns[who] + 1)
         return carried._replace(turns=turns, work=targets.put(carried.work, who, new))
 
