@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from flax import linen as nn
@@ -32,7 +31,6 @@ from experiments.harness import Arguments, Outcome, Sample, Sizes, Study
 from experiments.reproductions import rows, splits
 from experiments.reproductions.rows import Printed
 from fedjax_sim import datasets, models, problems
-from fedjax_sim.core.settings import struct
 from fedjax_sim.core.types import Array, Event, Extras, Key, LocalLoss, Params, Plan, Work
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.kernels.convolution import auto, max_pool
@@ -40,7 +38,6 @@ from fedjax_sim.models import networks
 from fedjax_sim.problems import Supervised
 from fedjax_sim.server import Rounds, RoundState
 from fedjax_sim.systems import fedavg, personal
-from fedjax_sim.timelines.rounds import CohortRounds
 
 STUDY = Study(
     full=Sizes(3, dataset="fashion_mnist", clients=20, rounds=2000),
@@ -62,26 +59,6 @@ class Network(nn.Module):
         x = networks.flatten(x)
         x = nn.relu(networks.dense(512, x.shape[-1], None)(x))
         return networks.dense(CLASSES, 512, None)(x)
-
-
-@struct
-class WholeBatches(CohortRounds):
-    """Rounds of one epoch, which ends with the last whole batch of a client's examples."""
-
-    def work_of(self, clients: Array) -> Array | None:
-        """Count the local steps of clients `i[T, A]`."""
-        steps = jnp.asarray(self.examples) // self.batch_size  # type: ignore[attr-defined]
-        return steps.astype(int)[clients]
-
-
-@struct
-class Shared(WholeBatches, fedavg.FedProx):
-    """Settings of FedAvg and FedProx."""
-
-
-@struct
-class Split(WholeBatches, personal.FedPer):
-    """Settings of FedPer and FedRep."""
 
 
 def loss_of_part(model: Any, hyper: personal.FedPer, *, is_head: bool) -> LocalLoss:
@@ -118,14 +95,14 @@ def in_turn(problem: Supervised, hyper: personal.FedPer, plan: Plan) -> Rounds:
     return bodies._replace(step=step)
 
 
-FEDPER = personal.fedper._replace(Hyper=Split)
 SYSTEMS: Mapping[str, tuple[fedjax_sim.System, Mapping[str, Any]]] = {
-    "FedAvg": (fedavg.system._replace(Hyper=Shared), {"proximal": 0.0}),
-    "FedProx": (fedavg.fedprox._replace(Hyper=Shared), {"proximal": 0.001}),
-    "FedPer": (FEDPER, {}),
-    "FedRep": (FEDPER._replace(name="fedrep", algorithm=in_turn), {}),
+    "FedAvg": (fedavg.system, {}),
+    "FedProx": (fedavg.fedprox, {"proximal": 0.001}),
+    "FedPer": (personal.fedper, {}),
+    "FedRep": (personal.fedper._replace(name="fedrep", algorithm=in_turn), {}),
 }
 SETTINGS: dict[str, Any] = {"local_epochs": 1, "batch_size": 10, "lr": 0.005}
+SETTINGS |= {"last_batch": "dropped"}
 SETTINGS |= {"weighting": "examples", "sampling": "reshuffled"}
 SOURCE = "TsingZ0/PFLlib, docs/benchmark.html and system, commit d832e76 of 2025-11-29"
 CELLS: Mapping[str, Sequence[str]] = {
@@ -223,7 +200,7 @@ def run(arguments: Arguments) -> Outcome:
     for row in arguments.chosen(ONLY):
         name, skew, _ = ONLY[row]
         system, settings = SYSTEMS[name]
-        has_heads = system.Hyper is Split
+        has_heads = system.Hyper is personal.FedPer
         problem = problem_of(data, network, sizes.clients, skew, per_client=has_heads)
         settings = {"num_clients": sizes.clients, "num_selected": sizes.clients, **settings}
         assert problem.test_held is not None

@@ -111,7 +111,7 @@ PRIVATE: dict[str, tuple[Any, str]] = {
 ALL_HEARD = ("clock.num_asked", "clock.deadline", "delays.drop_rate")
 """Those of them at which schedules name all messages that clients with their own noise send."""
 DRAWN = CohortRounds | Contacts | Arrivals | ClientQueues | Groups
-"""Settings of clocks whose schedules are drawn before any learning."""
+"""Clocks that draw their schedules before any learning."""
 UNHEARD = "messages that are sent and not used are not in the schedule, which epsilon is counted by"
 
 

@@ -103,7 +103,15 @@ class CohortRounds(laws.Clients):
     local_epochs: AtLeast0 = setting(
         0.0,
         "Passes over its m examples that a client makes in a round, E, instead of `local_steps`: "
-        "ceil(E m / batch_size) steps. 0 for the same number of steps for all clients.",
+        "by default ceil(E m / batch_size) steps. 0 for the same number of steps for all clients.",
+    )
+    last_batch: Literal["shared", "filled", "dropped"] = setting(
+        "shared",
+        'The last mini-batch of an epoch, if m / batch_size is not whole. "shared": the next epoch '
+        'completes it, and the round\'s last one is rounded up. "filled": each epoch has one '
+        'more, E ceil(m / batch_size) steps. "dropped": none has (PyTorch\'s `drop_last`), E '
+        "floor(m / batch_size) steps, but at least one.",
+        only_with={"local_epochs": settings.is_not(0)},
     )
     num_selected: Count = setting(10, "Size of the cohort, S.")
     cohort: Cohort = settings.group(Cohort(), "who is asked, and what the reports weigh")
@@ -159,9 +167,13 @@ class CohortRounds(laws.Clients):
         """
         if not self.has_epochs or self.examples is None:
             return None
+        of_epoch = self.examples / self.batch_size  # type: ignore[attr-defined]
+        if self.last_batch == "filled":
+            of_epoch = jnp.ceil(of_epoch)
+        elif self.last_batch == "dropped":
+            of_epoch = jnp.maximum(jnp.floor(of_epoch), 1)
         # A quotient that is a whole number must not become the next one by rounding.
-        quotient = self.local_epochs * self.examples / self.batch_size  # type: ignore[attr-defined]
-        return jnp.ceil(quotient - 1e-9).astype(int)[clients]
+        return jnp.ceil(self.local_epochs * of_epoch - 1e-9).astype(int)[clients]
 
     def completed(self, problem: Problem | None) -> Settings:
         """Fill in the clients' numbers of examples, if something depends on them.
