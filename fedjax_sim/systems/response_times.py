@@ -336,7 +336,7 @@ class InTime(live.LiveCohorts):
 
     tells = "late reports, which do not count, or their losses,"
     clock: CohortClock = settings.group(
-        CohortClock(), "how long a round takes", without=("deadline", "num_asked")
+        CohortClock(), "how long a round takes", without=("deadline", "num_asked", "last_batch")
     )
     choice: DeadlineChoice = settings.group(
         DeadlineChoice(), "whom the server asks, and how long it waits"

@@ -63,6 +63,13 @@ class CohortClock(Checked):
         "Time that the cohort's work takes: the longest sum of K running times, K times the "
         "longest single draw, or K times the longest mean.",
     )
+    last_batch: Literal["shared", "filled", "dropped"] = setting(
+        "shared",
+        'The last mini-batch of an epoch, if m / batch_size is not whole. "shared": the next epoch '
+        'completes it, and the round\'s last one is rounded up. "filled": each epoch has one '
+        'more, E ceil(m / batch_size) steps. "dropped": none has (PyTorch\'s `drop_last`), E '
+        "floor(m / batch_size) steps, but at least one.",
+    )
 
 
 @struct
@@ -105,14 +112,6 @@ class CohortRounds(laws.Clients):
         "Passes over its m examples that a client makes in a round, E, instead of `local_steps`: "
         "by default ceil(E m / batch_size) steps. 0 for the same number of steps for all clients.",
     )
-    last_batch: Literal["shared", "filled", "dropped"] = setting(
-        "shared",
-        'The last mini-batch of an epoch, if m / batch_size is not whole. "shared": the next epoch '
-        'completes it, and the round\'s last one is rounded up. "filled": each epoch has one '
-        'more, E ceil(m / batch_size) steps. "dropped": none has (PyTorch\'s `drop_last`), E '
-        "floor(m / batch_size) steps, but at least one.",
-        only_with={"local_epochs": settings.is_not(0)},
-    )
     num_selected: Count = setting(10, "Size of the cohort, S.")
     cohort: Cohort = settings.group(Cohort(), "who is asked, and what the reports weigh")
     clock: CohortClock = settings.group(CohortClock(), "how long a round takes")
@@ -149,6 +148,9 @@ class CohortRounds(laws.Clients):
         is_bound = getattr(getattr(self, "privacy", None), "name", "") == "examples"
         if np.all(np.asarray(self.local_epochs) > 0) and not is_bound:
             found["local_steps"] = "local_epochs"
+        if np.all(np.asarray(self.local_epochs) == 0):
+            of_clock = {"clock.last_batch"} & settings.fields(type(self)).keys()
+            found |= dict.fromkeys(of_clock, "local_steps")
         return found
 
     @property
@@ -168,9 +170,9 @@ class CohortRounds(laws.Clients):
         if not self.has_epochs or self.examples is None:
             return None
         of_epoch = self.examples / self.batch_size  # type: ignore[attr-defined]
-        if self.last_batch == "filled":
+        if self.clock.last_batch == "filled":
             of_epoch = jnp.ceil(of_epoch)
-        elif self.last_batch == "dropped":
+        elif self.clock.last_batch == "dropped":
             of_epoch = jnp.maximum(jnp.floor(of_epoch), 1)
         # A quotient that is a whole number must not become the next one by rounding.
         return jnp.ceil(self.local_epochs * of_epoch - 1e-9).astype(int)[clients]
