@@ -164,9 +164,19 @@ def test_lanes_share_rows(
 
 def test_rows_serve_no_more_slots_than_they_were_counted_for() -> None:
     """The steps of others might not fit, and would be lost."""
-    run = jax.vmap(partial(in_rows, PackedRows(5, 3, 11, 3)), in_axes=(0, 0, None))
-    with pytest.raises(ValueError, match="5 rows were counted for 11 slots, not for 12"):
-        run(LANES, NAMES, 0.5)
+    with pytest.raises(ValueError, match="3 rows were counted for 2 slots, not for 3"):
+        in_rows(PackedRows(3, 3, 2, 3), jnp.asarray(LANES[2]), jnp.asarray(NAMES[2]), 0.5)
+
+
+def test_lanes_whose_equal_steps_were_counted_once_share_rows_for_all() -> None:
+    """As where a stopped lane keeps its state, which gives every lane steps of its own."""
+    steps = np.array([LANES[2]] * 4)
+    run = jax.vmap(partial(in_rows, PackedRows(3, 3, 3, 3)), in_axes=(0, 0, None))
+    (found, counts), executed = jax.jit(run)(steps, NAMES, 0.5)
+    for names, each in zip(NAMES, found, strict=True):
+        np.testing.assert_allclose(each, reference(LANES[2], names, 0.5), rtol=1e-5)
+    np.testing.assert_array_equal(counts, steps)
+    assert executed.sum() == 4 * 3 * 5
 
 
 def test_members_of_families_share_places() -> None:

@@ -11,7 +11,7 @@ import pytest
 from fedjax_sim import Plan, System
 from fedjax_sim.core.types import Facts, LatentProblem
 from fedjax_sim.problems.latent.noisy_mean import Seen
-from fedjax_sim.server import reports
+from fedjax_sim.server import aggregation
 from fedjax_sim.systems import fedavg
 from tests.systems.conftest import Kind, skip_if_like_another
 from tests.systems.hand_made import (
@@ -144,7 +144,7 @@ def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
         return jax.jit(lambda: algorithm.step(key, state, event)[0].server)()
 
     np.testing.assert_array_equal(stepped(), state.server)
-    monkeypatch.setattr(reports, "keep_if_empty", lambda event, after, before: after)
+    monkeypatch.setattr(aggregation, "with_missing", lambda event, mean, start: mean)
     np.testing.assert_array_equal(stepped(), np.zeros(3))
 
 
