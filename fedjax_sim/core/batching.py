@@ -47,8 +47,7 @@ def map_lanes(
       lanes: Pytree with leading axis L.
       at_once: Whether lanes are batched by `vmap` or run one after another.
       batches: Number of equal batches into which batched lanes are split; it divides L.
-      runs: `bool[L]`, the lanes that have not ended. They take the places of those that have, and
-        fill the first batches; None if no lane ends.
+      runs: `bool[L]`, the lanes that have not ended; None if none ends.
 
     Returns:
       The results with leading axis L.
@@ -56,18 +55,25 @@ def map_lanes(
     if at_once:
         batched = jax.vmap(run, axis_name=LANE_AXIS)
         with targets.batching(jax.tree.leaves(lanes)[0].shape[0] // batches):
-            if batches == 1:
-                return batched(lanes)
-            if runs is None:
-                return merge(jax.lax.map(batched, _split(lanes, batches)))
-            order = jnp.argsort(~runs)
-            taken = jax.tree.map(lambda leaf: leaf[order], lanes)
-            results = merge(jax.lax.map(batched, _split(taken, batches)))
-            back = jnp.argsort(order)
-            return jax.tree.map(lambda leaf: leaf[back], results)
+            return batched(lanes) if batches == 1 else _in_batches(batched, lanes, batches, runs)
     if jax.tree.leaves(lanes)[0].shape[0] == 1:
         return jax.tree.map(lambda leaf: leaf[None], run(jax.tree.map(lambda leaf: leaf[0], lanes)))
     return jax.lax.map(run, lanes)
+
+
+def _in_batches(
+    run: Callable[[TreeT], ResultT], lanes: TreeT, num: int, runs: Array | None
+) -> ResultT:
+    """Run batches of lanes one after another.
+
+    Lanes that have not ended take the places of those that have, and fill the first batches.
+    """
+    if runs is None:
+        return merge(jax.lax.map(run, _split(lanes, num)))
+    order = jnp.argsort(~runs)
+    taken = jax.tree.map(lambda leaf: leaf[order], lanes)
+    results, back = merge(jax.lax.map(run, _split(taken, num))), jnp.argsort(order)
+    return jax.tree.map(lambda leaf: leaf[back], results)
 
 
 def map_families(

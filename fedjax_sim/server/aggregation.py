@@ -48,8 +48,7 @@ def mean_with_server(server: Params, reports: Params, is_present: Array) -> Para
 def mean_of(event: Event, start: Params, models: Params) -> Params:
     """Average models with the weights of a tick.
 
-    Missing weight counts for the model that clients started from. If nobody reports this is that
-    model.
+    Missing weight counts for the model that clients started from, also if nobody reports.
 
         ends = jnp.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
         mean = mean_of(event, model, ends)  # with weights 1/2
@@ -63,7 +62,8 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
       Leaves `[...]`.
     """
     if event.facts.keeps("clients", "weight"):
-        return with_missing(event, weighted_sum(event.weight, models), start)
+        finish = keep_if_empty if event.facts.sums_to_one else with_missing
+        return finish(event, weighted_sum(event.weight, models), start)
     progress = jax.tree.map(lambda y, x: y - x[None], models, start)
     return jax.tree.map(jnp.add, start, weighted_sum(event.weight, progress))
 
@@ -82,10 +82,9 @@ def with_missing(event: Event, mean: Params, start: Params) -> Params:
     Returns:
       The mean, leaves `[...]`. Where weights sum to 1 up to rounding it has the same bits.
     """
-    if not event.facts.sums_to_one:
-        lack = 1 - event.weight.sum()
-        lack = jnp.where(jnp.abs(lack) < 1e-5, 0, lack)
-        mean = jax.tree.map(lambda m, x: m + lack.astype(m.dtype) * x, mean, start)
+    lack = 1 - event.weight.sum()
+    lack = jnp.where(jnp.abs(lack) < 1e-5, 0, lack)
+    mean = jax.tree.map(lambda m, x: m + lack.astype(m.dtype) * x, mean, start)
     return keep_if_empty(event, mean, start)
 
 

@@ -26,7 +26,8 @@ SIZES: dict[str, dict[str, Any]] = {
 BATCHED = Layout(lanes_at_once=True, lane_devices=1)
 LAYOUTS = {
     "lanes in turn": (Layout(), Layout()),
-    "lanes in batches": (BATCHED, BATCHED._replace(lane_batches=3)),
+    "lanes in three batches": (BATCHED, BATCHED._replace(lane_batches=3)),
+    "lanes in nine batches": (BATCHED, BATCHED._replace(lane_batches=9)),
 }
 """Layouts of the grid and of halving."""
 

@@ -327,12 +327,7 @@ class ReplayedLane:
           runs: `bool[]`, whether the lane goes on; None if none is stopped.
         """
         if runs is not None:
-            advance = functools.partial(opened.take_if, runs, self.advance)
-            if not self.program.placement.refills:
-                return advance(carry)
-            # A batch whose lanes have all ended costs nothing.
-            some = jax.lax.pmax(runs.astype("int32"), batching.LANE_AXIS) > 0
-            return opened.take_if(some, advance, carry)
+            return self.advance_if(runs, carry)
         if self.program.placement.window:
             return self.within_window(carry)
         if self.tables.until is not None:
@@ -343,6 +338,15 @@ class ReplayedLane:
             return self.stretch(carry)
         evaluations = jnp.arange(self.program.chunk[0], dtype="int32")
         return jax.lax.scan(self.evaluation, carry, evaluations)
+
+    def advance_if(self, runs: types.Array, carry: Carry) -> tuple[Carry, Evaluated]:
+        """Replay a chunk if the lane goes on, `bool[]`."""
+        advance = functools.partial(opened.take_if, runs, self.advance)
+        if not self.program.placement.refills:
+            return advance(carry)
+        # A batch whose lanes have all ended costs nothing.
+        some = jax.lax.pmax(runs.astype("int32"), batching.LANE_AXIS) > 0
+        return opened.take_if(some, advance, carry)
 
     def within_window(self, carry: Carry) -> tuple[Carry, Evaluated]:
         """Replay a chunk, and tell whether it looked up an example that is not in its window."""
