@@ -606,8 +606,7 @@ class Wire:
                 progress = jax.tree.map(jnp.subtract, local, starts)
                 local, memo = self.noisy_sum(key, event, progress, memo, scale=scale)
         if is_mean:
-            is_whole = event.facts.sums_to_one
-            finish = keep_if_empty if is_whole else aggregation.with_missing
+            finish = keep_if_empty if event.facts.sums_to_one else aggregation.with_missing
             return state._replace(server=finish(event, local, state.server), memo=memo)
         server, memory = self.step(event, state.server, local, state.memory)
         memo = self.publish(key, event, memo, server)
