@@ -293,7 +293,7 @@ def test_progress_per_local_step_does_not_scale_statistics() -> None:
     np.testing.assert_allclose(found["var"], var, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("aggregation", "kind"),
     [
@@ -397,6 +397,7 @@ def test_losses_that_clients_tell_are_those_of_running_statistics() -> None:
         simulate(fedavg.system, problem, num_selected=3, aggregator=FLTrust(examples=9))
 
 
+@pytest.mark.slow
 def test_a_step_loss_of_a_network_with_state() -> None:
     """It is given and returns the collections by name; the mean of the loss is a case of it."""
     network = Network()

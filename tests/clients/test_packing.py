@@ -45,6 +45,7 @@ LISTS = [
 places_of = jax.jit(lay_in_rows, static_argnums=(1, 2))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("steps", LISTS)
 @pytest.mark.parametrize("length", [5, 7])
 @pytest.mark.parametrize("spare", [0, 1])

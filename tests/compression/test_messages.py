@@ -114,6 +114,7 @@ def test_compression_does_not_shift_the_models(after: After) -> None:
         assert far(after.clients, after.plain_clients) < 5
 
 
+@pytest.mark.few(1)
 def test_variance_of_the_first_server_step(after: After) -> None:
     """The first server step has the messages' variances times their squared weights.
 

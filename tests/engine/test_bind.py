@@ -272,7 +272,7 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
         bound.replace(hyper=fedjax_sim.SYSTEMS["quafl"].paper())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "setting", "bound_at", "changes"),
     [

@@ -373,7 +373,7 @@ def norms(problem: Any, **options: Any) -> list[float]:
     return sweep(problem, **options).curves["norm"].values.ravel().tolist()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     ["field: float", "import: float", "global: negative zero", "evaluation", "array in place"],

@@ -122,6 +122,7 @@ def test_without_a_fixed_layout_families_are_batched(
     assert_same_lanes(run, alone)
 
 
+@pytest.mark.slow
 def test_members_of_a_family_stand_where_their_labels_say(
     place: Callable, regression: Callable, small: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

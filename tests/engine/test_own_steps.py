@@ -115,7 +115,7 @@ def in_turn(key: jax.Array, now: Any) -> Asked:
     return Asked((3 * now.round.number + jnp.arange(3)) % 8)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["together", "in turn"])
 @pytest.mark.parametrize("is_full", [True, False])
 def test_a_live_lane_that_has_ended_changes_nothing(layout: str, is_full: bool) -> None:

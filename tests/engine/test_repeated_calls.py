@@ -241,6 +241,7 @@ def test_packages_in_other_folders_are_no_code_of_users(tmp_path: Path) -> None:
     assert done.stdout == "True\n", done.stderr
 
 
+@pytest.mark.slow
 def test_code_of_users_in_many_classes_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each class in which there is some was looked through again from each that leads to it."""
     ours = tuple(each for each in user_code.FIXED if "fedjax_sim" in each)
@@ -370,7 +371,7 @@ def paced_clock(problem: Any, settings: Any) -> Any:
     return clock._replace(next=following)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "settings"),
     [

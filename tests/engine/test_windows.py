@@ -102,7 +102,7 @@ def test_seeds_whose_data_are_in_no_files_have_their_own(arrays: tuple) -> None:
     assert_same(*of_seeds)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "devices"), [(name, devices) for name in SETTINGS for devices in (1, 8)]
 )

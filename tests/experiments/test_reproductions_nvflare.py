@@ -150,7 +150,7 @@ class Place:
         return params[None] - x
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["FedProx", "FedOpt", "SCAFFOLD", "fresh"])
 def test_rounds_are_the_sources(name: str) -> None:
     """All examples of a client are the same point, so its gradients are known.

@@ -124,7 +124,7 @@ def trained(name: str, network: Any, start: Any, batch: Any, steps: int) -> Any:
     return model
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", pfllib.SYSTEMS)
 def test_two_rounds_by_hand(name: str) -> None:
     """One client has ten images. The other has 23 times the same one, and so two whole batches."""

@@ -57,6 +57,7 @@ def test_epsilon_against_rounds(regression: Callable, small: Callable) -> None:
     assert final_rows({"fedavg": curves}, summary)[1]["final epsilon"] == "diverged"
 
 
+@pytest.mark.slow
 def test_a_run_longer_than_its_target_is_refused(regression: Callable, small: Callable) -> None:
     """Before any training."""
     hyper = small(

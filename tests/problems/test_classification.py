@@ -42,6 +42,7 @@ def test_evaluation_in_batches_is_evaluation_of_the_whole() -> None:
     np.testing.assert_allclose(batches["loss"], whole["loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_few_programs_are_compiled(compiled: list[str]) -> None:
     """None for the problems, whatever their shapes; four for a call.
 

@@ -91,6 +91,7 @@ def test_the_loss_is_the_mean_of_the_examples() -> None:
     np.testing.assert_allclose(found, np.mean(single), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedbuff"], ["fedavg", "fedbuff"]))
 def test_its_work_is_that_of_one_more_slot(name: str) -> None:
     """Also as one of several rules, where lanes run one after another; batched lanes all do it."""

@@ -168,6 +168,7 @@ def test_nothing_that_is_not_finite_gets_through(name: str) -> None:
     assert (differs.max(axis=0) > 1e-3).all()
 
 
+@pytest.mark.slow
 @every_system_but("fedavg")
 def test_without_attackers_nothing_changes(name: str) -> None:
     """An attack of 0 clients, next to one of some, changes nothing; alone it is refused."""
@@ -287,7 +288,7 @@ def trusted(x: np.ndarray, own: np.ndarray) -> np.ndarray:
     return trust @ units / trust.sum() * np.linalg.norm(own)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff", "favano", "quafl"])
 def test_event_loop(name: str) -> None:
     """The server moves by each rule's centre of progress, malicious progress reversed."""

@@ -255,7 +255,7 @@ def samples(fewest: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
             yield kind, vectors, np.sort(random.permutation(S)[:n])
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("text", TEXTS)
 def test_it_is_what_numpy_finds(text: str) -> None:
     rule, random = parse_rule(text), np.random.default_rng(1)
@@ -376,6 +376,7 @@ def test_squared_distances() -> None:
     np.testing.assert_allclose(far[5:, 5:], expected[5:, 5:], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_tick_may_have_one_slot() -> None:
     x = np.random.default_rng(15).normal(size=(1, P))
     for text in TEXTS:
@@ -420,7 +421,7 @@ ONE_OF_A_KIND = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("text", slow_but(ONE_OF_A_KIND, TEXTS))
 def test_lanes_blocks_other_machines_and_narrow_types(
     text: str, monkeypatch: pytest.MonkeyPatch

@@ -60,7 +60,7 @@ def summed_whole(steps: np.ndarray, width: int) -> np.ndarray:
     return np.asarray(rule.centre(jax.random.key(0), given, ones, ones > 0)).astype(int)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("system", [fedbuff.system, fedavg.system, quafl.system])
 def test_a_system_learns_by_it(system: fedjax_sim.System) -> None:
     """With a fine step it is the mean; its messages have as many bits as numbers are wide."""

@@ -100,7 +100,7 @@ def test_systems_of_pages(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         check_any_number_of_ticks(*each)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.of_each_kind(3)
 def test_any_number_of_ticks(system: System, kind: Kind, small: Callable) -> None:
     """Every system of the package, whose empty ticks change nothing."""

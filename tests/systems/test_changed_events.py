@@ -189,6 +189,7 @@ def test_other_numbers_of_steps_are_done_and_counted(
     assert_equal_runs(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedbuff"], ["fedbuff", "favano", "fedavg", "quafl"]))
 def test_other_clients_are_received_and_counted(
     name: str, regression: Callable, small: Callable, tmp_path: Path

@@ -82,7 +82,7 @@ def in_pieces(system: System, swept: Callable) -> dict[str, fedjax_sim.Run]:
     return dict.fromkeys(("devices", "chunks"), swept(layout=devices._replace(evals_per_chunk=2)))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 def test_one_compilation_for_a_sweep_and_none_for_the_next(
     system: System, grid: Grid, kind: Kind, chosen: Callable, compiled: list[str]
@@ -140,7 +140,7 @@ def assert_close(found: Any, expected: Any, **tolerance: float) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.of_each_kind(0, but=("personal", "adapted", "langevin", "periodic"))
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_agree(system: System, grid: Grid, kind: Kind, swept: Callable, name: str) -> None:

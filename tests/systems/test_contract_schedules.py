@@ -42,7 +42,7 @@ class Flat(Schedule):
         return self.size
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.of_each_kind(7)
 def test_a_factor_acts_as_another_value(system: System, kind: Kind, chosen: Callable) -> None:
     known = names_of(system.Hyper)

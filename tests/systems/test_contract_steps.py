@@ -29,6 +29,7 @@ from tests.systems.hand_made import (
 KEY = 1
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_step_keeps_structure_and_types(bind: Callable, kind: Kind, dtype: str) -> None:
     """`lax.scan` needs it, and no state may silently change its precision."""
@@ -101,7 +102,7 @@ def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) 
         jax.tree.map(np.testing.assert_array_equal, last, after(order))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.of_each_kind(5)
 def test_ticks_whose_steps_are_undone_change_nothing(
     system: System, bind: Callable, kind: Kind
@@ -148,7 +149,7 @@ def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
     np.testing.assert_array_equal(stepped(), np.zeros(3))
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("is_undone", [False, True])
 @pytest.mark.of_each_kind(7)
 def test_an_empty_slot_counts_for_nothing(

@@ -76,7 +76,7 @@ INFLUENCE = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", INFLUENCE)
 def test_influence_of_slow_clients(run: fedjax_sim.Run, name: str) -> None:
     """After 4000 server steps, within 5 standard errors of both simulations and rounding."""

@@ -83,6 +83,7 @@ def test_all_systems_that_average_models_have_all_options() -> None:
     assert local == set(SYSTEMS)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_option_at_once(name: str, regression: Callable, small: Callable) -> None:
     """A step keeps structure and types of the state; bits up are those of the compressor."""

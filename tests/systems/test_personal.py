@@ -155,6 +155,7 @@ def test_clients_whose_classes_are_not_tested_are_left_out(
         np.testing.assert_allclose(final[f"personal_client_{name}"]["mean"], mean, rtol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["pfedme", "perfedavg"])
 def test_adapted_models_are_learnt_with_privacy(name: str) -> None:
     """Reports are changes of the model: their clipped mean, noise on it, and FedAvg's epsilon."""

@@ -184,6 +184,7 @@ def test_without_test_examples_it_is_the_loss_and_time_ends_lanes() -> None:
     assert set(found.ended[: last + 1]) == {""} and set(found.ended[last + 1 :]) == {"budget"}
 
 
+@pytest.mark.slow
 def test_lanes_that_are_batched_evaluate_tiers_only_when_these_are_read() -> None:
     problem, looked, found = with_tests(Counted), [], {}
     Counted.look = looked.append
