@@ -223,7 +223,7 @@ def draw_root(problem: Losses, key: Key, rule: rules.Rule) -> RootData:
 
     Raises:
       ConfigError: If alternatives of the rule ask for different ones, or for clients that there are
-        not, or if local steps have a loss of their own or carry state.
+        not, or if the problem has a `local_loss` or its model a state.
     """
     mini_batches.check_plain(problem)
     root: Any = rule.roots()[0]

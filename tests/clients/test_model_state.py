@@ -386,7 +386,7 @@ def test_priors_and_gradients_leave_statistics_out() -> None:
 
 
 def test_losses_that_clients_tell_are_those_of_running_statistics() -> None:
-    """A single example has no statistics of its own, and FLTrust trains on means of single ones."""
+    """FLTrust, whose server takes losses of single examples, refuses networks that have them."""
     problem, everyone = problem_of(), jnp.arange(4)
     model = simulate(fedavg.system, problem, num_selected=4).models
     given = problem, LocalTraining(batch_size=15), Plan(), KEY, everyone, 0 * everyone

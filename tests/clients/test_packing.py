@@ -170,7 +170,7 @@ def test_rows_serve_no_more_slots_than_they_were_counted_for() -> None:
 
 
 def test_lanes_whose_equal_steps_were_counted_once_share_rows_for_all() -> None:
-    """As where a stopped lane keeps its state, which gives every lane steps of its own."""
+    """Rows were counted for the steps of one lane, and `vmap` gives each lane a copy of them."""
     steps = np.array([LANES[2]] * 4)
     run = jax.vmap(partial(in_rows, PackedRows(3, 3, 3, 3)), in_axes=(0, 0, None))
     (found, counts), executed = jax.jit(run)(steps, NAMES, 0.5)

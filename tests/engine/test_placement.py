@@ -246,6 +246,10 @@ def test_rows_are_enough_for_the_fullest_tick() -> None:
     assert rows(True, 1, 1) == (6, 3, 9, 3)
     assert rows(False, 1, 1) == (3, 3, 3, 3)
     assert rows(True, 3, 1) == (3, 3, 3, 3)
+    # Of four lanes in two batches any two may be together: those of schedules 0 and 2 take 24 steps
+    # of a tick, more than those dealt into one batch.
+    batched = Placement(3, True, 1, 1, lane_batches=2, packed=True)
+    assert batched.count_rows(steps, work, np.array([0, 2, 1, 1])) == (5, 3, 6, 3)
     # Slots 0 and 1 on one device, slot 2 on the other.
     assert rows(True, 1, 2) == (5, 2, 6, 2)
     # Members of a family share places, and so do lanes of one schedule.

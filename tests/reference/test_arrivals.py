@@ -102,7 +102,7 @@ def test_adaptive_asyncfeded(run: Callable, start: np.ndarray, gradient: Gradien
 def test_adaptive_asyncfeded_with_constant_steps_is_asyncfeded_also_with_hours(
     run: Callable,
 ) -> None:
-    """Clients who are away when their update is in begin from the newest model when they come."""
+    """A client away when its update arrives begins from the newest model after the break."""
     hours = [[(2.0 * i, 9.0 + i)] for i in range(N)]
     table = ClientTable(np.linspace(0.3, 1, N), available=hours, period=24.0)
     given = {"client_table": table, "runtime_law": "runtime_constant", "slow_fraction": 0.0}

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import xarray as xr
@@ -173,6 +174,22 @@ def test_losing_points_end_early_and_the_winner_is_that_of_the_grid() -> None:
     static = contestant._replace(grid={"batch_size": (4, 8, 16, 32)})
     with pytest.raises(ConfigError, match="of numbers with halving"):
         tune(static, tasks, halving=Halving(2), **how)
+
+
+@pytest.mark.parametrize(("points", "batches"), [(9, 3), (10, 2), (2, 2), (1, 1)])
+def test_halving_leaves_one_batch_of_the_best_points_on_an_accelerator(
+    points: int, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU lanes go on in turn. A layout of the user's own stays."""
+    _, tasks = small_task([0])
+    grid = {"lr": tuple(range(1, points + 1))}
+    given = Halving(), Criterion(), SYSTEMS["fedavg"], tasks, grid, [0, 1]
+    assert _ending_early(*given, {})["layout"] == Layout(lanes_at_once=False)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    chosen = Layout(lanes_at_once=True, lane_batches=batches)
+    assert _ending_early(*given, {})["layout"] == chosen
+    own = Layout(lane_batches=5)
+    assert _ending_early(*given, {"layout": own})["layout"] == own
 
 
 def test_times_of_all_points_end_with_the_shortest_lane() -> None:
