@@ -197,6 +197,12 @@ def test_a_setting_without_effect_is_refused(name: str) -> None:
             "local_steps is 7, but must be left at 10 with local_epochs, where it has no effect.",
         ),
         (
+            "fedavg",
+            {"last_batch": "dropped"},
+            "clock.last_batch is 'dropped', but must be left at shared with local_steps, where it "
+            "has no effect.",
+        ),
+        (
             "fedbuff",
             {"rule": "mean", "exponent": 0.7},
             "staleness.exponent is 0.7, but must be left at 0.5 unless staleness.rule is "

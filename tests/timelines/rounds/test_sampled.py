@@ -97,10 +97,10 @@ def test_an_epoch_may_end_with_a_filled_batch_or_without_one(
     rounds: Callable, epochs: float
 ) -> None:
     """As in PyTorch, without and with `drop_last`; a client of fewer examples has one batch."""
-    of_epoch = {"filled": [-(-m // 8) for m in SIZES], "dropped": [max(m // 8, 1) for m in SIZES]}
+    of_epoch = {"filled": [-(-m // 3) for m in SIZES], "dropped": [max(m // 3, 1) for m in SIZES]}
     for last_batch, batches in of_epoch.items():
-        assert len({*batches}) > 1 and batches != [m / 8 for m in SIZES]
-        chosen = EPOCHS | {"batch_size": 8, "last_batch": last_batch}
+        assert len({*batches}) > 1 and batches != [m / 3 for m in SIZES]
+        chosen = EPOCHS | {"batch_size": 3, "last_batch": last_batch}
         schedule = rounds(local_epochs=epochs, **chosen)
         steps = np.ceil(epochs * np.array(batches)).astype(int)
         np.testing.assert_array_equal(schedule.steps, steps[schedule.clients])
